@@ -1,0 +1,112 @@
+# Chores. `make` lists them; each works from a fresh clone.
+
+PYTHON ?= python3
+CC ?= gcc
+CLANG ?= clang
+FUZZ_SECONDS ?= 60
+
+BIN := .venv/bin
+CSRC := $(wildcard csrc/*.c)
+HEADERS := $(wildcard csrc/*.h tests/c/*.h)
+CTESTS := $(wildcard tests/c/test_*.c)
+FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
+# What runs under AddressSanitizer: everything that reaches C, nothing that starts processes.
+SANITIZED := $(filter-out tests/test_package.py,$(wildcard tests/test_*.py))
+ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+TSAN := -fsanitize=thread
+
+.DEFAULT_GOAL := help
+.SECONDARY:
+.PHONY: help demo test test-all ctest lint format bench sanitize fuzz wheel clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+# The environment; again when what it must hold changes.
+.venv/.ready: pyproject.toml setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+# The extension; again when C changes.
+.venv/.built: .venv/.ready csrc/build_native.py $(CSRC) $(wildcard csrc/*.h)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+demo: .venv/.built ## a short tour: load, count, split, merge, and how fast
+	$(BIN)/python examples/demo.py
+
+test: .venv/.built ctest ## C tests, then the Python tests
+	$(BIN)/pytest -q
+
+test-all: test sanitize ## test, sanitize, and a short fuzz
+	$(MAKE) fuzz FUZZ_SECONDS=20
+
+# C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.
+OUT ?= build/ctest
+FLAGS ?= -O1 -g
+PROGRAMS := $(CTESTS:tests/c/%.c=$(OUT)/%)
+OBJECTS := $(CSRC:csrc/%.c=$(OUT)/%.o)
+
+ctest: $(PROGRAMS)
+	@set -e; for program in $(PROGRAMS); do echo "== $$program"; $(RUNNER) $$program; done
+
+$(OUT)/%: tests/c/%.c $(OBJECTS) $(HEADERS)
+	@$(CC) -std=c11 -Wall -Wextra -DSK_TESTING -Icsrc $(FLAGS) $< $(OBJECTS) -o $@ -lpthread -lm
+
+$(OUT)/%.o: csrc/%.c $(HEADERS)
+	@mkdir -p $(OUT)
+	@$(CC) -std=c11 -Wall -Wextra -DSK_TESTING -Icsrc $(FLAGS) -c $< -o $@
+
+sanitize: .venv/.built ## C and Python tests under ASan and UBSan, thread tests under TSan
+	@echo "==== 1/3 C tests: address, leak and undefined behaviour"
+	ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory ctest OUT=build/ctest-asan FLAGS='-O1 -g $(ASAN)'
+	@echo "==== 2/3 Python tests on an extension built with the same checks"
+	STATEKIT_CFLAGS='-O1 -g -DSK_TESTING $(ASAN)' $(BIN)/python setup.py -q build \
+	    --build-base build/asan-temp --build-lib build/asan
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan $(BIN)/pytest -q -p no:cacheprovider $(SANITIZED)
+	@echo "==== 3/3 C thread tests: data races"
+	$(MAKE) --no-print-directory ctest OUT=build/ctest-tsan FLAGS='-O1 -g $(TSAN)' \
+	    CTESTS='$(wildcard tests/c/test_threads*.c)' RUNNER='setarch $(shell uname -m) -R'
+
+fuzz: ## libFuzzer on the decoders and on operations, FUZZ_SECONDS each
+	@command -v $(CLANG) >/dev/null || { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@mkdir -p build/fuzz
+	@set -e; for source in $(FUZZERS); do name=$$(basename $$source .c); name=$${name#fuzz_}; \
+	    echo "==== fuzz $$name: regression inputs, then $(FUZZ_SECONDS) s"; \
+	    $(CLANG) -std=c11 -g -O1 -DSK_TESTING -Icsrc -fsanitize=fuzzer,address,undefined \
+	        -fno-sanitize-recover=all $$source $(CSRC) -o build/fuzz/$$name -lpthread -lm; \
+	    mkdir -p build/fuzz/$$name.corpus tests/fuzz/corpus/$$name; \
+	    build/fuzz/$$name -runs=0 tests/fuzz/corpus/$$name; \
+	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
+	        -artifact_prefix=build/fuzz/$$name- build/fuzz/$$name.corpus tests/fuzz/corpus/$$name; \
+	done
+
+C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h tests/fuzz/*.c)
+
+lint: .venv/.built ## ruff, mypy --strict, C warnings as errors, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict statekit
+	$(CC) -std=c11 -Wall -Wextra -Werror -DSK_TESTING -Icsrc -fsyntax-only $(filter %.c,$(C_FILES))
+	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(C_FILES); \
+	else echo "clang-format is not installed: layout of C not checked"; fi
+
+format: .venv/.ready ## rewrite Python and C in the project's layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	clang-format -i $(C_FILES)
+
+bench: .venv/.built ## the store against dict, Arrow, RocksDB and LMDB; writes benchmarks/results
+	$(BIN)/python benchmarks/bench_store.py
+
+wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty environment
+	rm -rf dist build/wheel-venv
+	$(BIN)/python -m build -q
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip install -q dist/*.whl
+	cd build && wheel-venv/bin/python -c 'import statekit; print(statekit.Store())'
+
+clean: ## remove everything that make made
+	rm -rf .venv build dist *.egg-info statekit/_native*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,186 @@
+/* alloc.c: see alloc.h. */
+#include "alloc.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local char reason[256];
+static _Thread_local int alloc_status = SK_NO_MEMORY;
+
+#ifdef SK_TESTING
+static _Atomic int64_t alloc_count;
+static _Atomic int64_t alloc_fail_at;
+static _Atomic int alloc_fail_forever;
+
+static bool alloc_is_failing(void) {
+    int64_t n = atomic_fetch_add(&alloc_count, 1) + 1;
+    int64_t at = atomic_load(&alloc_fail_at);
+    return at > 0 && (n == at || (n > at && atomic_load(&alloc_fail_forever)));
+}
+
+void sk_fail_alloc(int64_t nth, int forever) {
+    atomic_store(&alloc_fail_forever, forever);
+    atomic_store(&alloc_fail_at, nth);
+    atomic_store(&alloc_count, 0);
+}
+
+int64_t sk_alloc_count(void) { return atomic_load(&alloc_count); }
+int sk_is_testing_build(void) { return 1; }
+#else
+static inline bool alloc_is_failing(void) { return false; }
+void sk_fail_alloc(int64_t nth, int forever) {
+    (void)nth;
+    (void)forever;
+}
+int64_t sk_alloc_count(void) { return 0; }
+int sk_is_testing_build(void) { return 0; }
+#endif
+
+/* What malloc really takes for n bytes: 8 of header, rounded to 16, at least 32. */
+static uint64_t charge_of(size_t n) {
+    uint64_t whole = ((uint64_t)n + 8 + 15) & ~(uint64_t)15;
+    return whole < 32 ? 32 : whole;
+}
+
+static bool charge(sk_mem *mem, uint64_t bytes) {
+    sk_budget *budget = mem->budget;
+    uint64_t used = atomic_fetch_add_explicit(&budget->used, bytes, memory_order_relaxed) + bytes;
+    uint64_t max = atomic_load_explicit(&budget->max, memory_order_relaxed);
+    if (max != 0 && used > max) {
+        atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_relaxed);
+        alloc_status = SK_LIMIT;
+        sk_fail(SK_LIMIT, "%llu bytes more would pass the memory limit of %llu bytes",
+                (unsigned long long)bytes, (unsigned long long)max);
+        return false;
+    }
+    mem->used += bytes;
+    return true;
+}
+
+static void uncharge(sk_mem *mem, uint64_t bytes) {
+    mem->used -= bytes;
+    atomic_fetch_sub_explicit(&mem->budget->used, bytes, memory_order_relaxed);
+}
+
+static void *out_of_memory(size_t n) {
+    alloc_status = SK_NO_MEMORY;
+    sk_fail(SK_NO_MEMORY, "could not allocate %zu bytes", n);
+    return NULL;
+}
+
+void *sk_alloc(sk_mem *mem, size_t n) {
+    if (!charge(mem, charge_of(n))) return NULL;
+    void *p = alloc_is_failing() ? NULL : malloc(n);
+    if (p == NULL) {
+        uncharge(mem, charge_of(n));
+        return out_of_memory(n);
+    }
+    return p;
+}
+
+static size_t lines_of(size_t n) { return (n + 63) & ~(size_t)63; }
+
+uint64_t sk_lines_charge(size_t n) { return n == 0 ? 0 : charge_of(lines_of(n)); }
+
+void *sk_alloc_lines(sk_mem *mem, size_t n) {
+    n = lines_of(n);
+    if (!charge(mem, charge_of(n))) return NULL;
+    void *p = alloc_is_failing() ? NULL : aligned_alloc(64, n);
+    if (p == NULL) {
+        uncharge(mem, charge_of(n));
+        return out_of_memory(n);
+    }
+    return p;
+}
+
+void *sk_realloc(sk_mem *mem, void *p, size_t old_n, size_t new_n) {
+    if (p == NULL) return sk_alloc(mem, new_n);
+    uint64_t was = charge_of(old_n), is = charge_of(new_n);
+    if (is > was && !charge(mem, is - was)) return NULL;
+    void *q = alloc_is_failing() ? NULL : realloc(p, new_n);
+    if (q == NULL) {
+        if (is > was) uncharge(mem, is - was);
+        return out_of_memory(new_n);
+    }
+    if (is < was) uncharge(mem, was - is);
+    return q;
+}
+
+void sk_free(sk_mem *mem, void *p, size_t n) {
+    if (p == NULL) return;
+    uncharge(mem, charge_of(n));
+    free(p);
+}
+
+void sk_free_lines(sk_mem *mem, void *p, size_t n) { sk_free(mem, p, lines_of(n)); }
+
+int sk_alloc_status(void) { return alloc_status; }
+
+void *sk_raw_alloc(size_t n) {
+    void *p = alloc_is_failing() ? NULL : malloc(n);
+    return p != NULL ? p : out_of_memory(n);
+}
+
+void *sk_raw_zalloc(size_t n) {
+    void *p = alloc_is_failing() ? NULL : calloc(1, n);
+    return p != NULL ? p : out_of_memory(n);
+}
+
+void *sk_raw_zalloc_lines(size_t n) {
+    n = (n + 127) & ~(size_t)127;
+    void *p = alloc_is_failing() ? NULL : aligned_alloc(128, n);
+    return p != NULL ? memset(p, 0, n) : out_of_memory(n);
+}
+
+void sk_raw_free(void *p) { free(p); }
+
+int sk_buf_reserve(sk_buf *buf, size_t more) {
+    if (more <= buf->cap - buf->len) return SK_OK;
+    if (more > SIZE_MAX / 2 - buf->len) return sk_fail(SK_NO_MEMORY, "result too large");
+    size_t cap = buf->cap + buf->cap / 2;
+    if (cap < buf->len + more) cap = buf->len + more;
+    if (cap < 64) cap = 64;
+    uint8_t *data = alloc_is_failing() ? NULL : realloc(buf->data, cap);
+    if (data == NULL) {
+        out_of_memory(cap);
+        return SK_NO_MEMORY;
+    }
+    buf->data = data;
+    buf->cap = cap;
+    return SK_OK;
+}
+
+int sk_buf_put(sk_buf *buf, const void *data, size_t n) {
+    int status = sk_buf_reserve(buf, n);
+    if (status != SK_OK) return status;
+    if (n > 0) memcpy(buf->data + buf->len, data, n);
+    buf->len += n;
+    return SK_OK;
+}
+
+void sk_buf_free(sk_buf *buf) {
+    free(buf->data);
+    *buf = (sk_buf){0};
+}
+
+int sk_fail(int status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(reason, sizeof reason, format, args);
+    va_end(args);
+    return status;
+}
+
+const char *sk_reason(void) { return reason; }
+
+const char *sk_status_name(int status) {
+    static const char *const names[] = {
+        "ok",        "missing",  "unknown",   "changed",   "end",          "no memory",
+        "limit",     "bad key",  "bad value", "bad path",  "bad kind",     "bad argument",
+        "overflow",  "too large", "too deep", "corrupt",   "schema",       "occupied",
+        "overrun"};
+    int count = (int)(sizeof names / sizeof names[0]);
+    return status >= 0 && status < count ? names[status] : "no such status";
+}

@@ -1,0 +1,504 @@
+/*
+ * batch.c: one operation on many keys, taken from columns.
+ *
+ * A batch is cut into chunks. For each chunk
+ *   1. the keys are hashed, in a tight loop that also notes which leaves they fall into;
+ *   2. the locks of those leaves are taken, in ascending order;
+ *   3. the records run in their order, WINDOW at a time: first every record's tags are
+ *      prefetched, then every record's slot, then the operations run on memory that is in
+ *      cache by then. So the cache misses of a window overlap instead of following each other.
+ *
+ * Rejected: a lock per record (an atomic exchange costs as much as all the rest and keeps the
+ * processor from running ahead, and tags may be read only under the lock, so there is nothing
+ * to prefetch). Rejected, after measuring: sorting the chunk by leaf to lock each leaf once
+ * (half as fast again: sorting costs 4 ns a record, and going through keys and results in
+ * another order as much once more). The price of locking together: batches on one store take
+ * turns chunk by chunk, and another thread's call may wait for one chunk, some 300 us. Threads
+ * that are to run in parallel should have a store each, as workers do.
+ *
+ * If a record fails, the batch stops there: all records before it have taken effect, none
+ * after it, and `status` tells which.
+ */
+#include "msgpack.h"
+#include "store.h"
+
+#define CHUNK 16384 /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
+#define WINDOW 64   /* records whose misses overlap */
+
+enum { UNTOUCHED = 0, TOUCHED = 1, CHANGED = 2 };
+
+typedef struct batch {
+    sk_store *store;
+    sk_state *state;
+    sk_batch_args *args;
+    int op;
+    /* of the chunk at hand */
+    int64_t first;       /* number of its first record */
+    uint32_t epoch;      /* what its changes are stamped with */
+    uint64_t *hashes;    /* per record */
+    uint8_t *touched;    /* per leaf: UNTOUCHED, ... */
+    uint32_t *leaves;    /* the touched ones, ascending */
+    uint32_t leaf_count; /* how many */
+    sk_buf scratch; /* elements made from typed columns */
+} batch;
+
+/* ---- Columns ---- */
+
+typedef struct bytes {
+    const uint8_t *data;
+    size_t len;
+} bytes;
+
+static inline bytes column_bytes(const sk_column *column, int type, int64_t i) {
+    if (type == SK_COL_VAR32) {
+        const int32_t *offsets = column->offsets;
+        return (bytes){(const uint8_t *)column->data + offsets[i], (size_t)(offsets[i + 1] - offsets[i])};
+    }
+    if (type == SK_COL_VAR64) {
+        const int64_t *offsets = column->offsets;
+        return (bytes){(const uint8_t *)column->data + offsets[i], (size_t)(offsets[i + 1] - offsets[i])};
+    }
+    return (bytes){(const uint8_t *)column->data + 8 * i, 8};
+}
+
+static bool column_is_var(const sk_column *column) {
+    return column->type == SK_COL_VAR32 || column->type == SK_COL_VAR64;
+}
+
+/* Offsets must rise and stay within the data, or a bad column would read foreign memory. */
+static int check_column(const sk_column *column, int64_t n, const char *what) {
+    bool is_8_byte = column->type == SK_COL_I64 || column->type == SK_COL_F64;
+    if (n > 0 && is_8_byte && (column->data == NULL || column->data_len / 8 < n))
+        return sk_fail(SK_BAD_ARGUMENT, "the column of %s is shorter than %lld records", what,
+                       (long long)n);
+    if (is_8_byte || column->type == SK_COL_NONE || n == 0) return SK_OK;
+    if (!column_is_var(column)) return sk_fail(SK_BAD_ARGUMENT, "%s: no column type %d", what, column->type);
+    int64_t at = 0;
+    bool is_bad = column->offsets == NULL || (column->data == NULL && column->data_len > 0);
+    for (int64_t i = 0; i <= n && !is_bad; i++) {
+        int64_t offset = column->type == SK_COL_VAR32 ? ((const int32_t *)column->offsets)[i]
+                                                      : ((const int64_t *)column->offsets)[i];
+        is_bad = offset < at || offset > column->data_len;
+        at = offset;
+    }
+    if (is_bad) return sk_fail(SK_BAD_ARGUMENT, "the offsets of the column of %s are out of order", what);
+    return SK_OK;
+}
+
+/* The element of a container that a column's value stands for, as MessagePack. */
+static int column_element(batch *b, const sk_column *column, int64_t i, bytes *element) {
+    uint8_t head[9];
+    size_t head_len = 0;
+    bytes raw = column_bytes(column, column->type, i);
+    if (column_is_var(column) && column->form == SK_FORM_MSGPACK) {
+        *element = raw;
+        return SK_OK;
+    }
+    if (raw.len > SK_VALUE_BYTES_MAX) return sk_fail(SK_TOO_LARGE, "an element of %zu bytes", raw.len);
+    if (column->type == SK_COL_I64)
+        head_len = sk_mp_write_int(head, (int64_t)sk_load64(raw.data));
+    else if (column->type == SK_COL_F64) {
+        double value;
+        memcpy(&value, raw.data, 8);
+        head_len = sk_mp_write_f64(head, value);
+    } else if (column->form == SK_FORM_STR)
+        head_len = sk_mp_write_str(head, (uint32_t)raw.len);
+    else
+        head_len = sk_mp_write_bin(head, (uint32_t)raw.len);
+    size_t start = b->scratch.len;
+    int status = sk_buf_put(&b->scratch, head, head_len);
+    if (status == SK_OK && column_is_var(column)) status = sk_buf_put(&b->scratch, raw.data, raw.len);
+    if (status != SK_OK) return status;
+    *element = (bytes){b->scratch.data + start, b->scratch.len - start};
+    return SK_OK;
+}
+
+/* ---- One record ---- */
+
+static int put_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
+    const sk_column *values = &b->args->values;
+    bytes value = column_bytes(values, values->type, record);
+    sk_value number;
+    if (at->env.kind == SK_BYTES) return sk_entry_put_bytes(at, key, value.data, value.len);
+    if (at->env.kind >= SK_LIST)
+        return (int)-sk_entry_write(at, key, SK_W_SET, NULL, 0, NULL, value.data, value.len, 0, 0, NULL);
+    memcpy(&number, value.data, 8);
+    return sk_entry_put(at, key, number);
+}
+
+static int add_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
+    sk_batch_args *args = b->args;
+    bool has_values = args->values.type != SK_COL_NONE;
+    if (at->env.kind == SK_F64) {
+        double operand = has_values ? ((const double *)args->values.data)[record] : args->operand_f64;
+        double *out = args->out;
+        return sk_entry_add_f64(at, key, operand, args->initial_f64, out ? out + record : NULL);
+    }
+    int64_t operand = has_values ? ((const int64_t *)args->values.data)[record] : args->operand_i64;
+    int64_t *out = args->out;
+    return sk_entry_add_i64(at, key, operand, args->initial_i64, out ? out + record : NULL);
+}
+
+static inline int get_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
+    sk_slot *slot;
+    int status = sk_entry_find(at, key, &slot);
+    if (at->env.kind == SK_I64 || at->env.kind == SK_F64) {
+        ((int64_t *)b->args->out)[record] = status == SK_OK ? slot->value.i64 : 0;
+        return status;
+    }
+    if (status == SK_OK) status = sk_slot_encode(at->env.kind, slot, b->args->buf);
+    b->args->out_offsets[record + 1] = (int64_t)b->args->buf->len;
+    return status;
+}
+
+static int append_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
+    bytes element;
+    b->scratch.len = 0;
+    int status = column_element(b, &b->args->values, record, &element);
+    if (status != SK_OK) return status;
+    int64_t result = sk_entry_write(at, key, SK_W_APPEND, NULL, 0, "l", element.data, element.len, 0, 0,
+                                    NULL);
+    return result < 0 ? (int)-result : SK_OK;
+}
+
+static int map_put_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
+    bytes map_key, element;
+    b->scratch.len = 0;
+    /* Both elements may lie in scratch: room for the two keeps the first from moving. */
+    bytes raw_key = column_bytes(&b->args->map_keys, b->args->map_keys.type, record);
+    bytes raw = column_bytes(&b->args->values, b->args->values.type, record);
+    int status = sk_buf_reserve(&b->scratch, raw_key.len + raw.len + 32);
+    if (status == SK_OK) status = column_element(b, &b->args->map_keys, record, &map_key);
+    if (status == SK_OK) status = column_element(b, &b->args->values, record, &element);
+    if (status != SK_OK) return status;
+    int64_t result = sk_entry_write(at, key, SK_W_SET, map_key.data, map_key.len, "m", element.data,
+                                    element.len, 0, 0, NULL);
+    return result < 0 ? (int)-result : SK_OK;
+}
+
+/* Any operation, the general way. */
+static int run_record(batch *b, int64_t record, const sk_key *key) {
+    sk_slot *slot;
+    sk_at at;
+    uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
+    sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
+    switch (b->op) {
+    case SK_B_GET:
+        return get_record(b, &at, key, record);
+    case SK_B_PUT:
+        return put_record(b, &at, key, record);
+    case SK_B_ADD:
+        return add_record(b, &at, key, record);
+    case SK_B_HAS:
+        return sk_entry_find(&at, key, &slot);
+    case SK_B_DELETE:
+        return sk_entry_delete(&at, key, false);
+    case SK_B_APPEND:
+        return append_record(b, &at, key, record);
+    default:
+        return map_put_record(b, &at, key, record);
+    }
+}
+
+/* The short way, where there is one: a number whose live slot is known. False: go the general way. */
+static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_slot *slot,
+                              int64_t record) {
+    const sk_batch_args *args = b->args;
+    const void *values = args->values.type != SK_COL_NONE ? args->values.data : NULL;
+    if (op == SK_B_GET) {
+        ((int64_t *)args->out)[record] = slot->value.i64;
+        slot->marks |= SK_MARK_USED;
+        return true;
+    }
+    sk_value value;
+    if (op == SK_B_PUT)
+        memcpy(&value, (const int64_t *)values + record, 8);
+    else if (kind == SK_F64)
+        value.f64 = slot->value.f64 + (values ? ((const double *)values)[record] : args->operand_f64);
+    else if (__builtin_add_overflow(slot->value.i64,
+                                    values ? ((const int64_t *)values)[record] : args->operand_i64,
+                                    &value.i64))
+        return false;
+    slot->value = value;
+    slot->epoch = b->epoch;
+    sk_slot_mark_dirty(table, slot);
+    if (op == SK_B_ADD && args->out != NULL) ((int64_t *)args->out)[record] = value.i64;
+    return true;
+}
+
+/* ---- One window ---- */
+
+typedef struct window {
+    size_t first, n;             /* records of the chunk */
+    uint32_t leaf[WINDOW];       /* per record */
+    const uint8_t *tags[WINDOW]; /* per record: the group where its probe begins */
+    sk_slot *guess[WINDOW];      /* per record: a slot with its tag, or NULL */
+} window;
+
+static inline void prefetch_window(const batch *b, window *w) {
+    const unsigned leaf_bits = b->store->leaf_bits;
+    const uint64_t *hashes = b->hashes + w->first;
+    const sk_table *tables = b->state->tables;
+    for (size_t i = 0; i < w->n; i++) {
+        w->leaf[i] = sk_leaf_of(hashes[i], leaf_bits);
+        const sk_table *table = &tables[w->leaf[i]];
+        w->tags[i] = table->tags + (size_t)sk_group_of(hashes[i], leaf_bits, table->groups) * SK_GROUP;
+        __builtin_prefetch(w->tags[i]);
+    }
+    for (size_t i = 0; i < w->n; i++) {
+        const sk_table *table = &tables[w->leaf[i]];
+        bool has_guess = table->groups != 0 && !table->is_flooded;
+        uint32_t hits = has_guess ? sk_group_match(w->tags[i], sk_tag_of(hashes[i])) : 0;
+        bool is_hit = hits != 0;
+        /* no such tag: a new key will want the first empty slot */
+        if (has_guess && !is_hit) hits = sk_group_match(w->tags[i], SK_TAG_EMPTY);
+        sk_slot *slot = table->slots + (w->tags[i] - table->tags) + (unsigned)__builtin_ctz(hits | 1u << 16);
+        __builtin_prefetch(slot, 1);
+        w->guess[i] = is_hit ? slot : NULL;
+    }
+    if (b->state->kind == SK_BYTES)
+        for (size_t i = 0; i < w->n; i++)
+            if (w->guess[i] != NULL) __builtin_prefetch(w->guess[i]->value.blob, 1);
+}
+
+/* The guess, if it is the key's live slot. The table may have been rehashed since; a slot's key
+ * stays as it is until then, for the operations that ask. */
+static inline bool is_good_guess(const sk_table *table, const sk_slot *guess, const sk_key *key) {
+    return guess != NULL && (uintptr_t)guess - (uintptr_t)table->slots <
+                                (uintptr_t)table->groups * SK_GROUP * sizeof(sk_slot) &&
+           sk_slot_has_key(guess, key->hash, key->data, key->len) && sk_slot_is_live(guess);
+}
+
+/* Runs a window's records in order; returns how many took effect. */
+static inline __attribute__((always_inline)) size_t run_window(batch *b, int op, int kind, int key_type,
+                                                               window *w, int *status) {
+    const bool is_number = kind == SK_I64 || kind == SK_F64;
+    const bool writes = op != SK_B_GET && op != SK_B_HAS;
+    prefetch_window(b, w);
+    for (size_t i = 0; i < w->n; i++) {
+        int64_t record = b->first + (int64_t)(w->first + i);
+        bytes data = column_bytes(&b->args->keys, key_type, record);
+        sk_key key = {data.data, key_type == SK_COL_I64 ? 8 : data.len, b->hashes[w->first + i]};
+        sk_table *table = &b->state->tables[w->leaf[i]];
+        if (is_number && is_good_guess(table, w->guess[i], &key) &&
+            run_number(b, op, kind, table, w->guess[i], record)) {
+            if (writes) b->touched[w->leaf[i]] = CHANGED;
+            continue;
+        }
+        *status = run_record(b, record, &key);
+        if (*status == SK_OK) continue;
+        b->args->status[record] = (uint8_t)*status;
+        b->args->unknown += *status == SK_UNKNOWN;
+        if (*status > SK_UNKNOWN) return i;
+        *status = SK_OK;
+    }
+    return w->n;
+}
+
+/* One instance of the loop for each case that matters, so that nothing is decided per record. */
+static size_t run_window_as(batch *b, window *w, int *status) {
+#define INSTANCE(OP, KIND, KEY_TYPE)                                                               \
+    if (b->op == (OP) && b->state->kind == (KIND) && b->args->keys.type == (KEY_TYPE))             \
+        return run_window(b, OP, KIND, KEY_TYPE, w, status);
+#define INSTANCES(OP, KIND)                                                                        \
+    INSTANCE(OP, KIND, SK_COL_I64)                                                                 \
+    INSTANCE(OP, KIND, SK_COL_VAR32)                                                               \
+    INSTANCE(OP, KIND, SK_COL_VAR64)
+    INSTANCES(SK_B_ADD, SK_I64)
+    INSTANCES(SK_B_ADD, SK_F64)
+    INSTANCES(SK_B_GET, SK_I64)
+    INSTANCES(SK_B_GET, SK_F64)
+    INSTANCES(SK_B_PUT, SK_I64)
+    INSTANCES(SK_B_PUT, SK_F64)
+    return run_window(b, b->op, SK_NESTED, b->args->keys.type, w, status);
+#undef INSTANCES
+#undef INSTANCE
+}
+
+/* ---- One chunk ---- */
+
+/* Hashes the chunk's keys and notes their leaves. */
+static int hash_chunk(batch *b, int64_t n) {
+    const sk_column *keys = &b->args->keys;
+    const sk_key_type *type = &b->state->key_type;
+    const unsigned leaf_bits = b->store->leaf_bits;
+    memset(b->touched, UNTOUCHED, b->store->leaf_count);
+    if (keys->type == SK_COL_I64) {
+        const int64_t *data = (const int64_t *)keys->data + b->first;
+        for (int64_t i = 0; i < n; i++) {
+            b->hashes[i] = sk_xxh64_int(data[i], SK_ROUTE_SEED);
+            b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = TOUCHED;
+        }
+        return SK_OK;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        bytes key = column_bytes(keys, keys->type, b->first + i);
+        if (!type->is_tuple && key.len < 32) {
+            b->hashes[i] = sk_xxh64_short(key.data, key.len, SK_ROUTE_SEED);
+        } else {
+            int status = sk_key_route(type, key.data, key.len, &b->hashes[i]);
+            if (status != SK_OK) {
+                b->args->failed = b->first + i;
+                return status;
+            }
+        }
+        b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = TOUCHED;
+    }
+    return SK_OK;
+}
+
+static void list_touched(batch *b) {
+    b->leaf_count = 0;
+    for (uint32_t i = 0; i < b->store->leaf_count; i++)
+        if (b->touched[i]) b->leaves[b->leaf_count++] = i;
+}
+
+static void unlock_chunk(batch *b) {
+    for (uint32_t k = 0; k < b->leaf_count; k++) {
+        sk_leaf *leaf = &b->store->leaves[b->leaves[k]];
+        if (b->touched[b->leaves[k]] == CHANGED) leaf->changed = b->epoch;
+        sk_leaf_unlock(leaf);
+    }
+}
+
+/* Locks the touched leaves together; for writing, with all snapshots served (store.h, rules 4, 5). */
+static int lock_chunk(batch *b, bool writes) {
+    sk_store *store = b->store;
+    for (;;) {
+        for (uint32_t k = 0; k < b->leaf_count && writes; k++) {
+            sk_leaf *leaf = &store->leaves[b->leaves[k]];
+            if (atomic_load_explicit(&leaf->guard, memory_order_relaxed) == atomic_load(&store->epoch))
+                continue;
+            int status = sk_leaf_lock_write(store, b->leaves[k], &b->epoch);
+            if (status != SK_OK) return status;
+            sk_leaf_unlock(leaf);
+        }
+        for (uint32_t k = 0; k < b->leaf_count; k++) sk_leaf_lock(&store->leaves[b->leaves[k]]);
+        b->epoch = atomic_load(&store->epoch);
+        uint32_t k = 0;
+        while (k < b->leaf_count && (!writes || store->leaves[b->leaves[k]].guard == b->epoch)) k++;
+        if (k == b->leaf_count) return SK_OK;
+        unlock_chunk(b); /* a snapshot was opened in between */
+    }
+}
+
+/* Returns how many of the chunk's records were reached. */
+static int64_t run_chunk(batch *b, int64_t n, int *status) {
+    bool writes = b->op != SK_B_GET && b->op != SK_B_HAS;
+    if ((*status = hash_chunk(b, n)) != SK_OK) return 0;
+    list_touched(b);
+    if ((*status = lock_chunk(b, writes)) != SK_OK) {
+        b->args->failed = b->first;
+        return 0;
+    }
+    window w = {0};
+    while (w.first < (size_t)n && *status == SK_OK) {
+        w.n = (size_t)n - w.first < WINDOW ? (size_t)n - w.first : WINDOW;
+        w.first += run_window_as(b, &w, status);
+    }
+    unlock_chunk(b);
+    if (*status != SK_OK) b->args->failed = b->first + (int64_t)w.first;
+    return (int64_t)w.first;
+}
+
+static int run_batch(batch *b) {
+    int64_t n = b->args->n, room = n < CHUNK ? n : CHUNK, done = 0;
+    size_t leaf_count = b->store->leaf_count;
+    uint8_t *memory = sk_raw_alloc((size_t)room * sizeof *b->hashes + leaf_count * sizeof *b->leaves +
+                                   leaf_count);
+    int status = memory == NULL ? SK_NO_MEMORY : SK_OK;
+    b->hashes = (uint64_t *)memory;
+    b->leaves = (uint32_t *)(b->hashes + room);
+    b->touched = (uint8_t *)(b->leaves + leaf_count);
+    for (b->first = 0; b->first < n && status == SK_OK; b->first += room) {
+        int64_t count = n - b->first < room ? n - b->first : room;
+        done = b->first + run_chunk(b, count, &status);
+    }
+    sk_raw_free(memory);
+    memset(b->args->status + done, SK_END, (size_t)(n - done));
+    return status;
+}
+
+/* ---- The call ---- */
+
+static int check_keys(const sk_state *state, const sk_column *keys, int64_t n) {
+    bool wants_int = !state->key_type.is_tuple && state->key_type.part[0] == 'i';
+    if (n < 0) return sk_fail(SK_BAD_ARGUMENT, "a batch of %lld records", (long long)n);
+    if (wants_int ? keys->type != SK_COL_I64 : !column_is_var(keys))
+        return sk_fail(SK_BAD_KEY, "state '%.80s' has key type %s; the column of keys is of type %d",
+                       state->name, state->key_type.text, keys->type);
+    return check_column(keys, n, "keys");
+}
+
+/* Which kinds an operation is for, and whether it takes values. */
+static int check_values(const sk_state *state, int op, const sk_batch_args *args) {
+    bool is_number = state->kind == SK_I64 || state->kind == SK_F64;
+    bool fits = op == SK_B_ADD ? is_number
+                : op == SK_B_APPEND ? state->kind == SK_LIST
+                : op == SK_B_MAP_PUT ? state->kind == SK_MAP
+                                     : op >= SK_B_GET && op <= SK_B_DELETE;
+    if (!fits)
+        return sk_fail(SK_BAD_KIND, "state '%.80s' has kind %d, which has no batch operation %d",
+                       state->name, state->kind, op);
+    const sk_column *values = &args->values;
+    bool has_values = values->type != SK_COL_NONE;
+    if (op == SK_B_GET && (is_number ? args->out == NULL : !args->buf || !args->out_offsets))
+        return sk_fail(SK_BAD_ARGUMENT, "results of this kind need %s",
+                       is_number ? "out" : "buf and out_offsets");
+    if (op == SK_B_PUT || op == SK_B_APPEND || op == SK_B_MAP_PUT || (op == SK_B_ADD && has_values)) {
+        int wanted = state->kind == SK_I64 ? SK_COL_I64 : SK_COL_F64;
+        bool is_any = op == SK_B_APPEND || op == SK_B_MAP_PUT;
+        if (!has_values || (!is_any && (is_number ? values->type != wanted : !column_is_var(values))))
+            return sk_fail(SK_BAD_VALUE, "state '%.80s' has kind %d; the column of values is of type %d",
+                           state->name, state->kind, values->type);
+    }
+    if (op == SK_B_MAP_PUT && args->map_keys.type == SK_COL_NONE)
+        return sk_fail(SK_BAD_ARGUMENT, "there is no column of map keys");
+    int status = check_column(values, args->n, "values");
+    return status != SK_OK ? status : check_column(&args->map_keys, args->n, "map keys");
+}
+
+int sk_batch(sk_store *store, uint32_t state_id, int op, sk_batch_args *args) {
+    sk_state *state = sk_state_at(store, state_id);
+    if (state == NULL) return SK_BAD_ARGUMENT;
+    args->failed = -1;
+    args->unknown = 0;
+    int status = check_keys(state, &args->keys, args->n);
+    if (status == SK_OK) status = check_values(state, op, args);
+    if (status == SK_OK && args->status == NULL && args->n > 0)
+        status = sk_fail(SK_BAD_ARGUMENT, "status is required");
+    if (status == SK_OK && args->out_offsets != NULL) args->out_offsets[0] = 0;
+    if (status == SK_OK && args->buf != NULL) args->buf->len = 0;
+    if (status != SK_OK || args->n == 0) return status;
+    memset(args->status, SK_OK, (size_t)args->n);
+    batch b = {.store = store, .state = state, .args = args, .op = op};
+    status = run_batch(&b);
+    sk_buf_free(&b.scratch);
+    return status;
+}
+
+int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets, sk_buf *buf) {
+    sk_key_type type;
+    int status = sk_key_type_parse(key_type, &type);
+    if (status == SK_OK && (!type.is_tuple || n < 0))
+        status = sk_fail(SK_BAD_ARGUMENT, "key type %s is not a tuple", type.text);
+    for (int p = 0; p < type.parts && status == SK_OK; p++) {
+        bool fits = type.part[p] == 'i' ? parts[p].type == SK_COL_I64 : column_is_var(&parts[p]);
+        status = fits ? check_column(&parts[p], n, "a key part")
+                      : sk_fail(SK_BAD_KEY, "part %d of key type %s does not take a column of type %d", p,
+                                type.text, parts[p].type);
+    }
+    buf->len = 0;
+    for (int64_t r = 0; r < n && status == SK_OK; r++) {
+        offsets[r] = (int64_t)buf->len;
+        for (int p = 0; p < type.parts && status == SK_OK; p++) {
+            bytes part = column_bytes(&parts[p], parts[p].type, r);
+            uint32_t len = (uint32_t)part.len;
+            if (part.len > SK_KEY_BYTES_MAX) status = sk_fail(SK_BAD_KEY, "key part of %zu bytes", part.len);
+            if (status == SK_OK && type.part[p] != 'i') status = sk_buf_put(buf, &len, 4);
+            if (status == SK_OK) status = sk_buf_put(buf, part.data, part.len);
+        }
+    }
+    if (status == SK_OK) offsets[n] = (int64_t)buf->len;
+    return status;
+}

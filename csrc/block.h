@@ -1,0 +1,70 @@
+/*
+ * block.h: one state's entries in one leaf, as bytes. The unit of checkpoints,
+ * transfers and scans.
+ *
+ * Little endian. Every column starts at a multiple of 8 (zero padding before it), so
+ * a mapped block is readable in place, by Arrow too. Entries are sorted by routing
+ * hash and then by key bytes: one key is found by binary search, diff and merge are
+ * linear, and equal state gives equal bytes.
+ *
+ *   at  bytes  field
+ *    0    4    magic "SKB1"
+ *    4    4    CRC32C of bytes 8 .. size, starting from the caller's seed; 0 until sealed
+ *    8    8    size of the block, this header included; a multiple of 8
+ *   16    8    n, the number of entries
+ *   24    8    key_bytes, the length of the key column
+ *   32    8    value_bytes, the length of the value column
+ *   40    4    leaf
+ *   44    1    leaf_bits: log2 of the number of leaves
+ *   45    1    kind (sk_kind)
+ *   46    1    flags: 1 = delta (has marks, may hold deletions), 2 = offsets of 8 bytes
+ *   47    1    key width: 8 if the key type is "i", else 0
+ *   48    1    format version: 1
+ *   49    1    length of the name
+ *   50    1    length of the key type
+ *   51    5    zero
+ *   56    -    name, then key type
+ *
+ *   column         bytes            present
+ *   hashes         8 n              always; ascending
+ *   key offsets    4 or 8 (n + 1)   key width 0; the first is 0, the last key_bytes
+ *   keys           key_bytes        always
+ *   marks          n                delta; 0 = entry, 1 = deletion (then the value is empty or 0)
+ *   value offsets  4 or 8 (n + 1)   kinds other than i64 and f64
+ *   values         value_bytes      always
+ *
+ * A block is valid iff
+ *  1. magic, version, kind, flags, key width and key type are known, and zero bytes are zero;
+ *  2. size equals what n, key_bytes, value_bytes and the flags add up to;
+ *  3. offsets start at 0, never fall, and end at the column's length;
+ *  4. (hash, key) rises strictly; hash is the key's routing hash; its prefix is the leaf;
+ *  5. each value fits the kind: 8 bytes, at most 1 GiB, or one well-formed MessagePack
+ *     value with a root of that kind, at most SK_DEPTH_MAX deep, with distinct map keys.
+ * Reading checks 1 and 2; decoding checks all of it before it changes anything.
+ */
+#ifndef SK_BLOCK_H
+#define SK_BLOCK_H
+
+#include "table.h"
+
+#define SK_BLOCK_VERSION_READABLE 1 /* lowest version that can be read */
+#define SK_BLOCK_VERSION_LATEST 1   /* what is written */
+#define SK_BLOCK_HEADER 56
+
+/* Which entries go into a block. */
+typedef enum sk_select {
+    SK_SELECT_ALL = 0,   /* live entries; tombstones too if the leaf is not whole */
+    SK_SELECT_SINCE = 1, /* entries and tombstones changed after an epoch */
+    SK_SELECT_DIRTY = 2  /* entries and tombstones marked SK_MARK_DIRTY */
+} sk_select;
+
+/* Appends a block; nothing if no entry is selected. Where a delta cannot be made (entries went
+ * without a trace after `since`) the block is a full one, possibly of no entries. */
+int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
+                    sk_select select, uint32_t since, sk_buf *buf);
+/* Builds a table from a block that sk_block_read accepted. `table` is empty, with a budget; on
+ * failure it is empty again. Entries are clean and of epoch 0. seq as in node.h. */
+int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,
+                    uint64_t *seq, sk_table *table);
+
+#endif

@@ -1,0 +1,430 @@
+/*
+ * entry.c: operations on one key.
+ *
+ * Each public call routes the key, locks its leaf, does its work and unlocks.
+ * The sk_entry_ functions do the work and expect the lock: batches use them too.
+ *
+ * A call that can fail prepares first (allocates the value) and changes the table
+ * last, so that a failure leaves nothing behind.
+ */
+#include "store.h"
+
+/* ---- Beginning and ending a call ---- */
+
+static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8_t *data, size_t len,
+                 bool writes, sk_at *at, sk_key *key) {
+    sk_state *state = sk_state_at(store, state_id);
+    if (state == NULL) return SK_BAD_ARGUMENT;
+    if (!(kinds >> state->kind & 1))
+        return sk_fail(SK_BAD_KIND, "state '%.80s' has kind %d, which has no such operation",
+                       state->name, state->kind);
+    *key = (sk_key){data, len, 0};
+    int status = sk_key_route(&state->key_type, data, len, &key->hash);
+    if (status != SK_OK) return status;
+    uint32_t leaf_no = sk_leaf_of(key->hash, store->leaf_bits), epoch = 0;
+    if (writes)
+        status = sk_leaf_lock_write(store, leaf_no, &epoch);
+    else
+        sk_leaf_lock(&store->leaves[leaf_no]);
+    if (status == SK_OK) sk_at_set(at, store, state, leaf_no, epoch);
+    return status;
+}
+
+static void end(sk_at *at) { sk_leaf_unlock(at->leaf); }
+
+#define ANY_KIND (~0u)
+#define KIND(k) (1u << (k))
+#define CONTAINERS (KIND(SK_LIST) | KIND(SK_MAP) | KIND(SK_NESTED))
+
+/* ---- Work on a locked leaf ---- */
+
+int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
+    *slot = sk_table_find(at->table, at->env.leaf_bits, key->hash, key->data, key->len);
+    if (*slot == NULL) return at->env.is_whole ? SK_MISSING : SK_UNKNOWN;
+    if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
+    return sk_slot_is_live(*slot) ? SK_OK : SK_MISSING;
+}
+
+/* A live slot for the key, made or revived; its value is not set yet. */
+static sk_slot *make_live(sk_at *at, const sk_key *key, sk_slot *tomb) {
+    sk_slot *slot = tomb;
+    if (slot == NULL) {
+        slot = sk_table_insert(at->table, &at->env, key->hash, key->data, key->len);
+        if (slot == NULL) return NULL;
+    } else {
+        slot->marks &= (uint8_t)~SK_MARK_TOMB;
+        at->table->tombs--;
+    }
+    at->table->live++;
+    return slot;
+}
+
+int sk_entry_put(sk_at *at, const sk_key *key, sk_value value) {
+    sk_slot *slot;
+    if (sk_entry_find(at, key, &slot) == SK_OK) {
+        sk_value_free(&at->table->mem, at->env.kind, slot->value);
+    } else {
+        slot = make_live(at, key, slot);
+        if (slot == NULL) return sk_alloc_status();
+    }
+    slot->value = value;
+    sk_entry_changed(at, slot);
+    return SK_OK;
+}
+
+static int check_value_len(size_t len) {
+    if (len <= SK_VALUE_BYTES_MAX) return SK_OK;
+    return sk_fail(SK_TOO_LARGE, "a value of %zu bytes is above the limit of %d", len,
+                   SK_VALUE_BYTES_MAX);
+}
+
+int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
+    int status = check_value_len(len);
+    if (status != SK_OK) return status;
+    sk_slot *slot;
+    if (sk_entry_find(at, key, &slot) == SK_OK) {
+        sk_blob *blob = slot->value.blob;
+        if (len <= blob->cap && blob->cap <= 2 * len + 64) { /* fits, and wastes little */
+            memcpy(blob->data, data, len);
+            blob->len = (uint32_t)len;
+            sk_entry_changed(at, slot);
+            return SK_OK;
+        }
+    }
+    sk_value value = {.blob = sk_alloc(&at->table->mem, sizeof(sk_blob) + len)};
+    if (value.blob == NULL) return sk_alloc_status();
+    value.blob->len = value.blob->cap = (uint32_t)len;
+    if (len > 0) memcpy(value.blob->data, data, len);
+    status = sk_entry_put(at, key, value);
+    if (status != SK_OK) sk_value_free(&at->table->mem, SK_BYTES, value);
+    return status;
+}
+
+static int put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
+    sk_value value;
+    int status;
+    if (at->env.kind == SK_BYTES) return sk_entry_put_bytes(at, key, data, len);
+    if (at->env.kind == SK_I64 || at->env.kind == SK_F64) {
+        if (len != 8) return sk_fail(SK_BAD_VALUE, "a number has 8 bytes, not %zu", len);
+        memcpy(&value, data, 8);
+        return sk_entry_put(at, key, value);
+    }
+    if ((status = check_value_len(len)) != SK_OK) return status;
+    status = sk_node_make(&at->table->mem, at->env.kind, data, len, &at->leaf->seq, &value.obj);
+    if (status != SK_OK) return status;
+    status = sk_entry_put(at, key, value);
+    if (status != SK_OK) sk_value_free(&at->table->mem, at->env.kind, value);
+    return status;
+}
+
+int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf) {
+    if (kind == SK_BYTES) return sk_buf_put(buf, slot->value.blob->data, slot->value.blob->len);
+    if (kind >= SK_LIST) return sk_node_encode(slot->value.obj, buf);
+    return sk_buf_put(buf, &slot->value, 8);
+}
+
+/* A deletion must be remembered while a home or an older checkpoint still has the entry. */
+static bool must_remember(const sk_table_env *env) {
+    return !env->is_whole || env->writes_back || env->keep_after != SK_NO_TRACKING;
+}
+
+static void entomb(sk_at *at, sk_slot *slot) {
+    sk_value_free(&at->table->mem, at->env.kind, slot->value);
+    slot->value = (sk_value){0};
+    slot->marks |= SK_MARK_TOMB;
+    at->table->live--;
+    at->table->tombs++;
+    sk_entry_changed(at, slot);
+}
+
+int sk_entry_delete(sk_at *at, const sk_key *key, bool blind) {
+    sk_slot *slot;
+    int status = sk_entry_find(at, key, &slot);
+    if (status == SK_OK) {
+        if (must_remember(&at->env)) {
+            entomb(at, slot);
+        } else {
+            sk_table_remove(at->table, &at->env, slot);
+            at->table->forgot = at->env.epoch;
+            at->leaf->changed = at->env.epoch;
+            sk_table_trim(at->table, &at->env, false);
+        }
+        return SK_OK;
+    }
+    if (status == SK_UNKNOWN && blind) {
+        slot = sk_table_insert(at->table, &at->env, key->hash, key->data, key->len);
+        if (slot == NULL) return sk_alloc_status();
+        slot->marks = SK_MARK_TOMB;
+        at->table->tombs++;
+        sk_entry_changed(at, slot);
+        return SK_OK;
+    }
+    return status;
+}
+
+/* ---- Any kind ---- */
+
+int sk_contains(sk_store *store, uint32_t state, const uint8_t *data, size_t len) {
+    sk_at at;
+    sk_key key;
+    sk_slot *slot;
+    int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
+    if (status != SK_OK) return status;
+    status = sk_entry_find(&at, &key, &slot);
+    end(&at);
+    return status;
+}
+
+int sk_delete(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int flags) {
+    sk_at at;
+    sk_key key;
+    int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
+    if (status != SK_OK) return status;
+    status = sk_entry_delete(&at, &key, (flags & SK_BLIND) != 0);
+    end(&at);
+    return status;
+}
+
+int64_t sk_get(sk_store *store, uint32_t state, const uint8_t *data, size_t len, sk_buf *buf) {
+    sk_at at;
+    sk_key key;
+    sk_slot *slot;
+    int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
+    if (status != SK_OK) return -status;
+    status = sk_entry_find(&at, &key, &slot);
+    buf->len = 0;
+    if (status == SK_OK) status = sk_slot_encode(at.env.kind, slot, buf);
+    end(&at);
+    return status == SK_OK ? (int64_t)buf->len : -status;
+}
+
+int sk_put(sk_store *store, uint32_t state, const uint8_t *data, size_t len, const uint8_t *value,
+           size_t value_len) {
+    sk_at at;
+    sk_key key;
+    int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
+    if (status != SK_OK) return status;
+    status = put_encoded(&at, &key, value, value_len);
+    end(&at);
+    return status;
+}
+
+int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len, const uint8_t *value,
+               size_t value_len) {
+    sk_at at;
+    sk_key key;
+    sk_slot *slot;
+    int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
+    if (status != SK_OK) return status;
+    if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
+        uint32_t changed = at.leaf->changed;
+        status = value != NULL ? put_encoded(&at, &key, value, value_len)
+                               : sk_entry_delete(&at, &key, true);
+        if (status == SK_OK) {
+            /* It came from the home: it is neither dirty nor a change. */
+            sk_entry_find(&at, &key, &slot);
+            slot->marks &= (uint8_t)~SK_MARK_DIRTY;
+            slot->epoch = 0;
+            at.table->dirty--;
+            at.leaf->changed = changed;
+        }
+    }
+    end(&at);
+    return status;
+}
+
+int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size_t len) {
+    sk_at at = {0};
+    sk_key key;
+    uint32_t cost = 0;
+    int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
+    if (status != SK_OK) return -status;
+    sk_table_find_counted(at.table, at.env.leaf_bits, key.hash, data, len, &cost);
+    end(&at);
+    return cost;
+}
+
+/* ---- Numbers ---- */
+
+/*
+ * The i64 and f64 operations differ in their type and in how they add, so one text serves both.
+ * ADD(a, b, sum): computes *sum, true on overflow.
+ */
+#define ADD_I64(a, b, sum) __builtin_add_overflow(a, b, sum)
+#define ADD_F64(a, b, sum) (*(sum) = (a) + (b), false)
+
+#define NUMBER_OPERATIONS(NAME, TYPE, KIND_OF, ADD)                                                \
+    static int fold_##NAME(TYPE now, int fold, TYPE operand, TYPE *result) {                       \
+        switch (fold) {                                                                            \
+        case SK_ADD:                                                                               \
+            if (ADD(now, operand, result))                                                         \
+                return sk_fail(SK_OVERFLOW, "the sum does not fit into 64 bits");                  \
+            return SK_OK;                                                                          \
+        case SK_MIN:                                                                               \
+            *result = operand < now ? operand : now;                                               \
+            return SK_OK;                                                                          \
+        case SK_MAX:                                                                               \
+            *result = operand > now ? operand : now;                                               \
+            return SK_OK;                                                                          \
+        default:                                                                                   \
+            return sk_fail(SK_BAD_ARGUMENT, "there is no fold %d", fold);                          \
+        }                                                                                          \
+    }                                                                                              \
+    static int entry_fold_##NAME(sk_at *at, const sk_key *key, int fold, TYPE operand,             \
+                                 TYPE initial, TYPE *result) {                                     \
+        sk_slot *slot;                                                                             \
+        TYPE value = 0;                                                                            \
+        int status = sk_entry_find(at, key, &slot);                                                \
+        if (status == SK_UNKNOWN) return status;                                                   \
+        TYPE now = status == SK_OK ? slot->value.NAME : fold == SK_ADD ? initial : operand;        \
+        int folded = fold_##NAME(now, fold, operand, &value);                                      \
+        if (folded != SK_OK) return folded;                                                        \
+        if (status != SK_OK) {                                                                     \
+            slot = make_live(at, key, slot);                                                       \
+            if (slot == NULL) return sk_alloc_status();                                            \
+        }                                                                                          \
+        slot->value.NAME = value;                                                                  \
+        sk_entry_changed(at, slot);                                                                \
+        if (result != NULL) *result = value;                                                       \
+        return SK_OK;                                                                              \
+    }                                                                                              \
+    int sk_entry_add_##NAME(sk_at *at, const sk_key *key, TYPE operand, TYPE initial,              \
+                            TYPE *result) {                                                        \
+        return entry_fold_##NAME(at, key, SK_ADD, operand, initial, result);                       \
+    }                                                                                              \
+    int sk_##NAME##_get(sk_store *store, uint32_t state, const uint8_t *data, size_t len,          \
+                        TYPE *value) {                                                             \
+        sk_at at;                                                                                  \
+        sk_key key;                                                                                \
+        sk_slot *slot;                                                                             \
+        int status = begin(store, state, KIND(KIND_OF), data, len, false, &at, &key);              \
+        if (status != SK_OK) return status;                                                        \
+        status = sk_entry_find(&at, &key, &slot);                                                  \
+        if (status == SK_OK) *value = slot->value.NAME;                                            \
+        end(&at);                                                                                  \
+        return status;                                                                             \
+    }                                                                                              \
+    int sk_##NAME##_put(sk_store *store, uint32_t state, const uint8_t *data, size_t len,          \
+                        TYPE value) {                                                              \
+        sk_at at;                                                                                  \
+        sk_key key;                                                                                \
+        int status = begin(store, state, KIND(KIND_OF), data, len, true, &at, &key);               \
+        if (status != SK_OK) return status;                                                        \
+        status = sk_entry_put(&at, &key, (sk_value){.NAME = value});                               \
+        end(&at);                                                                                  \
+        return status;                                                                             \
+    }                                                                                              \
+    int sk_##NAME##_fold(sk_store *store, uint32_t state, const uint8_t *data, size_t len,         \
+                         int fold, TYPE operand, TYPE initial, TYPE *result) {                     \
+        sk_at at;                                                                                  \
+        sk_key key;                                                                                \
+        int status = begin(store, state, KIND(KIND_OF), data, len, true, &at, &key);               \
+        if (status != SK_OK) return status;                                                        \
+        status = entry_fold_##NAME(&at, &key, fold, operand, initial, result);                     \
+        end(&at);                                                                                  \
+        return status;                                                                             \
+    }                                                                                              \
+    int sk_##NAME##_cas(sk_store *store, uint32_t state, const uint8_t *data, size_t len,          \
+                        const TYPE *expected, TYPE desired, TYPE *result) {                        \
+        sk_at at;                                                                                  \
+        sk_key key;                                                                                \
+        sk_slot *slot;                                                                             \
+        int status = begin(store, state, KIND(KIND_OF), data, len, true, &at, &key);               \
+        if (status != SK_OK) return status;                                                        \
+        status = sk_entry_find(&at, &key, &slot);                                                  \
+        bool is_there = status == SK_OK;                                                           \
+        /* bit for bit, so that a NaN equals itself and 0.0 is not -0.0 */                         \
+        bool is_equal = is_there == (expected != NULL) &&                                          \
+                        (!is_there || memcmp(&slot->value, expected, 8) == 0);                     \
+        if (result != NULL && is_there) *result = slot->value.NAME;                                \
+        if (status != SK_UNKNOWN && is_equal) {                                                    \
+            status = sk_entry_put(&at, &key, (sk_value){.NAME = desired});                         \
+            if (result != NULL && status == SK_OK) *result = desired;                              \
+        } else if (is_there) {                                                                     \
+            status = SK_CHANGED;                                                                   \
+        }                                                                                          \
+        end(&at);                                                                                  \
+        return status;                                                                             \
+    }
+
+NUMBER_OPERATIONS(i64, int64_t, SK_I64, ADD_I64)
+NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
+
+/* ---- Containers ---- */
+
+int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int op,
+                const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len, int64_t i,
+                int64_t j, sk_buf *buf) {
+    sk_at at;
+    sk_key key;
+    sk_slot *slot;
+    int status = begin(store, state, CONTAINERS, data, len, false, &at, &key);
+    if (status != SK_OK) return -status;
+    buf->len = 0;
+    status = sk_entry_find(&at, &key, &slot);
+    int64_t result = status != SK_OK ? -status
+                                     : sk_node_read(slot->value.obj, op, path, path_len, arg,
+                                                    arg_len, i, j, buf);
+    end(&at);
+    return result;
+}
+
+int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len, const uint8_t *path,
+                size_t path_len, uint64_t *cursor, uint64_t *version, uint32_t elements_max,
+                sk_buf *buf) {
+    sk_at at;
+    sk_key key;
+    sk_slot *slot;
+    if (elements_max == 0) return -sk_fail(SK_BAD_ARGUMENT, "a page has at least one element");
+    int status = begin(store, state, CONTAINERS, data, len, false, &at, &key);
+    if (status != SK_OK) return -status;
+    buf->len = 0;
+    status = sk_entry_find(&at, &key, &slot);
+    /* A value that went away while it was read has changed; one that never was is missing. */
+    if (status == SK_MISSING && *cursor != 0) status = SK_CHANGED;
+    int64_t result = status != SK_OK ? -status
+                                     : sk_node_page(slot->value.obj, path, path_len, cursor,
+                                                    version, elements_max, buf);
+    end(&at);
+    return result;
+}
+
+int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path, size_t path_len,
+                       const char *shape, const uint8_t *arg, size_t arg_len, int64_t i, int64_t j,
+                       sk_buf *buf) {
+    sk_slot *slot;
+    int status = sk_entry_find(at, key, &slot);
+    bool is_whole_value = path_len == 0 && (op == SK_W_SET || op == SK_W_DELETE);
+    if (is_whole_value && op == SK_W_DELETE) return -sk_entry_delete(at, key, false);
+    if (is_whole_value) return -put_encoded(at, key, arg, arg_len);
+    if (status == SK_UNKNOWN) return -status;
+    sk_obj *obj = status == SK_OK ? slot->value.obj : NULL;
+    int64_t result = sk_node_write(&at->table->mem, at->env.kind, &obj, op, path, path_len, shape, arg,
+                                   arg_len, i, j, &at->leaf->seq, buf);
+    if (result < 0) return result;
+    if (status != SK_OK) {
+        slot = make_live(at, key, slot);
+        if (slot == NULL) {
+            status = sk_alloc_status();
+            sk_node_free(&at->table->mem, obj);
+            return -status;
+        }
+    }
+    slot->value.obj = obj;
+    sk_entry_changed(at, slot);
+    return result;
+}
+
+int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int op,
+                 const uint8_t *path, size_t path_len, const char *shape, const uint8_t *arg,
+                 size_t arg_len, int64_t i, int64_t j, sk_buf *buf) {
+    sk_at at;
+    sk_key key;
+    int status = begin(store, state, CONTAINERS, data, len, true, &at, &key);
+    if (status != SK_OK) return -status;
+    buf->len = 0;
+    int64_t result =
+        sk_entry_write(&at, &key, op, path, path_len, shape, arg, arg_len, i, j, buf);
+    end(&at);
+    return result;
+}

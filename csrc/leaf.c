@@ -1,0 +1,522 @@
+/*
+ * leaf.c: leaves as units: encoded and decoded, marked, cleared, written home, evicted,
+ * taken out of one store and put into another.
+ */
+#include "store.h"
+
+static sk_table *table_of(sk_store *store, uint32_t state_id, uint32_t leaf_no) {
+    sk_table *table = &store->states[state_id]->tables[leaf_no];
+    table->mem.budget = &store->budget;
+    return table;
+}
+
+static sk_table_env env_at(sk_store *store, uint32_t state_id, uint32_t leaf_no, uint32_t epoch) {
+    return sk_env_of(store, store->states[state_id], &store->leaves[leaf_no], epoch);
+}
+
+/* Every table of the leaf counts as changed without a trace: deltas must not reach back. */
+static void forget_leaf(sk_store *store, uint32_t leaf_no, uint32_t epoch) {
+    for (uint32_t s = 0; s < store->state_count; s++) store->states[s]->tables[leaf_no].forgot = epoch;
+    store->leaves[leaf_no].changed = epoch;
+}
+
+/* ---- Residency ---- */
+
+int sk_leaf_residency(sk_store *store, uint32_t leaf_no) {
+    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    sk_leaf_lock(&store->leaves[leaf_no]);
+    int residency = store->leaves[leaf_no].residency;
+    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return residency;
+}
+
+static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch) {
+    store->leaves[leaf_no].residency = (uint8_t)residency;
+    for (uint32_t s = 0; s < store->state_count; s++) {
+        sk_table_env env = env_at(store, s, leaf_no, epoch);
+        if (residency == SK_WHOLE) sk_table_purge(table_of(store, s, leaf_no), &env);
+        if (residency == SK_ABSENT) sk_table_clear(table_of(store, s, leaf_no), env.kind);
+    }
+    if (residency == SK_ABSENT) {
+        store->leaves[leaf_no].is_writing = false;
+        forget_leaf(store, leaf_no, epoch);
+    }
+}
+
+int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency) {
+    int status = sk_leaf_range_check(store, from, to);
+    if (status != SK_OK) return status;
+    if (residency < SK_WHOLE || residency > SK_ABSENT)
+        return sk_fail(SK_BAD_ARGUMENT, "there is no residency %d", residency);
+    uint32_t epoch;
+    if ((status = sk_leaves_lock_write(store, from, to, &epoch)) != SK_OK) return status;
+    for (uint32_t i = from; i < to; i++) set_residency(store, i, residency, epoch);
+    sk_leaves_unlock(store, from, to);
+    return SK_OK;
+}
+
+int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int flags) {
+    int status = sk_leaf_range_check(store, from, to);
+    if (status != SK_OK) return status;
+    sk_state *state = sk_state_at(store, state_id);
+    if (state == NULL) return SK_BAD_ARGUMENT;
+    uint32_t epoch;
+    if ((status = sk_leaves_lock_write(store, from, to, &epoch)) != SK_OK) return status;
+    for (uint32_t i = from; i < to && !(flags & SK_BLIND); i++)
+        if (store->leaves[i].residency != SK_WHOLE) status = SK_UNKNOWN;
+    for (uint32_t i = from; i < to && status == SK_OK; i++) {
+        sk_table *table = table_of(store, state_id, i);
+        if (table->live + table->tombs == 0) continue;
+        sk_table_clear(table, state->kind);
+        table->forgot = epoch;
+        store->leaves[i].changed = epoch;
+    }
+    sk_leaves_unlock(store, from, to);
+    return status;
+}
+
+/* ---- Encoding and decoding ---- */
+
+int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
+                          uint32_t since, sk_buf *buf) {
+    size_t start = buf->len;
+    uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
+    uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+    for (uint32_t s = first; s < last; s++) {
+        sk_table_env env = env_at(store, s, leaf_no, 0);
+        int status = sk_block_encode(&store->states[s]->tables[leaf_no], &env, store->states[s]->name,
+                                     leaf_no, select, since, buf);
+        if (status != SK_OK) {
+            buf->len = start;
+            return status;
+        }
+    }
+    return SK_OK;
+}
+
+int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uint32_t since,
+                       sk_buf *buf) {
+    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return -SK_BAD_ARGUMENT;
+    size_t start = buf->len;
+    sk_leaf_lock(&store->leaves[leaf_no]);
+    int status = sk_leaf_encode_locked(store, leaf_no, state_id,
+                                       since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, buf);
+    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return status == SK_OK ? (int64_t)(buf->len - start) : -status;
+}
+
+/* A block turned into a table, not yet in the store. */
+typedef struct fresh {
+    uint32_t state_id;
+    bool is_delta;
+    sk_table table;
+} fresh;
+
+typedef struct fresh_list {
+    fresh *items;
+    size_t count, room;
+} fresh_list;
+
+static void free_fresh(sk_store *store, fresh_list *list) {
+    for (size_t k = 0; k < list->count; k++)
+        sk_table_clear(&list->items[k].table, store->states[list->items[k].state_id]->kind);
+    sk_raw_free(list->items);
+}
+
+static fresh *add_fresh(sk_store *store, fresh_list *list) {
+    if (list->count == list->room) {
+        size_t room = list->room == 0 ? 4 : 2 * list->room;
+        fresh *items = sk_raw_alloc(room * sizeof *items);
+        if (items == NULL) return NULL;
+        if (list->count > 0) memcpy(items, list->items, list->count * sizeof *items);
+        sk_raw_free(list->items);
+        list->items = items;
+        list->room = room;
+    }
+    fresh *item = &list->items[list->count];
+    *item = (fresh){.table.mem.budget = &store->budget};
+    return item;
+}
+
+/* Decodes the block at the head of `blocks`; *size is how long it is. */
+static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
+                      fresh_list *list, size_t *size) {
+    sk_block_info info;
+    int status = sk_block_read(blocks, len, &info);
+    if (status != SK_OK) return status;
+    if (info.leaf != leaf_no || info.leaf_bits != store->leaf_bits)
+        return sk_fail(SK_CORRUPT, "block of leaf %u of 2^%u where leaf %u of 2^%u was expected",
+                       info.leaf, info.leaf_bits, leaf_no, store->leaf_bits);
+    fresh *item = add_fresh(store, list);
+    if (item == NULL) return SK_NO_MEMORY;
+    status = sk_state_add(store, info.name, info.kind, info.key_type, &item->state_id);
+    if (status != SK_OK) return status;
+    for (size_t k = 0; k < list->count; k++)
+        if (list->items[k].state_id == item->state_id)
+            return sk_fail(SK_CORRUPT, "two blocks of state '%.80s' for leaf %u", info.name, leaf_no);
+    item->is_delta = info.is_delta;
+    sk_table_env env = env_at(store, item->state_id, leaf_no, 0);
+    env.is_whole = false; /* tombstones stay while the table is on its own */
+    status = sk_block_decode(blocks, &info, &env, &store->leaves[leaf_no].seq, &item->table);
+    if (status == SK_OK) list->count++;
+    *size = info.size;
+    return status;
+}
+
+static int decode_all(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
+                      fresh_list *list) {
+    for (size_t at = 0, size = 0; at < len; at += size) {
+        int status = decode_one(store, leaf_no, blocks + at, len - at, list, &size);
+        if (status != SK_OK) return status;
+    }
+    return SK_OK;
+}
+
+static void swap_in(sk_store *store, uint32_t leaf_no, fresh *item) {
+    sk_table *table = table_of(store, item->state_id, leaf_no);
+    uint32_t forgot = table->forgot;
+    sk_table_clear(table, store->states[item->state_id]->kind);
+    *table = item->table;
+    table->forgot = forgot;
+    item->table = (sk_table){.mem.budget = &store->budget};
+}
+
+/* Room for what is to be merged, so that committing cannot fail. */
+static int reserve_all(sk_store *store, uint32_t leaf_no, fresh_list *list) {
+    for (size_t k = 0; k < list->count; k++) {
+        fresh *item = &list->items[k];
+        sk_table *table = table_of(store, item->state_id, leaf_no);
+        if (table->live + table->tombs == 0) continue; /* will be swapped */
+        sk_table_env env = env_at(store, item->state_id, leaf_no, 0);
+        int status = sk_table_reserve(table, &env, item->table.live + item->table.tombs);
+        if (status != SK_OK) return status;
+    }
+    return SK_OK;
+}
+
+static void commit_replace(sk_store *store, uint32_t leaf_no, fresh_list *list, uint32_t epoch) {
+    for (uint32_t s = 0; s < store->state_count; s++)
+        sk_table_clear(table_of(store, s, leaf_no), store->states[s]->kind);
+    for (size_t k = 0; k < list->count; k++) swap_in(store, leaf_no, &list->items[k]);
+    store->leaves[leaf_no].residency = SK_WHOLE;
+    store->leaves[leaf_no].is_writing = false;
+    forget_leaf(store, leaf_no, epoch);
+}
+
+static void commit_merge(sk_store *store, uint32_t leaf_no, fresh_list *list, bool over) {
+    for (size_t k = 0; k < list->count; k++) {
+        fresh *item = &list->items[k];
+        sk_table *table = table_of(store, item->state_id, leaf_no);
+        sk_table_env env = env_at(store, item->state_id, leaf_no, 0);
+        if (table->live + table->tombs == 0 || (over && !item->is_delta))
+            swap_in(store, leaf_no, item);
+        else
+            sk_table_merge(table, &item->table, &env, over);
+        sk_table_purge(table, &env);
+    }
+}
+
+static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, int mode,
+                         uint32_t epoch) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    for (size_t k = 0; k < list->count && mode == SK_REPLACE; k++)
+        if (list->items[k].is_delta)
+            return sk_fail(SK_BAD_ARGUMENT, "a delta block cannot replace leaf %u", leaf_no);
+    if (mode == SK_REPLACE) {
+        commit_replace(store, leaf_no, list, epoch);
+        return SK_OK;
+    }
+    int status = reserve_all(store, leaf_no, list);
+    if (status != SK_OK) return status;
+    if (leaf->residency == SK_ABSENT && list->count > 0) leaf->residency = SK_PARTIAL;
+    commit_merge(store, leaf_no, list, mode == SK_OVER);
+    if (mode == SK_OVER) forget_leaf(store, leaf_no, epoch);
+    if (mode == SK_UNDER_ALL) set_residency(store, leaf_no, SK_WHOLE, epoch);
+    return SK_OK;
+}
+
+int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len, int mode) {
+    if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    if (mode < SK_REPLACE || mode > SK_OVER)
+        return sk_fail(SK_BAD_ARGUMENT, "there is no decode mode %d", mode);
+    uint32_t epoch;
+    fresh_list list = {0};
+    int status = sk_leaf_lock_write(store, leaf_no, &epoch);
+    if (status != SK_OK) return status;
+    status = decode_all(store, leaf_no, blocks, len, &list);
+    /* A whole leaf has nothing to learn from its home: a late or repeated answer must not bring
+     * back what was deleted here in the meantime. */
+    bool is_late = (mode == SK_UNDER || mode == SK_UNDER_ALL) &&
+                   store->leaves[leaf_no].residency == SK_WHOLE;
+    if (status == SK_OK && !is_late) status = commit_decode(store, leaf_no, &list, mode, epoch);
+    free_fresh(store, &list);
+    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return status;
+}
+
+/* ---- Write-back and eviction ---- */
+
+int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, sk_buf *buf) {
+    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    size_t start = buf->len;
+    sk_leaf_lock(leaf);
+    int status = leaf->is_writing ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
+                                  : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
+                                                          SK_SELECT_DIRTY, 0, buf);
+    for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
+        const sk_table *table = &store->states[s]->tables[leaf_no];
+        sk_slot *slot;
+        for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;)
+            if (slot->marks & SK_MARK_DIRTY)
+                slot->marks = (uint8_t)((slot->marks & ~SK_MARK_DIRTY) | SK_MARK_WRITING);
+    }
+    if (status == SK_OK) leaf->is_writing = buf->len > start;
+    sk_leaf_unlock(leaf);
+    return status == SK_OK ? (int64_t)(buf->len - start) : -status;
+}
+
+int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
+    if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    sk_leaf_lock(leaf);
+    leaf->is_writing = false;
+    for (uint32_t s = 0; s < store->state_count; s++) {
+        sk_table *table = &store->states[s]->tables[leaf_no];
+        sk_slot *slot;
+        for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;) {
+            if (!(slot->marks & SK_MARK_WRITING)) continue;
+            slot->marks &= (uint8_t)~SK_MARK_WRITING;
+            if (!written) slot->marks |= SK_MARK_DIRTY;
+            table->dirty -= !(slot->marks & SK_MARK_DIRTY);
+        }
+    }
+    sk_leaf_unlock(leaf);
+    return SK_OK;
+}
+
+/* Moves the hand through one table until enough is free; *slot_at is where it goes on. */
+static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
+    sk_table *table = at->table;
+    uint64_t was = table->mem.used, slots_freed = 0;
+    sk_slot *slot;
+    while ((slot = sk_table_next(table, slot_at)) != NULL) {
+        if (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) continue;
+        if (slot->marks & SK_MARK_USED) {
+            slot->marks &= (uint8_t)~SK_MARK_USED;
+            continue;
+        }
+        if (slot->epoch > table->forgot) table->forgot = slot->epoch;
+        sk_table_remove(table, &at->env, slot);
+        at->leaf->residency = SK_PARTIAL;
+        at->env.is_whole = false;
+        slots_freed++;
+        if (was - table->mem.used + slots_freed * sizeof(sk_slot) >= bytes_wanted) break;
+    }
+    if (slot == NULL) *slot_at = 0;
+    /* Numbers live in their slots: only a smaller array gives their memory back. */
+    if (slots_freed > 0) sk_table_trim(table, &at->env, true);
+    return was - table->mem.used;
+}
+
+int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
+    pthread_mutex_lock(&store->clock_lock);
+    uint64_t freed = 0;
+    int status = SK_OK;
+    /* Two rounds: the first may only clear marks. */
+    for (uint64_t step = 0; step < 2 * (uint64_t)store->leaf_count + 1 && status == SK_OK; step++) {
+        uint32_t leaf_no = store->hand_leaf, epoch;
+        if ((status = sk_leaf_lock_write(store, leaf_no, &epoch)) != SK_OK) break;
+        for (; store->hand_state < store->state_count && freed < bytes_wanted;) {
+            sk_at at;
+            sk_at_set(&at, store, store->states[store->hand_state], leaf_no, epoch);
+            freed += evict_table(&at, &store->hand_slot, bytes_wanted - freed);
+            if (store->hand_slot == 0) store->hand_state++;
+        }
+        sk_leaf_unlock(&store->leaves[leaf_no]);
+        if (freed >= bytes_wanted) break;
+        store->hand_state = 0;
+        store->hand_leaf = leaf_no + 1 == store->leaf_count ? 0 : leaf_no + 1;
+    }
+    pthread_mutex_unlock(&store->clock_lock);
+    return status == SK_OK ? (int64_t)freed : -status;
+}
+
+/* ---- Detaching and attaching ---- */
+
+typedef struct detached_leaf {
+    uint64_t seq;
+    uint8_t residency;
+} detached_leaf;
+
+struct sk_leaves {
+    uint32_t from, count;
+    uint8_t leaf_bits;
+    uint32_t epoch; /* of the store they came from: no entry in them is newer */
+    uint32_t state_count;
+    sk_budget budget;      /* what they hold */
+    sk_state *states;      /* schemas; tables[count] each */
+    detached_leaf *leaves; /* [count] */
+};
+
+void sk_leaves_free(sk_leaves *leaves) {
+    if (leaves == NULL) return;
+    for (uint32_t s = 0; s < leaves->state_count; s++) {
+        sk_state *state = &leaves->states[s];
+        for (uint32_t i = 0; state->tables != NULL && i < leaves->count; i++) {
+            state->tables[i].mem.budget = &leaves->budget;
+            sk_table_clear(&state->tables[i], state->kind);
+        }
+        sk_raw_free(state->tables);
+    }
+    sk_raw_free(leaves->states);
+    sk_raw_free(leaves->leaves);
+    sk_raw_free(leaves);
+}
+
+static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
+    sk_leaves *leaves = sk_raw_zalloc(sizeof *leaves);
+    if (leaves == NULL) return NULL;
+    leaves->from = from;
+    leaves->count = count;
+    leaves->leaf_bits = store->leaf_bits;
+    leaves->leaves = sk_raw_zalloc((size_t)count * sizeof(detached_leaf) + 1);
+    leaves->states = sk_raw_zalloc((size_t)store->state_count * sizeof(sk_state) + 1);
+    bool is_made = leaves->leaves != NULL && leaves->states != NULL;
+    for (uint32_t s = 0, n = store->state_count; is_made && s < n; s++) {
+        leaves->states[s] = *store->states[s];
+        leaves->states[s].tables = sk_raw_alloc((size_t)count * sizeof(sk_table) + 1);
+        is_made = leaves->states[s].tables != NULL;
+        if (is_made) memset(leaves->states[s].tables, 0, (size_t)count * sizeof(sk_table));
+        leaves->state_count = s + 1;
+    }
+    if (is_made) return leaves;
+    sk_leaves_free(leaves);
+    return NULL;
+}
+
+/* Moves the heads of `count` tables and returns the bytes they hold. */
+static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_budget *budget) {
+    uint64_t bytes = 0;
+    memcpy(to, from, (size_t)count * sizeof *to);
+    memset(from, 0, (size_t)count * sizeof *from);
+    for (uint32_t i = 0; i < count; i++) {
+        to[i].mem.budget = budget;
+        bytes += to[i].mem.used;
+    }
+    return bytes;
+}
+
+int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
+    *out = NULL;
+    int status = sk_leaf_range_check(store, from, to);
+    if (status != SK_OK) return status;
+    sk_leaves *leaves = new_leaves(store, from, to - from);
+    if (leaves == NULL) return SK_NO_MEMORY;
+    if ((status = sk_leaves_lock_write(store, from, to, &leaves->epoch)) != SK_OK) {
+        sk_leaves_free(leaves);
+        return status;
+    }
+    /* A state declared since new_leaves has no entries in leaves that were locked before it
+     * could; one declared and filled in between is caught here. */
+    if (store->state_count != leaves->state_count) {
+        sk_leaves_unlock(store, from, to);
+        sk_leaves_free(leaves);
+        return sk_detach(store, from, to, out); /* at most SK_STATES_MAX times */
+    }
+    for (uint32_t s = 0; s < leaves->state_count; s++)
+        leaves->budget.used += move_tables(leaves->states[s].tables, store->states[s]->tables + from,
+                                           to - from, &leaves->budget);
+    for (uint32_t i = from; i < to; i++) {
+        sk_leaf *leaf = &store->leaves[i];
+        leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
+        leaf->residency = SK_ABSENT;
+        leaf->is_writing = false;
+        forget_leaf(store, i, leaves->epoch);
+    }
+    sk_leaves_unlock(store, from, to);
+    atomic_fetch_sub(&store->budget.used, leaves->budget.used);
+    *out = leaves;
+    return SK_OK;
+}
+
+/* The ids that the detached states have in this store; declares those that are new, but none if
+ * one does not fit. */
+static int match_states(sk_store *store, const sk_leaves *leaves, uint32_t *ids) {
+    int status = SK_OK;
+    for (uint32_t s = 0; s < leaves->state_count && status == SK_OK; s++) {
+        const sk_state *state = &leaves->states[s];
+        bool is_known = sk_state_find(store, state->name) != NULL;
+        if (is_known) status = sk_state_add(store, state->name, state->kind, state->key_type.text, &ids[s]);
+    }
+    for (uint32_t s = 0; s < leaves->state_count && status == SK_OK; s++) {
+        const sk_state *state = &leaves->states[s];
+        status = sk_state_add(store, state->name, state->kind, state->key_type.text, &ids[s]);
+    }
+    return status;
+}
+
+static int check_unoccupied(sk_store *store, uint32_t from, uint32_t to) {
+    for (uint32_t s = 0; s < store->state_count; s++)
+        for (uint32_t i = from; i < to; i++) {
+            const sk_table *table = &store->states[s]->tables[i];
+            if (table->live + table->tombs > 0)
+                return sk_fail(SK_OCCUPIED, "leaf %u already has entries of state '%.80s'", i,
+                               store->states[s]->name);
+        }
+    return SK_OK;
+}
+
+static int attach_locked(sk_store *store, sk_leaves *leaves, const uint32_t *ids) {
+    uint32_t from = leaves->from, count = leaves->count;
+    uint32_t epoch = atomic_load(&store->epoch);
+    int status = check_unoccupied(store, from, from + count);
+    uint64_t used = atomic_fetch_add(&store->budget.used, leaves->budget.used);
+    uint64_t max = atomic_load(&store->budget.max);
+    if (status == SK_OK && max != 0 && used + leaves->budget.used > max)
+        status = sk_fail(SK_LIMIT, "attaching %llu bytes would pass the memory limit of %llu bytes",
+                         (unsigned long long)leaves->budget.used, (unsigned long long)max);
+    if (status != SK_OK) {
+        atomic_fetch_sub(&store->budget.used, leaves->budget.used);
+        return status;
+    }
+    for (uint32_t s = 0; s < leaves->state_count; s++) {
+        sk_table *tables = store->states[ids[s]]->tables + from;
+        /* a table without entries may still hold its array */
+        for (uint32_t i = 0; i < count; i++)
+            if (tables[i].groups > 0) sk_table_clear(&tables[i], leaves->states[s].kind);
+        move_tables(tables, leaves->states[s].tables, count, &store->budget);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        sk_leaf *leaf = &store->leaves[from + i];
+        if (leaves->leaves[i].seq > leaf->seq) leaf->seq = leaves->leaves[i].seq;
+        leaf->residency = leaves->leaves[i].residency;
+        forget_leaf(store, from + i, epoch);
+    }
+    return SK_OK;
+}
+
+int sk_attach(sk_store *store, sk_leaves *leaves) {
+    if (leaves->leaf_bits != store->leaf_bits)
+        return sk_fail(SK_BAD_ARGUMENT, "leaves of a store with 2^%u leaves do not fit one with 2^%u",
+                       leaves->leaf_bits, store->leaf_bits);
+    uint32_t from = leaves->from, to = from + leaves->count, epoch;
+    uint32_t *ids = sk_raw_zalloc((size_t)leaves->state_count * sizeof *ids + 1);
+    if (ids == NULL) return SK_NO_MEMORY;
+    int status = match_states(store, leaves, ids);
+    /* Entries carry epochs of the other store; ours must not lie behind, or a delta taken later
+     * would list them as changed again and again. */
+    if (status == SK_OK) sk_epoch_at_least(store, leaves->epoch + 1);
+    if (status == SK_OK) status = sk_leaves_lock_write(store, from, to, &epoch);
+    if (status == SK_OK) {
+        status = attach_locked(store, leaves, ids);
+        sk_leaves_unlock(store, from, to);
+    }
+    sk_raw_free(ids);
+    if (status == SK_OK) {
+        leaves->budget.used = 0;
+        sk_leaves_free(leaves);
+    }
+    return status;
+}

@@ -1,0 +1,277 @@
+/*
+ * snapshot.c: consistent views of the store, taken in O(1) while it is in use.
+ *
+ * Taking one bumps the store's epoch. No entry is versioned and nothing is
+ * copied; instead each leaf is encoded once per snapshot, *before* its first
+ * change after the snapshot, by whoever comes first: the reader
+ * (sk_snapshot_next) or the call that is about to change it (sk_leaf_lock_write
+ * -> sk_snapshots_serve). A changing call thus stalls for the encoding of one
+ * leaf at most, and a leaf nobody touches costs nothing until it is read.
+ *
+ *   leaf->guard   the epoch up to which every open snapshot has been served for this leaf.
+ *                 guard == store->epoch: change away. One comparison in the steady state.
+ *   progress[l]   per snapshot and leaf: WANTED -> QUEUED (encoded by a changer, waiting for
+ *                 the reader) -> DONE, or WANTED -> DONE (encoded by the reader). Changes only
+ *                 under the leaf's lock or, QUEUED -> DONE, under snapshots_lock.
+ *
+ * Why it is consistent. Let a change read the epoch under its leaf's lock, and make the
+ * change under the same hold of that lock.
+ *  1. If it reads an epoch later than the snapshot's, then guard was brought up to it first,
+ *     so the leaf was encoded without the change: the change is not in the snapshot.
+ *  2. If it reads the snapshot's epoch or an earlier one, the leaf was not encoded before the
+ *     change (an encoder takes the lock, and a changer's encoding happens only on reading a
+ *     later epoch), so it will be encoded with it: the change is in the snapshot.
+ *  So a change is in the snapshot iff it read the epoch before the bump. The epoch is one
+ *  atomic variable; if change x ended before change y began and y is in, then y read the old
+ *  epoch, x read it even earlier, and x is in. Hence the snapshot is a prefix of every order
+ *  in which the calls may be said to have happened: all calls that ended before it was taken,
+ *  none that began after, and no effect without its cause.
+ *
+ * Memory. Blocks encoded by changers wait in a queue of at most bytes_max (plus one leaf per
+ * changing thread). A changer that finds it full gives up its leaf's lock and waits for the
+ * reader. If the reader takes nothing for SK_STALL_MS, or reader and changer are one thread,
+ * nobody would ever wake up: then the snapshot is given up (its reader gets SK_OVERRUN) and the
+ * change goes on. State in use comes before a copy of it.
+ */
+#define _GNU_SOURCE
+#include "store.h"
+
+#include <errno.h>
+#include <time.h>
+
+#define SK_QUEUE_BYTES_DEFAULT (64ull << 20)
+#define SK_STALL_MS 2000
+
+enum { WANTED = 0, QUEUED = 1, DONE = 2 };
+
+/* A leaf's blocks, encoded by a changer. */
+typedef struct queued {
+    struct queued *next;
+    uint32_t leaf_no;
+    sk_buf blocks;
+} queued;
+
+struct sk_snapshot {
+    sk_store *store;
+    sk_snapshot *next;  /* in store->snapshots */
+    uint32_t epoch;     /* changes of this epoch and before are in it */
+    uint32_t *since;    /* per leaf, or NULL */
+    uint64_t bytes_max; /* of the queue */
+    uint8_t *progress;  /* per leaf */
+    /* all below: under snapshots_lock */
+    uint32_t cursor; /* leaves before it have been visited by the reader */
+    queued *queue;
+    uint64_t queue_bytes;
+    uint64_t taken;    /* items that left the queue: proof that the reader lives */
+    uint32_t users;    /* changers that hold a pointer to this snapshot */
+    bool is_overrun;   /* given up */
+    bool is_closing;
+};
+
+/* ---- Opening and closing ---- */
+
+static void free_snapshot(sk_snapshot *snapshot) {
+    while (snapshot->queue != NULL) {
+        queued *item = snapshot->queue;
+        snapshot->queue = item->next;
+        sk_buf_free(&item->blocks);
+        sk_raw_free(item);
+    }
+    sk_raw_free(snapshot->since);
+    sk_raw_free(snapshot->progress);
+    sk_raw_free(snapshot);
+}
+
+int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max, sk_snapshot **out) {
+    *out = NULL;
+    sk_snapshot *snapshot = sk_raw_zalloc(sizeof *snapshot);
+    if (snapshot == NULL) return SK_NO_MEMORY;
+    size_t since_bytes = (size_t)store->leaf_count * sizeof *since;
+    snapshot->store = store;
+    snapshot->bytes_max = bytes_max != 0 ? bytes_max : SK_QUEUE_BYTES_DEFAULT;
+    snapshot->progress = sk_raw_zalloc(store->leaf_count);
+    if (since != NULL) snapshot->since = sk_raw_alloc(since_bytes);
+    if (snapshot->progress == NULL || (since != NULL && snapshot->since == NULL)) {
+        free_snapshot(snapshot);
+        return SK_NO_MEMORY;
+    }
+    if (since != NULL) memcpy(snapshot->since, since, since_bytes);
+    pthread_mutex_lock(&store->snapshots_lock);
+    snapshot->next = store->snapshots;
+    store->snapshots = snapshot;
+    /* The list first, then the epoch: who sees the new epoch finds the snapshot. */
+    snapshot->epoch = atomic_fetch_add(&store->epoch, 1);
+    pthread_mutex_unlock(&store->snapshots_lock);
+    *out = snapshot;
+    return SK_OK;
+}
+
+void sk_snapshot_close(sk_snapshot *snapshot) {
+    if (snapshot == NULL) return;
+    sk_store *store = snapshot->store;
+    pthread_mutex_lock(&store->snapshots_lock);
+    sk_snapshot **link = &store->snapshots;
+    while (*link != snapshot) link = &(*link)->next;
+    *link = snapshot->next;
+    snapshot->is_closing = true;
+    pthread_cond_broadcast(&store->snapshots_moved);
+    while (snapshot->users > 0) pthread_cond_wait(&store->snapshots_moved, &store->snapshots_lock);
+    pthread_mutex_unlock(&store->snapshots_lock);
+    free_snapshot(snapshot);
+}
+
+uint32_t sk_snapshot_epoch(sk_snapshot *snapshot) { return snapshot->epoch; }
+
+uint32_t sk_epoch_advance(sk_store *store) {
+    pthread_mutex_lock(&store->snapshots_lock);
+    uint32_t ended = atomic_fetch_add(&store->epoch, 1);
+    pthread_mutex_unlock(&store->snapshots_lock);
+    return ended;
+}
+
+void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
+    pthread_mutex_lock(&store->snapshots_lock);
+    if (store->epoch < epoch) store->epoch = epoch;
+    pthread_mutex_unlock(&store->snapshots_lock);
+}
+
+/* ---- Encoding a leaf for a snapshot ---- */
+
+/* The leaf as the snapshot must see it; its lock is held and it has not changed since. */
+static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
+    sk_store *store = snapshot->store;
+    uint32_t since = snapshot->since != NULL ? snapshot->since[leaf_no] : 0;
+    if (since > 0 && store->leaves[leaf_no].changed <= since) return SK_OK;
+    return sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
+                                 since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, buf);
+}
+
+static sk_snapshot *first_wanting(sk_store *store, uint32_t leaf_no) {
+    sk_snapshot *snapshot = store->snapshots;
+    while (snapshot != NULL && (snapshot->is_overrun || snapshot->progress[leaf_no] != WANTED))
+        snapshot = snapshot->next;
+    return snapshot;
+}
+
+/* Gives up the leaf's lock until the queue has room, the snapshot goes, or its reader proves dead.
+ * Under snapshots_lock. */
+static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *leaf) {
+    snapshot->users++;
+    sk_leaf_unlock(leaf);
+    while (!snapshot->is_closing && !snapshot->is_overrun &&
+           snapshot->queue_bytes >= snapshot->bytes_max) {
+        struct timespec until;
+        uint64_t taken = snapshot->taken;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += SK_STALL_MS / 1000;
+        int waited =
+            pthread_cond_timedwait(&store->snapshots_moved, &store->snapshots_lock, &until);
+        if (waited == ETIMEDOUT && snapshot->taken == taken) snapshot->is_overrun = true;
+    }
+    snapshot->users--;
+    pthread_cond_broadcast(&store->snapshots_moved);
+}
+
+/* Encodes the locked leaf into the snapshot's queue. Under snapshots_lock, which it gives up
+ * while it encodes: the leaf's lock keeps progress[leaf_no] as it is. */
+static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
+    snapshot->users++;
+    pthread_mutex_unlock(&store->snapshots_lock);
+    queued *item = sk_raw_zalloc(sizeof *item);
+    int status = item == NULL ? SK_NO_MEMORY : encode_for(snapshot, leaf_no, &item->blocks);
+    pthread_mutex_lock(&store->snapshots_lock);
+    snapshot->users--;
+    pthread_cond_broadcast(&store->snapshots_moved);
+    bool is_empty = item == NULL || item->blocks.len == 0;
+    if (status == SK_OK) snapshot->progress[leaf_no] = is_empty ? DONE : QUEUED;
+    if (status != SK_OK || is_empty) {
+        if (item != NULL) sk_buf_free(&item->blocks);
+        sk_raw_free(item);
+        return status;
+    }
+    item->leaf_no = leaf_no;
+    item->next = snapshot->queue;
+    snapshot->queue = item;
+    snapshot->queue_bytes += item->blocks.cap;
+    return SK_OK;
+}
+
+int sk_snapshots_serve(sk_store *store, uint32_t leaf_no) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    sk_snapshot *snapshot;
+    int status = SK_OK;
+    pthread_mutex_lock(&store->snapshots_lock);
+    while (status == SK_OK && (snapshot = first_wanting(store, leaf_no)) != NULL) {
+        if (snapshot->queue_bytes >= snapshot->bytes_max) {
+            wait_for_reader(store, snapshot, leaf);
+            pthread_mutex_unlock(&store->snapshots_lock);
+            sk_leaf_lock(leaf);
+            return SK_CHANGED;
+        }
+        status = enqueue(store, snapshot, leaf_no);
+    }
+    if (status == SK_OK) leaf->guard = store->epoch;
+    pthread_mutex_unlock(&store->snapshots_lock);
+    return status;
+}
+
+/* ---- Reading ---- */
+
+/* Takes a queued leaf, if there is one: -SK_MISSING if not. Under snapshots_lock. */
+static int64_t take_queued(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {
+    queued *item = snapshot->queue;
+    if (item == NULL) return -SK_MISSING;
+    int status = sk_buf_put(buf, item->blocks.data, item->blocks.len);
+    if (status != SK_OK) return -status;
+    int64_t len = (int64_t)item->blocks.len;
+    *leaf_no = item->leaf_no;
+    snapshot->queue = item->next;
+    snapshot->queue_bytes -= item->blocks.cap;
+    snapshot->taken++;
+    snapshot->progress[item->leaf_no] = DONE;
+    sk_buf_free(&item->blocks);
+    sk_raw_free(item);
+    pthread_cond_broadcast(&snapshot->store->snapshots_moved);
+    return len;
+}
+
+/* Encodes leaf_no unless somebody did: its length, 0 if there is nothing to read here. */
+static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
+    sk_store *store = snapshot->store;
+    size_t start = buf->len;
+    int status = SK_OK;
+    sk_leaf_lock(&store->leaves[leaf_no]);
+    pthread_mutex_lock(&store->snapshots_lock);
+    bool is_wanted = snapshot->progress[leaf_no] == WANTED && !snapshot->is_overrun;
+    pthread_mutex_unlock(&store->snapshots_lock);
+    if (is_wanted) status = encode_for(snapshot, leaf_no, buf);
+    pthread_mutex_lock(&store->snapshots_lock);
+    if (is_wanted && status == SK_OK) snapshot->progress[leaf_no] = DONE;
+    if (status != SK_OK && snapshot->cursor > leaf_no) snapshot->cursor = leaf_no; /* try again */
+    pthread_mutex_unlock(&store->snapshots_lock);
+    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return status == SK_OK ? (int64_t)(buf->len - start) : -status;
+}
+
+int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {
+    sk_store *store = snapshot->store;
+    for (;;) {
+        pthread_mutex_lock(&store->snapshots_lock);
+        bool is_overrun = snapshot->is_overrun;
+        int64_t len = is_overrun ? 0 : take_queued(snapshot, leaf_no, buf);
+        uint32_t next = snapshot->cursor;
+        if (len == -SK_MISSING && next < store->leaf_count) snapshot->cursor++;
+        pthread_mutex_unlock(&store->snapshots_lock);
+        if (is_overrun)
+            return -sk_fail(SK_OVERRUN,
+                            "the snapshot's reader took nothing for %d ms while %llu bytes waited; "
+                            "it was given up so that changes could go on",
+                            SK_STALL_MS, (unsigned long long)snapshot->bytes_max);
+        if (len != -SK_MISSING) return len;
+        if (next == store->leaf_count) return -SK_END;
+        len = read_leaf(snapshot, next, buf);
+        if (len == 0) continue;
+        if (len > 0) *leaf_no = next;
+        return len;
+    }
+}

@@ -1,0 +1,383 @@
+/*
+ * statekit.h: the contract of the native store.
+ *
+ * This is the one header that Python sees: the build strips the preprocessor
+ * lines and hands the rest to cffi, so nothing here is declared twice. Keep to
+ * what cffi parses: plain structs, enums, integer #defines and prototypes.
+ *
+ * Vocabulary (docs/glossary.md): a key hashes to one LEAF; a leaf holds one
+ * TABLE per STATE; a STORE is an array of leaves. A leaf is WHOLE (all its
+ * entries are here), ABSENT (none is) or PARTIAL (some are, and those are newer
+ * than what is at the leaf's HOME, the place that has the rest).
+ *
+ * Rules that hold for every function
+ *  - Thread safe, unless it says otherwise. Only sk_close and sk_*_free need
+ *    the caller to know that nobody else still uses the object.
+ *  - No pointer into live memory is handed out: results are copied, under the
+ *    leaf's lock, into memory that the caller owns (an sk_buf or an array).
+ *  - The result is a status; int64_t functions return a length (>= 0) or the
+ *    negated status. SK_MISSING and SK_UNKNOWN are answers; from SK_NO_MEMORY on
+ *    a status is an error, and then the store is as it was before the call
+ *    (sk_batch: as it was after the records that it reports as done).
+ *  - sk_reason() explains the last error of the calling thread.
+ */
+#ifndef STATEKIT_H
+#define STATEKIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SK_LEAVES_MAX 1048576      /* key-groups x sub-groups */
+#define SK_STATES_MAX 1024         /* states in one store */
+#define SK_NAME_BYTES_MAX 255      /* bytes of a state's name */
+#define SK_KEY_PARTS_MAX 16        /* parts of a tuple key */
+#define SK_KEY_BYTES_MAX 65536     /* bytes of one encoded key */
+#define SK_VALUE_BYTES_MAX 1073741824 /* bytes of one encoded value: 1 GiB */
+#define SK_DEPTH_MAX 32            /* containers inside each other */
+#define SK_ALL_STATES 4294967295   /* in place of a state id, where allowed */
+
+typedef enum sk_status {
+    SK_OK = 0,
+    SK_MISSING = 1,   /* there is no such key, element or path */
+    SK_UNKNOWN = 2,   /* not here, and the leaf is not whole: ask its home */
+    SK_CHANGED = 3,   /* compare-and-set lost, or a container changed under its reader */
+    SK_END = 4,       /* nothing more to read */
+    SK_NO_MEMORY = 5, /* the allocator said no */
+    SK_LIMIT = 6,     /* the store's memory limit would be passed */
+    SK_BAD_KEY = 7,   /* the key does not fit the state's key type, or is too long */
+    SK_BAD_VALUE = 8, /* not one well-formed MessagePack value, or of the wrong shape */
+    SK_BAD_PATH = 9,  /* a step of the path does not fit what is there */
+    SK_BAD_KIND = 10, /* the state's kind has no such operation */
+    SK_BAD_ARGUMENT = 11, /* out of range: leaf, state, geometry, operation */
+    SK_OVERFLOW = 12, /* the sum leaves 64 bits */
+    SK_TOO_LARGE = 13, /* a value above SK_VALUE_BYTES_MAX */
+    SK_TOO_DEEP = 14, /* containers nested deeper than SK_DEPTH_MAX */
+    SK_CORRUPT = 15,  /* a block that cannot be what sk_leaf_encode wrote */
+    SK_SCHEMA = 16,   /* the name is in use with another kind or key type */
+    SK_OCCUPIED = 17, /* sk_attach: a leaf of that number has entries here */
+    SK_OVERRUN = 18   /* the snapshot was given up: its reader fell too far behind */
+} sk_status;
+
+/* What a state holds under each key. The numbers are stored in blocks. */
+typedef enum sk_kind {
+    SK_I64 = 1,
+    SK_F64 = 2,
+    SK_BYTES = 3,  /* opaque bytes */
+    SK_LIST = 4,   /* MessagePack; the root is an array */
+    SK_MAP = 5,    /* MessagePack; the root is a map, in insertion order */
+    SK_NESTED = 6  /* MessagePack; the root is an array or a map, or any scalar */
+} sk_kind;
+
+typedef enum sk_residency { SK_WHOLE = 0, SK_PARTIAL = 1, SK_ABSENT = 2 } sk_residency;
+
+/* Memory that the caller owns and the library grows. Zero-initialised is empty. */
+typedef struct sk_buf {
+    uint8_t *data;
+    size_t len;
+    size_t cap;
+} sk_buf;
+
+void sk_buf_free(sk_buf *buf);
+
+const char *sk_status_name(int status);
+const char *sk_reason(void);
+/* 1 if the library was built with fault injection and internal checks. */
+int sk_is_testing_build(void);
+
+/* ---- Keys -------------------------------------------------------------- */
+/*
+ * A key type is a string of parts: "s" UTF-8, "b" bytes, "i" signed 64-bit. One
+ * part is encoded bare (ints as 8 bytes, little endian). A tuple is written
+ * "(si)" and encoded part after part, with a u32 little-endian length before
+ * each s or b part. The routing hash is XXH64 with seed 42 of the bare part; in
+ * a tuple each part's hash is the seed of the next (Spark's xxhash64).
+ */
+int sk_key_hash(const char *key_type, const uint8_t *key, size_t key_len, uint64_t *hash);
+uint64_t sk_xxh64(const uint8_t *data, size_t len, uint64_t seed);
+uint32_t sk_crc32c(const uint8_t *data, size_t len, uint32_t seed);
+
+/* ---- Store and states --------------------------------------------------- */
+
+typedef struct sk_store sk_store;
+
+/* key_groups and subgroups: powers of two. bytes_max 0: no limit. */
+int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_store **store);
+void sk_close(sk_store *store);
+
+/* Declares a state, or finds it: the same name, kind and key type give the same id. */
+int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id);
+uint32_t sk_state_count(sk_store *store);
+/* name and key_type point to memory that lives as long as the store. */
+int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind,
+                  const char **key_type);
+
+typedef struct sk_stats {
+    uint64_t entries;    /* live entries that are here */
+    uint64_t tombstones; /* deletions still remembered */
+    uint64_t dirty;      /* entries and tombstones not yet written home */
+    uint64_t bytes;      /* native memory: slots, keys, values, containers */
+    uint64_t leaves[3];  /* leaves whole, partial, absent */
+    uint64_t flooded;    /* tables that went over to the secret hash */
+} sk_stats;
+
+/* Sums over leaves [from, to) and one state or SK_ALL_STATES. */
+int sk_stats_read(sk_store *store, uint32_t state, uint32_t from, uint32_t to, sk_stats *stats);
+uint64_t sk_bytes_used(sk_store *store);
+int sk_bytes_limit(sk_store *store, uint64_t bytes_max);
+/* Groups of slots visited plus keys compared to find this key: the price of one lookup. */
+int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+
+/* ---- One key ------------------------------------------------------------ */
+
+int sk_contains(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+#define SK_BLIND 1 /* do not ask whether the entry exists: never SK_UNKNOWN */
+int sk_delete(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int flags);
+
+/* Any kind, in its encoded form: 8 bytes little endian, the bytes, or MessagePack.
+ * sk_get replaces what buf holds. */
+int64_t sk_get(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, sk_buf *buf);
+int sk_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+           const uint8_t *value, size_t value_len);
+
+typedef enum sk_fold { SK_ADD = 0, SK_MIN = 1, SK_MAX = 2 } sk_fold;
+
+/* fold: a missing entry counts as initial for SK_ADD and as operand for MIN and MAX.
+ * cas: expected NULL asks that the key be missing; on SK_CHANGED *result is the value
+ * found, on SK_MISSING there is none. result may be NULL. */
+int sk_i64_get(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int64_t *value);
+int sk_i64_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int64_t value);
+int sk_i64_fold(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
+                int64_t operand, int64_t initial, int64_t *result);
+int sk_i64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+               const int64_t *expected, int64_t desired, int64_t *result);
+int sk_f64_get(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, double *value);
+int sk_f64_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, double value);
+int sk_f64_fold(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
+                double operand, double initial, double *result);
+int sk_f64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+               const double *expected, double desired, double *result);
+
+/*
+ * Containers (list, map, nested). A path is MessagePack values one after the
+ * other: an integer where the container on the way is a list (negative counts
+ * from the end), a key where it is a map; empty is the root. `i` and `j` are
+ * list positions with Python's meaning, `arg` is MessagePack.
+ *
+ *   read        at the path                                  buf holds
+ *   SK_R_GET    any value                                    its MessagePack
+ *   SK_R_LEN    list or map; returns the length              nothing
+ *   SK_R_TYPE   any; returns 'l', 'm' or 's' (scalar)        nothing
+ *   SK_R_SLICE  list, elements i <= k < j (Python's clamping) an array
+ *   SK_R_HAS    map; arg is the key; SK_OK or SK_MISSING     nothing
+ *   SK_R_KEYS   map                                          an array of its keys
+ *
+ *   write        at the path
+ *   SK_W_SET     any: puts arg there; the last step may be a new map key
+ *   SK_W_DELETE  element or map entry the last step names; with an empty path the key itself
+ *   SK_W_APPEND  list: arg at the end
+ *   SK_W_EXTEND  list: the elements of the array arg
+ *   SK_W_INSERT  list: arg before position i, clamped as list.insert does
+ *   SK_W_POP     list: removes element i; buf gets it
+ *   SK_W_SPLICE  list: replaces elements i <= k < j by those of the array arg
+ *   SK_W_UPDATE  map: puts every entry of the map arg
+ *   SK_W_TAKE    map: removes the entry with key arg; buf gets its value
+ *   SK_W_CLEAR   list or map: removes all elements
+ *
+ * `shape` says what to create where a write finds nothing: one letter per level
+ * from the root, 'l' or 'm'; "ml" makes the root a map and its members lists.
+ * NULL or too short: what is missing stays missing and the call says SK_MISSING.
+ */
+typedef enum sk_read_op {
+    SK_R_GET = 0, SK_R_LEN = 1, SK_R_TYPE = 2, SK_R_SLICE = 3, SK_R_HAS = 4, SK_R_KEYS = 5
+} sk_read_op;
+
+typedef enum sk_write_op {
+    SK_W_SET = 0, SK_W_DELETE = 1, SK_W_APPEND = 2, SK_W_EXTEND = 3, SK_W_INSERT = 4,
+    SK_W_POP = 5, SK_W_SPLICE = 6, SK_W_UPDATE = 7, SK_W_TAKE = 8, SK_W_CLEAR = 9
+} sk_write_op;
+
+int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int op,
+                const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len,
+                int64_t i, int64_t j, sk_buf *buf);
+int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int op,
+                 const uint8_t *path, size_t path_len, const char *shape, const uint8_t *arg,
+                 size_t arg_len, int64_t i, int64_t j, sk_buf *buf);
+/*
+ * Reads a list or map a page at a time: an array of elements, or of keys and
+ * values alternating. *cursor and *version start as 0 and are handed back
+ * unchanged; SK_CHANGED if the container gained or lost elements in between,
+ * SK_END after the last page.
+ */
+int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+                const uint8_t *path, size_t path_len, uint64_t *cursor, uint64_t *version,
+                uint32_t elements_max, sk_buf *buf);
+
+/* ---- Batches ------------------------------------------------------------ */
+
+typedef enum sk_column_type {
+    SK_COL_NONE = 0,
+    SK_COL_I64 = 1,   /* data: int64_t[n] */
+    SK_COL_F64 = 2,   /* data: double[n] */
+    SK_COL_VAR32 = 3, /* data: bytes, offsets: int32_t[n + 1] */
+    SK_COL_VAR64 = 4  /* data: bytes, offsets: int64_t[n + 1] */
+} sk_column_type;
+
+/* What the bytes of a SK_COL_VAR column stand for where an element of a container is wanted. */
+typedef enum sk_column_form { SK_FORM_MSGPACK = 0, SK_FORM_STR = 1, SK_FORM_BIN = 2 } sk_column_form;
+
+typedef struct sk_column {
+    int type;
+    int form;
+    const void *data;
+    const void *offsets; /* NULL for the 8-byte types */
+    int64_t data_len;    /* bytes in data: offsets are checked against it */
+} sk_column;
+
+/*
+ *   op           kinds          values                  results
+ *   SK_B_GET     any            -                       numbers: `out`; else `buf` and `out_offsets`
+ *   SK_B_PUT     any            one per key             -
+ *   SK_B_ADD     i64, f64       one per key or operand  `out` (may be NULL): the new values
+ *   SK_B_HAS     any            -                       `status` only
+ *   SK_B_DELETE  any            -                       `status` only
+ *   SK_B_APPEND  list           one per key             -
+ *   SK_B_MAP_PUT map            one per key, map_keys   -
+ *
+ * Records of one key take effect in their order; different keys in any order.
+ * status[r] (one byte a record, required) is SK_OK, SK_MISSING, SK_UNKNOWN or, for
+ * a record that was not reached after an error, SK_END. If the call fails, *failed
+ * is the record it failed at. Not atomic: a snapshot may see part of a batch.
+ */
+typedef enum sk_batch_op {
+    SK_B_GET = 0, SK_B_PUT = 1, SK_B_ADD = 2, SK_B_HAS = 3, SK_B_DELETE = 4, SK_B_APPEND = 5,
+    SK_B_MAP_PUT = 6
+} sk_batch_op;
+
+typedef struct sk_batch_args {
+    int64_t n;
+    sk_column keys;
+    sk_column map_keys;
+    sk_column values;     /* type SK_COL_NONE: operand for every key */
+    int64_t operand_i64;  /* SK_B_ADD without values */
+    double operand_f64;
+    int64_t initial_i64;  /* SK_B_ADD: what a missing entry counts as */
+    double initial_f64;
+    void *out;            /* int64_t[n] or double[n] */
+    int64_t *out_offsets; /* int64_t[n + 1] */
+    sk_buf *buf;
+    uint8_t *status;      /* uint8_t[n] */
+    int64_t failed;
+    int64_t unknown;      /* how many records are SK_UNKNOWN */
+} sk_batch_args;
+
+int sk_batch(sk_store *store, uint32_t state, int op, sk_batch_args *args);
+/* Encodes columns as one column of tuple keys: appends the bytes to buf, fills offsets[n + 1]. */
+int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets,
+                 sk_buf *buf);
+
+/* ---- Leaves ------------------------------------------------------------- */
+
+int sk_leaf_residency(sk_store *store, uint32_t leaf);
+/* Marks leaves [from, to). SK_ABSENT drops their entries, SK_WHOLE forgets what was
+ * only remembered for the home's sake (clean tombstones). */
+int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
+/* Drops all entries of a state in [from, to). A leaf that is not whole answers SK_UNKNOWN
+ * (its home has more) unless flags say SK_BLIND: then only what is here goes. */
+int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int flags);
+
+/* Appends one block per state that has entries (or the one state asked for). since > 0:
+ * only what changed after that epoch, with deletions, as delta blocks. */
+int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t since, sk_buf *buf);
+
+typedef enum sk_decode_mode {
+    SK_REPLACE = 0, /* the leaf becomes what the blocks say, and whole */
+    SK_UNDER = 1,   /* from the home: fills in only what is not here; leaf stays as marked */
+    SK_UNDER_ALL = 2, /* as SK_UNDER, and the blocks are all the home has: the leaf is whole */
+    SK_OVER = 3     /* a later delta: replaces, and deletes what it calls deleted */
+} sk_decode_mode;
+
+/* blocks: any number of blocks of this leaf, one after the other. States that are not
+ * declared yet are declared from the block. */
+int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
+
+/* What the home answered for one key: a clean entry, or (value NULL) that there is none.
+ * Does nothing if the key is here already, because what is here is newer. */
+int sk_install(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+               const uint8_t *value, size_t value_len);
+
+/* on: deletions stay remembered, even in whole leaves, until they are written home. */
+int sk_write_back(sk_store *store, int on);
+/* Write-back: appends the dirty entries and tombstones of a leaf as delta blocks and holds
+ * them as being written; sk_dirty_done says how that went. One write-back a leaf at a time. */
+int64_t sk_dirty_take(sk_store *store, uint32_t leaf, sk_buf *buf);
+int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
+/* Drops clean entries not used since the clock's hand last passed, until bytes_wanted are
+ * free or two rounds are done; leaves that lose entries become partial. Returns bytes freed. */
+int64_t sk_evict(sk_store *store, uint64_t bytes_wanted);
+
+typedef struct sk_leaves sk_leaves;
+/* Takes leaves [from, to) out of the store; they are absent there from then on. */
+int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **leaves);
+/* Puts them into a store with as many leaves. On success *leaves is freed; else untouched. */
+int sk_attach(sk_store *store, sk_leaves *leaves);
+void sk_leaves_free(sk_leaves *leaves);
+
+/* ---- Blocks (layout: csrc/block.h) --------------------------------------- */
+
+typedef struct sk_block_info {
+    uint64_t size;      /* bytes of the block, header included */
+    uint64_t entries;
+    uint32_t leaf;
+    uint8_t leaf_bits;  /* log2 of the number of leaves */
+    uint8_t kind;
+    uint8_t is_delta;
+    uint8_t key_width;  /* bytes of every key, or 0: see key_offsets */
+    uint8_t value_width; /* 8 for numbers, else 0: see value_offsets */
+    uint8_t offset_width; /* 4 or 8 */
+    char name[256];
+    char key_type[24];
+    /* where each column starts, from the start of the block; 0 = there is none */
+    uint64_t hashes, key_offsets, keys, value_offsets, values, marks;
+    uint64_t key_bytes, value_bytes;
+} sk_block_info;
+
+/* Reads the header and checks that the columns lie inside the block. */
+int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info);
+/* Checks every entry: order, offsets, hashes, leaf, values. */
+int sk_block_check(const uint8_t *block, size_t len);
+/* SK_OK with the encoded value in buf, SK_MISSING (a delta's deletion too: then buf->len is 1). */
+int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t key_len,
+                  sk_buf *buf);
+/* CRC32C over the block, starting from seed (which binds it to a file and offset). */
+int sk_block_seal(uint8_t *block, size_t len, uint32_t seed);
+int sk_block_verify(const uint8_t *block, size_t len, uint32_t seed);
+
+/* ---- Snapshots and changes ---------------------------------------------- */
+
+typedef struct sk_snapshot sk_snapshot;
+
+/* since: NULL for everything, or one epoch a leaf (0: the whole leaf). bytes_max bounds the
+ * blocks that writers encode ahead of the reader; 0 means 64 MiB. */
+int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
+                     sk_snapshot **snapshot);
+uint32_t sk_snapshot_epoch(sk_snapshot *snapshot);
+/* Appends the blocks of one more leaf; -SK_END after the last one. */
+int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf, sk_buf *buf);
+void sk_snapshot_close(sk_snapshot *snapshot);
+
+uint32_t sk_epoch(sk_store *store);
+/* Starts a new epoch and returns the one that ended: later changes are "after" it. */
+uint32_t sk_epoch_advance(sk_store *store);
+/* From now on remember deletions, so that deltas since `epoch` and later can be made. */
+int sk_track(sk_store *store, uint32_t epoch);
+/* changed[leaf] = 1 if the leaf changed after that epoch; one byte per leaf. */
+int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed);
+
+/* ---- Fault injection (testing builds only; elsewhere they do nothing) ----- */
+
+/* The nth allocation from now fails (1 is the next), and all later ones if `forever`; 0: none. */
+void sk_fail_alloc(int64_t nth, int forever);
+/* Allocations since the last sk_fail_alloc. */
+int64_t sk_alloc_count(void);
+
+#endif

@@ -1,0 +1,257 @@
+/* store.c: opening and closing, states, figures, and the locks of leaves. See store.h. */
+#define _GNU_SOURCE
+#include "store.h"
+
+#include <time.h>
+
+static bool is_power_of_two(uint32_t n) { return n != 0 && (n & (n - 1)) == 0; }
+
+static int init_locks(sk_store *store) {
+    pthread_condattr_t attr;
+    if (pthread_condattr_init(&attr) != 0) return SK_NO_MEMORY;
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    int failed = pthread_cond_init(&store->snapshots_moved, &attr);
+    pthread_condattr_destroy(&attr);
+    if (failed) return SK_NO_MEMORY;
+    pthread_mutex_init(&store->states_lock, NULL);
+    pthread_mutex_init(&store->snapshots_lock, NULL);
+    pthread_mutex_init(&store->clock_lock, NULL);
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        pthread_mutex_init(&store->leaves[i].lock, NULL);
+        store->leaves[i].guard = 1;
+    }
+    return SK_OK;
+}
+
+int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_store **out) {
+    *out = NULL;
+    if (!is_power_of_two(key_groups) || !is_power_of_two(subgroups) ||
+        (uint64_t)key_groups * subgroups > SK_LEAVES_MAX)
+        return sk_fail(SK_BAD_ARGUMENT,
+                       "%u key-groups of %u sub-groups: both must be powers of two, together at "
+                       "most %d leaves",
+                       key_groups, subgroups, SK_LEAVES_MAX);
+    sk_store *store = sk_raw_zalloc(sizeof *store);
+    if (store == NULL) return SK_NO_MEMORY;
+    store->key_groups = key_groups;
+    store->subgroups = subgroups;
+    store->leaf_count = key_groups * subgroups;
+    store->leaf_bits = (uint8_t)__builtin_ctz(store->leaf_count);
+    store->leaves = sk_raw_zalloc_lines((size_t)store->leaf_count * sizeof(sk_leaf));
+    store->budget.max = bytes_max;
+    store->epoch = 1;
+    store->keep_after = SK_NO_TRACKING;
+    if (store->leaves == NULL || init_locks(store) != SK_OK) {
+        sk_raw_free(store->leaves);
+        sk_raw_free(store);
+        return sk_fail(SK_NO_MEMORY, "could not allocate %u leaves", key_groups * subgroups);
+    }
+    *out = store;
+    return SK_OK;
+}
+
+void sk_close(sk_store *store) {
+    if (store == NULL) return;
+    assert(store->snapshots == NULL); /* the contract: snapshots are closed first */
+    for (uint32_t s = 0; s < store->state_count; s++) {
+        sk_state *state = store->states[s];
+        for (uint32_t i = 0; i < store->leaf_count; i++) sk_table_clear(&state->tables[i], state->kind);
+        sk_raw_free(state->tables);
+        sk_raw_free(state);
+    }
+    for (uint32_t i = 0; i < store->leaf_count; i++) pthread_mutex_destroy(&store->leaves[i].lock);
+    pthread_mutex_destroy(&store->states_lock);
+    pthread_mutex_destroy(&store->snapshots_lock);
+    pthread_mutex_destroy(&store->clock_lock);
+    pthread_cond_destroy(&store->snapshots_moved);
+    sk_raw_free(store->leaves);
+    sk_raw_free(store);
+}
+
+/* ---- States ---- */
+
+sk_state *sk_state_at(sk_store *store, uint32_t id) {
+    if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire), 0)) {
+        sk_fail(SK_BAD_ARGUMENT, "there is no state with id %u", id);
+        return NULL;
+    }
+    return atomic_load_explicit(&store->states[id], memory_order_relaxed);
+}
+
+static int new_state(sk_store *store, const char *name, int kind, const sk_key_type *type,
+                     uint32_t *id) {
+    uint32_t count = store->state_count;
+    if (count == SK_STATES_MAX)
+        return sk_fail(SK_LIMIT, "a store holds at most %d states", SK_STATES_MAX);
+    sk_state *state = sk_raw_zalloc(sizeof *state);
+    /* calloc: heads of leaves that the state never touches stay untouched zero pages */
+    sk_table *tables = sk_raw_zalloc((size_t)store->leaf_count * sizeof(sk_table));
+    if (state == NULL || tables == NULL) {
+        sk_raw_free(state);
+        sk_raw_free(tables);
+        return SK_NO_MEMORY;
+    }
+    state->id = count;
+    state->kind = (uint8_t)kind;
+    state->key_type = *type;
+    strcpy(state->name, name);
+    state->tables = tables;
+    atomic_store_explicit(&store->states[count], state, memory_order_relaxed);
+    atomic_store_explicit(&store->state_count, count + 1, memory_order_release);
+    *id = count;
+    return SK_OK;
+}
+
+sk_state *sk_state_find(sk_store *store, const char *name) {
+    uint32_t count = atomic_load_explicit(&store->state_count, memory_order_acquire);
+    for (uint32_t s = 0; s < count; s++)
+        if (strcmp(store->states[s]->name, name) == 0) return store->states[s];
+    return NULL;
+}
+
+int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id) {
+    sk_key_type type;
+    size_t name_len = strlen(name);
+    if (name_len == 0 || name_len > SK_NAME_BYTES_MAX)
+        return sk_fail(SK_BAD_ARGUMENT, "a state's name has 1 to %d bytes, not %zu",
+                       SK_NAME_BYTES_MAX, name_len);
+    if (kind < SK_I64 || kind > SK_NESTED)
+        return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
+    int status = sk_key_type_parse(key_type, &type);
+    if (status != SK_OK) return status;
+    pthread_mutex_lock(&store->states_lock);
+    sk_state *state = sk_state_find(store, name);
+    if (state == NULL) {
+        status = new_state(store, name, kind, &type, id);
+    } else if (state->kind == kind && strcmp(state->key_type.text, type.text) == 0) {
+        *id = state->id;
+    } else {
+        status = sk_fail(SK_SCHEMA,
+                         "state '%.80s' exists with kind %d and key type %s; asked for were kind %d "
+                         "and key type %s",
+                         name, state->kind, state->key_type.text, kind, type.text);
+    }
+    pthread_mutex_unlock(&store->states_lock);
+    return status;
+}
+
+uint32_t sk_state_count(sk_store *store) { return store->state_count; }
+
+int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type) {
+    sk_state *state = sk_state_at(store, id);
+    if (state == NULL) return SK_BAD_ARGUMENT;
+    *name = state->name;
+    *kind = state->kind;
+    *key_type = state->key_type.text;
+    return SK_OK;
+}
+
+/* ---- Figures ---- */
+
+int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to) {
+    if (from <= to && to <= store->leaf_count) return SK_OK;
+    return sk_fail(SK_BAD_ARGUMENT, "leaves %u to %u are not within 0 to %u", from, to,
+                   store->leaf_count);
+}
+
+int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, sk_stats *stats) {
+    *stats = (sk_stats){0};
+    int status = sk_leaf_range_check(store, from, to);
+    if (status != SK_OK) return status;
+    if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return SK_BAD_ARGUMENT;
+    uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
+    for (uint32_t i = from; i < to; i++) {
+        sk_leaf *leaf = &store->leaves[i];
+        sk_leaf_lock(leaf);
+        uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+        for (uint32_t s = first; s < last; s++) {
+            const sk_table *table = &store->states[s]->tables[i];
+            stats->entries += table->live;
+            stats->tombstones += table->tombs;
+            stats->dirty += table->dirty;
+            stats->bytes += table->mem.used;
+            stats->flooded += table->is_flooded;
+        }
+        stats->leaves[leaf->residency]++;
+        sk_leaf_unlock(leaf);
+    }
+    return SK_OK;
+}
+
+uint64_t sk_bytes_used(sk_store *store) {
+    return atomic_load_explicit(&store->budget.used, memory_order_relaxed);
+}
+
+int sk_bytes_limit(sk_store *store, uint64_t bytes_max) {
+    atomic_store_explicit(&store->budget.max, bytes_max, memory_order_relaxed);
+    return SK_OK;
+}
+
+uint32_t sk_epoch(sk_store *store) { return atomic_load(&store->epoch); }
+
+int sk_write_back(sk_store *store, int on) {
+    atomic_store(&store->writes_back, on != 0);
+    return SK_OK;
+}
+
+int sk_track(sk_store *store, uint32_t epoch) {
+    pthread_mutex_lock(&store->snapshots_lock);
+    uint32_t now = store->keep_after;
+    int status = SK_OK;
+    if (epoch >= store->epoch)
+        status = sk_fail(SK_BAD_ARGUMENT, "epoch %u has not ended yet (it is %u now)", epoch,
+                         store->epoch);
+    else if (now == SK_NO_TRACKING || epoch > now)
+        store->keep_after = epoch;
+    pthread_mutex_unlock(&store->snapshots_lock);
+    return status;
+}
+
+int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed) {
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        sk_leaf_lock(&store->leaves[i]);
+        changed[i] = store->leaves[i].changed > since;
+        sk_leaf_unlock(&store->leaves[i]);
+    }
+    return SK_OK;
+}
+
+/* ---- Locks ---- */
+
+int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    sk_leaf_lock(leaf);
+    for (;;) {
+        /* Read under the leaf's lock: snapshot.c's argument rests on it. */
+        uint32_t now = atomic_load(&store->epoch);
+        if (__builtin_expect(leaf->guard == now, 1)) {
+            *epoch = now;
+            return SK_OK;
+        }
+        int status = sk_snapshots_serve(store, leaf_no);
+        if (status == SK_OK || status == SK_CHANGED) continue;
+        sk_leaf_unlock(leaf);
+        return status;
+    }
+}
+
+void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to) {
+    for (uint32_t i = from; i < to; i++) sk_leaf_unlock(&store->leaves[i]);
+}
+
+int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch) {
+    for (;;) {
+        /* Serve snapshots leaf by leaf first, so that nobody waits for more than one encoding. */
+        for (uint32_t i = from; i < to; i++) {
+            int status = sk_leaf_lock_write(store, i, epoch);
+            if (status != SK_OK) return status;
+            sk_leaf_unlock(&store->leaves[i]);
+        }
+        for (uint32_t i = from; i < to; i++) sk_leaf_lock(&store->leaves[i]);
+        *epoch = atomic_load(&store->epoch);
+        uint32_t i = from;
+        while (i < to && store->leaves[i].guard == *epoch) i++;
+        if (i == to) return SK_OK;
+        sk_leaves_unlock(store, from, to); /* a snapshot was opened in between */
+    }
+}

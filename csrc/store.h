@@ -1,0 +1,162 @@
+/*
+ * store.h: the store's insides, shared by store.c, entry.c, batch.c, leaf.c and snapshot.c.
+ *
+ *   sk_store ── leaves[ ]   lock, epochs, residency                    128 bytes each
+ *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
+ *                              └─ slots and tags (table.h)
+ *
+ * Tables lie by state, not by leaf: the head of the table that a record needs is found by
+ * arithmetic, so a batch can prefetch it, and detaching leaves moves heads, never entries.
+ *
+ * Locking rules
+ *  1. A leaf's lock guards the leaf and its table in every state.
+ *  2. Several leaf locks are taken in ascending order only.
+ *  3. Order: leaf locks, then states_lock or snapshots_lock; clock_lock before all.
+ *  4. Whoever changes a leaf takes its lock through sk_leaf_lock_write, which first serves the
+ *     snapshots that still need the leaf as it is (snapshot.c).
+ *  5. Nobody waits for anything but a lock while holding a leaf's lock.
+ */
+#ifndef SK_STORE_H
+#define SK_STORE_H
+
+#include "block.h"
+#include "table.h"
+
+#include <pthread.h>
+
+#define SK_NO_TRACKING UINT32_MAX
+
+typedef struct sk_leaf {
+    pthread_mutex_t lock;
+    uint64_t seq;      /* versions of this leaf's containers (node.h) */
+    _Atomic uint32_t guard; /* the store's epoch when open snapshots were last served; see snapshot.c */
+    uint32_t changed;  /* epoch of the last change to entries; 0 = never */
+    uint8_t residency; /* sk_residency */
+    bool is_writing;   /* between sk_dirty_take and sk_dirty_done */
+} __attribute__((aligned(128))) sk_leaf;
+
+typedef struct sk_state {
+    uint32_t id;
+    uint8_t kind;
+    sk_key_type key_type;
+    char name[SK_NAME_BYTES_MAX + 1];
+    sk_table *tables; /* one per leaf */
+} sk_state;
+
+struct sk_store {
+    uint32_t key_groups, subgroups;
+    uint32_t leaf_count;
+    uint8_t leaf_bits; /* log2 leaf_count */
+    sk_leaf *leaves;
+    sk_budget budget;
+    _Atomic uint32_t epoch;      /* starts at 1; entries of epoch 0 never changed here */
+    _Atomic uint32_t keep_after; /* deletions after this epoch are remembered; SK_NO_TRACKING */
+    _Atomic bool writes_back;    /* deletions are remembered until written home */
+
+    pthread_mutex_t states_lock; /* for adding; readers need none */
+    _Atomic uint32_t state_count;
+    sk_state *_Atomic states[SK_STATES_MAX];
+
+    pthread_mutex_t snapshots_lock; /* guards the list and every snapshot's queue */
+    pthread_cond_t snapshots_moved; /* a queue shrank, a snapshot failed, closed or lost a user */
+    sk_snapshot *snapshots;         /* the open ones */
+
+    pthread_mutex_t clock_lock; /* one eviction at a time; guards the hand */
+    uint32_t hand_leaf, hand_state;
+    size_t hand_slot;
+};
+
+/* ---- Access to one leaf ---- */
+
+/* One operation's view of one leaf and state, with the leaf's lock held. */
+typedef struct sk_at {
+    sk_store *store;
+    sk_state *state;
+    sk_leaf *leaf;
+    sk_table *table;
+    uint32_t leaf_no;
+    sk_table_env env;
+} sk_at;
+
+/* NULL, with the reason set, if there is no such state. */
+sk_state *sk_state_at(sk_store *store, uint32_t id);
+sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is none */
+int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to);
+
+/* Takes the lock for changing the leaf (rule 4). On failure the lock is not held. *epoch is what
+ * the changes are to be stamped with. */
+int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
+/* The same for leaves [from, to), all at once. */
+int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch);
+void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to);
+
+static inline void sk_leaf_lock(sk_leaf *leaf) { pthread_mutex_lock(&leaf->lock); }
+static inline void sk_leaf_unlock(sk_leaf *leaf) { pthread_mutex_unlock(&leaf->lock); }
+
+static inline sk_table_env sk_env_of(sk_store *store, const sk_state *state, const sk_leaf *leaf,
+                                     uint32_t epoch) {
+    return (sk_table_env){
+        .key_type = &state->key_type,
+        .kind = state->kind,
+        .leaf_bits = store->leaf_bits,
+        .is_whole = leaf->residency == SK_WHOLE,
+        .writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed),
+        .epoch = epoch,
+        .keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed)};
+}
+
+/* Fills in at for a state in a leaf whose lock is held. */
+static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32_t leaf_no,
+                             uint32_t epoch) {
+    at->store = store;
+    at->state = state;
+    at->leaf = &store->leaves[leaf_no];
+    at->table = &state->tables[leaf_no];
+    at->table->mem.budget = &store->budget; /* heads start as zeroes */
+    at->leaf_no = leaf_no;
+    at->env = sk_env_of(store, state, at->leaf, epoch);
+}
+
+/* ---- Entries of a locked leaf (entry.c; also used by batches) ---- */
+
+typedef struct sk_key {
+    const uint8_t *data;
+    size_t len;
+    uint64_t hash; /* routing hash */
+} sk_key;
+
+/* SK_OK with the live slot, SK_MISSING, or SK_UNKNOWN. Marks the entry as used. */
+int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
+/* The key's slot, made or revived if need be; `value` becomes its value (the old one is freed).
+ * On failure the caller still owns value. */
+int sk_entry_put(sk_at *at, const sk_key *key, sk_value value);
+int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
+int sk_entry_add_i64(sk_at *at, const sk_key *key, int64_t operand, int64_t initial, int64_t *result);
+int sk_entry_add_f64(sk_at *at, const sk_key *key, double operand, double initial, double *result);
+int sk_entry_delete(sk_at *at, const sk_key *key, bool blind);
+int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path, size_t path_len,
+                       const char *shape, const uint8_t *arg, size_t arg_len, int64_t i, int64_t j,
+                       sk_buf *buf);
+/* Appends the encoded value of a live slot. */
+int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf);
+
+/* Stamps a changed entry. */
+static inline void sk_entry_changed(sk_at *at, sk_slot *slot) {
+    slot->epoch = at->env.epoch;
+    sk_slot_mark_dirty(at->table, slot);
+    at->leaf->changed = at->env.epoch;
+    if (at->leaf->residency == SK_ABSENT) at->leaf->residency = SK_PARTIAL;
+}
+
+/* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */
+
+/* Appends the leaf's blocks; the lock is held. */
+int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
+                          uint32_t since, sk_buf *buf);
+/* Serves open snapshots that need the locked leaf as it is. SK_OK: leaf->guard is the epoch.
+ * SK_CHANGED: the lock was given up to wait for a reader; look again. Else failed; lock held. */
+int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);
+/* Moves the store's epoch up to `epoch` if it is below. */
+void sk_epoch_at_least(sk_store *store, uint32_t epoch);
+
+#endif

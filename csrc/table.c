@@ -1,0 +1,238 @@
+/* table.c: see table.h. */
+#include "table.h"
+
+static size_t bytes_of(uint32_t groups) {
+    return (size_t)groups * SK_GROUP * (sizeof(sk_slot) + 1);
+}
+
+/* The smallest number of groups that has room for n slots. 1, 2, 4, 8, then finer steps, 12, 16, 24,
+ * 32, ...: small tables would rehash too often, large ones would waste too much. */
+static uint64_t groups_for(uint64_t n) {
+    uint64_t groups = 1;
+    while (groups * SK_GROUP_FILL < n) {
+        bool is_power = (groups & (groups - 1)) == 0;
+        groups += groups < 8 ? groups : is_power ? groups / 2 : groups / 3;
+    }
+    return groups;
+}
+
+static bool must_stay(const sk_slot *slot, const sk_table_env *env) {
+    if (sk_slot_is_live(slot) || !env->is_whole) return true;
+    if (env->writes_back && (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) return true;
+    return slot->epoch > env->keep_after;
+}
+
+static void free_key(sk_table *table, sk_slot *slot) {
+    if (slot->key_len != SK_KEY_HEAP) return;
+    size_t len;
+    const uint8_t *key = sk_slot_key(slot, &len);
+    sk_free(&table->mem, (void *)(uintptr_t)key, len);
+}
+
+/* First free slot of the key's probe chain, tagged and counted as taken. *cost grows by what a
+ * lookup of the key pays on the way there. */
+static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, uint32_t *cost) {
+    uint32_t group = sk_group_of(hash, leaf_bits, table->groups);
+    uint32_t free_bits;
+    for (;; group = group + 1 == table->groups ? 0 : group + 1) {
+        const uint8_t *tags = table->tags + (size_t)group * SK_GROUP;
+        *cost += 1;
+        for (uint32_t hits = sk_group_match(tags, sk_tag_of(hash)); hits != 0; hits &= hits - 1) ++*cost;
+        free_bits = sk_group_match(tags, SK_TAG_EMPTY) | sk_group_match(tags, SK_TAG_DELETED);
+        if (free_bits != 0) break;
+    }
+    size_t i = (size_t)group * SK_GROUP + (unsigned)__builtin_ctz(free_bits);
+    table->taken += table->tags[i] == SK_TAG_EMPTY;
+    table->tags[i] = sk_tag_of(hash);
+    return table->slots + i;
+}
+
+static void drop_tombstone(sk_table *table, sk_slot *slot) {
+    table->tombs--;
+    table->dirty -= (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    if (slot->epoch > table->forgot) table->forgot = slot->epoch;
+    free_key(table, slot);
+}
+
+/* Moves all that must stay into a new array of `groups` groups. */
+static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, bool flooded) {
+    if (groups > SK_GROUPS_MAX) return sk_fail(SK_LIMIT, "a leaf has too many entries");
+    sk_slot *slots = sk_alloc_lines(&table->mem, bytes_of((uint32_t)groups));
+    if (slots == NULL) return sk_alloc_status();
+    sk_table old = *table;
+    table->slots = slots;
+    table->tags = (uint8_t *)(slots + groups * SK_GROUP);
+    table->groups = (uint32_t)groups;
+    table->taken = 0;
+    table->is_flooded = flooded;
+    memset(table->tags, SK_TAG_EMPTY, groups * SK_GROUP);
+    sk_slot *slot;
+    uint32_t cost = 0;
+    for (size_t at = 0; (slot = sk_table_next(&old, &at)) != NULL;) {
+        if (!must_stay(slot, env)) {
+            drop_tombstone(table, slot);
+            continue;
+        }
+        size_t len;
+        const uint8_t *key = sk_slot_key(slot, &len);
+        uint64_t hash = flooded ? sk_secret_hash(key, len) : sk_routing_of(env, key, len);
+        sk_slot *to = take_slot(table, env->leaf_bits, hash, &cost);
+        *to = *slot;
+        if (to->key_len == SK_KEY_HEAP) sk_store32(to->key + 14, (uint32_t)(hash >> 8));
+    }
+    sk_free_lines(&table->mem, old.slots, bytes_of(old.groups));
+    return SK_OK;
+}
+
+/* Places entries by the secret hash from now on. False if memory is short: then they stay where
+ * they are, correct but slow to find, and the next costly insertion tries again. */
+static bool go_secret(sk_table *table, const sk_table_env *env) {
+    return !table->is_flooded && rehash(table, env, table->groups, true) == SK_OK;
+}
+
+int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
+    if ((uint64_t)table->taken + more <= (uint64_t)table->groups * SK_GROUP_FILL) return SK_OK;
+    uint64_t need = (uint64_t)table->live + table->tombs + more;
+    /* Where deleted tags or stale tombstones fill the table, the same size may do; a quarter of
+     * headroom keeps the next rehash from following at once. */
+    return rehash(table, env, groups_for(more == 1 ? need + need / 4 : need), table->is_flooded);
+}
+
+sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
+                         const uint8_t *key, size_t len) {
+    uint8_t *heap_key = NULL;
+    if (sk_table_reserve(table, env, 1) != SK_OK) return NULL;
+    if (len > SK_KEY_INLINE) {
+        heap_key = sk_alloc(&table->mem, len);
+        if (heap_key == NULL) return NULL;
+        memcpy(heap_key, key, len);
+    }
+    uint64_t hash = sk_table_hash(table, routing, key, len);
+    uint32_t cost = 0;
+    sk_slot *slot = take_slot(table, env->leaf_bits, hash, &cost);
+    *slot = (sk_slot){.key_len = (uint8_t)(heap_key ? SK_KEY_HEAP : len)};
+    if (heap_key != NULL) {
+        memcpy(slot->key + 2, &heap_key, sizeof heap_key);
+        sk_store32(slot->key + 10, (uint32_t)len);
+        sk_store32(slot->key + 14, (uint32_t)(hash >> 8));
+    } else {
+        memcpy(slot->key, key, len);
+    }
+    if (cost > SK_PROBE_COST_MAX && go_secret(table, env))
+        slot = sk_table_find(table, env->leaf_bits, routing, key, len);
+    return slot;
+}
+
+static void make_free(sk_table *table, sk_slot *slot) {
+    size_t i = (size_t)(slot - table->slots);
+    uint8_t *group = table->tags + i / SK_GROUP * SK_GROUP;
+    /* Probes that passed this group found it full. If it has an empty slot no probe ever passed,
+     * so one more empty slot cuts no chain. */
+    bool is_passed = sk_group_match(group, SK_TAG_EMPTY) == 0;
+    table->tags[i] = is_passed ? SK_TAG_DELETED : SK_TAG_EMPTY;
+    table->taken -= !is_passed;
+}
+
+void sk_value_free(sk_mem *mem, int kind, sk_value value) {
+    if (kind == SK_BYTES)
+        sk_free(mem, value.blob, sizeof(sk_blob) + value.blob->cap);
+    else if (kind >= SK_LIST)
+        sk_node_free(mem, value.obj);
+}
+
+void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot) {
+    if (sk_slot_is_live(slot)) {
+        sk_value_free(&table->mem, env->kind, slot->value);
+        table->live--;
+    } else {
+        table->tombs--;
+    }
+    table->dirty -= (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    free_key(table, slot);
+    make_free(table, slot);
+}
+
+void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager) {
+    uint64_t n = (uint64_t)table->live + table->tombs;
+    uint64_t groups = groups_for(n + n / 4 + 1);
+    bool is_sparse = table->groups > 4 && n < (uint64_t)table->groups * SK_GROUP / 8;
+    if (is_sparse || (eager && groups < table->groups)) rehash(table, env, groups, table->is_flooded);
+}
+
+void sk_table_purge(sk_table *table, const sk_table_env *env) {
+    if (table->tombs == 0) return;
+    sk_slot *slot;
+    for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;)
+        if (!must_stay(slot, env)) {
+            drop_tombstone(table, slot);
+            make_free(table, slot);
+        }
+}
+
+void sk_table_clear(sk_table *table, int kind) {
+    sk_slot *slot;
+    if (table->mem.used > sk_lines_charge(bytes_of(table->groups))) /* else: only the array */
+        for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {
+            if (sk_slot_is_live(slot)) sk_value_free(&table->mem, kind, slot->value);
+            free_key(table, slot);
+        }
+    sk_free_lines(&table->mem, table->slots, bytes_of(table->groups));
+    assert(table->mem.used == 0);
+    *table = (sk_table){.mem = table->mem, .forgot = table->forgot};
+}
+
+static void drop_entry(sk_table *table, int kind, sk_slot *slot) {
+    if (sk_slot_is_live(slot)) sk_value_free(&table->mem, kind, slot->value);
+    free_key(table, slot);
+}
+
+static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing, const sk_slot *from) {
+    size_t len;
+    const uint8_t *key = sk_slot_key(from, &len);
+    uint64_t hash = sk_table_hash(into, routing, key, len);
+    uint32_t cost = 0;
+    sk_slot *slot = take_slot(into, env->leaf_bits, hash, &cost);
+    *slot = *from;
+    if (slot->key_len == SK_KEY_HEAP) sk_store32(slot->key + 14, (uint32_t)(hash >> 8));
+    into->live += sk_slot_is_live(slot);
+    into->tombs += !sk_slot_is_live(slot);
+    into->dirty += (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    if (cost > SK_PROBE_COST_MAX) go_secret(into, env);
+}
+
+/* One entry of a later delta over the one that is here. */
+static void replace_entry(sk_table *into, sk_table *from, const sk_table_env *env, sk_slot *old,
+                          sk_slot *slot) {
+    free_key(from, slot);
+    if (!sk_slot_is_live(slot) && env->is_whole) {
+        sk_table_remove(into, env, old);
+        return;
+    }
+    if (sk_slot_is_live(old)) sk_value_free(&into->mem, env->kind, old->value);
+    into->live += (uint32_t)sk_slot_is_live(slot) - (uint32_t)sk_slot_is_live(old);
+    into->tombs -= (uint32_t)sk_slot_is_live(slot) - (uint32_t)sk_slot_is_live(old);
+    into->dirty -= (old->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    old->value = slot->value;
+    old->marks = slot->marks;
+    old->epoch = slot->epoch;
+}
+
+void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over) {
+    sk_slot *slot;
+    for (size_t at = 0; (slot = sk_table_next(from, &at)) != NULL;) {
+        size_t len;
+        const uint8_t *key = sk_slot_key(slot, &len);
+        uint64_t routing = sk_routing_of(env, key, len);
+        sk_slot *old = sk_table_find(into, env->leaf_bits, routing, key, len);
+        if (old != NULL && over)
+            replace_entry(into, from, env, old, slot);
+        else if (old != NULL || (!sk_slot_is_live(slot) && env->is_whole))
+            drop_entry(from, env->kind, slot);
+        else
+            move_entry(into, env, routing, slot);
+    }
+    sk_free_lines(&from->mem, from->slots, bytes_of(from->groups));
+    /* What is left of from's memory is what moved. Both have the same budget. */
+    into->mem.used += from->mem.used;
+    *from = (sk_table){.mem.budget = from->mem.budget};
+}

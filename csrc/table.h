@@ -1,0 +1,261 @@
+/*
+ * table.h: one state's entries in one leaf.
+ *
+ * An open-addressing table of 16-slot groups. Beside the slots lies one tag byte
+ * per slot; a probe compares 16 tags at once and then, nearly always, one key.
+ *
+ *     slots   |  0 |  1 | ... | 15 | 16 | ...        32 bytes each, two a cache line
+ *     tags    | t0 | t1 | ... |t15 |t16 | ...        0 empty, 1 deleted, else 8 hash bits
+ *              \------ group 0 ---/ \- group 1 ...
+ *
+ *     a slot     0        8      12    13     14                      32
+ *                | value  | epoch|marks|keylen| key, up to 18 bytes    |   short key
+ *                | value  | epoch|marks| 0xff |..| pointer | len |check|   longer key
+ *
+ * An int or float, with a key of up to 18 bytes, is thus one cache line plus its tag.
+ *
+ * Placement is monotone in the hash: group = (32 hash bits after the leaf's
+ * prefix) * groups / 2^32. So the table lies nearly in hash order (encoding a
+ * block, which is sorted by hash, needs next to no sorting, and decoding one
+ * writes memory front to back) and the number of groups need not be a power of
+ * two: it grows by a half or a third, which keeps 58 to 87 % of the slots filled.
+ *
+ * The hash is the public routing hash until an insertion finds that it costs
+ * more than SK_PROBE_COST_MAX groups and comparisons; then the table rehashes
+ * itself with a secret hash and stays so ("flooded"). Honest keys practically
+ * never get there; crafted ones gain nothing.
+ *
+ * All functions expect the leaf's lock. Failures leave the table as it was.
+ */
+#ifndef SK_TABLE_H
+#define SK_TABLE_H
+
+#include "alloc.h"
+#include "hash.h"
+#include "node.h"
+
+#include <assert.h>
+
+#if defined(__SSE2__) && !defined(SK_PORTABLE)
+#include <emmintrin.h>
+#endif
+
+#define SK_GROUP 16               /* slots in a group */
+#define SK_GROUP_FILL 14          /* slots of a group that may be taken, on average */
+#define SK_KEY_INLINE 18          /* longest key kept in its slot */
+#define SK_KEY_HEAP 0xff          /* key_len of a longer key */
+#define SK_PROBE_COST_MAX 32      /* groups + comparisons that an insertion may cost */
+#define SK_GROUPS_MAX (1u << 27)  /* 2^31 slots */
+
+#define SK_TAG_EMPTY 0
+#define SK_TAG_DELETED 1
+
+/* Marks of an entry. */
+#define SK_MARK_DIRTY 1   /* changed since it was last written home */
+#define SK_MARK_WRITING 2 /* taken by sk_dirty_take, not yet confirmed */
+#define SK_MARK_USED 4    /* touched since the clock's hand last passed */
+#define SK_MARK_TOMB 8    /* a remembered deletion; the slot has a key and no value */
+
+/* A value of kind SK_BYTES. */
+typedef struct sk_blob {
+    uint32_t len; /* bytes in use */
+    uint32_t cap; /* bytes allocated for data */
+    uint8_t data[];
+} sk_blob;
+
+typedef union sk_value {
+    int64_t i64;
+    double f64;
+    sk_blob *blob; /* SK_BYTES; never NULL in a live entry */
+    sk_obj *obj;   /* containers; never NULL in a live entry */
+} sk_value;
+
+typedef struct sk_slot {
+    sk_value value;
+    uint32_t epoch; /* store epoch of the last change; 0 = as it came from the home */
+    uint8_t marks;
+    uint8_t key_len; /* 0 .. SK_KEY_INLINE, or SK_KEY_HEAP */
+    uint8_t key[SK_KEY_INLINE];
+} sk_slot;
+static_assert(sizeof(sk_slot) == 32, "two slots a cache line");
+
+/* A longer key's place in sk_slot.key: [2..10) pointer, [10..14) length, [14..18) hash check. */
+typedef struct sk_table {
+    sk_slot *slots;  /* groups * 16 slots, then as many tags, in one allocation */
+    uint8_t *tags;   /* slots + groups * 16 */
+    sk_mem mem;      /* all memory of this table */
+    uint32_t groups; /* 0: nothing allocated */
+    uint32_t taken;  /* slots whose tag is not SK_TAG_EMPTY */
+    uint32_t live;   /* entries */
+    uint32_t tombs;  /* tombstones */
+    uint32_t dirty;  /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
+    uint32_t forgot; /* newest epoch of a change that left no trace here: deltas reach back to it */
+    bool is_flooded; /* placed by the secret hash */
+} sk_table;
+static_assert(sizeof(sk_table) <= 64, "a table's head is one cache line");
+
+/* What a table needs to know of its surroundings. */
+typedef struct sk_table_env {
+    const sk_key_type *key_type;
+    uint8_t kind;        /* sk_kind */
+    uint8_t leaf_bits;   /* hash bits that chose the leaf */
+    bool is_whole;       /* the leaf is whole: a missing key is missing */
+    bool writes_back;    /* dirty tombstones must stay until written home */
+    uint32_t epoch;      /* what changes are stamped with */
+    uint32_t keep_after; /* tombstones of a later epoch must stay for deltas; UINT32_MAX: none */
+} sk_table_env;
+
+/* ---- Probing (inline: this is the hot path) ---- */
+
+/* Bit k is set if byte k of the group equals tag. */
+static inline uint32_t sk_group_match(const uint8_t *group, uint8_t tag) {
+#if defined(__SSE2__) && !defined(SK_PORTABLE)
+    __m128i tags = _mm_load_si128((const __m128i *)group);
+    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag)));
+#else
+    uint32_t bits = 0;
+    for (int half = 0; half < 2; half++) {
+        /* A byte of x is zero where the tag matches; y has the top bit of exactly those. */
+        uint64_t x = sk_load64(group + 8 * half) ^ (0x0101010101010101ULL * tag);
+        uint64_t y = ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x |
+                       0x7f7f7f7f7f7f7f7fULL);
+        bits |= (uint32_t)(((y >> 7) * 0x0102040810204080ULL) >> 56) << (8 * half);
+    }
+    return bits;
+#endif
+}
+
+static inline uint8_t sk_tag_of(uint64_t hash) {
+    uint8_t tag = (uint8_t)hash;
+    return tag < 2 ? tag + 2 : tag;
+}
+
+static inline uint32_t sk_group_of(uint64_t hash, unsigned leaf_bits, uint32_t groups) {
+    return (uint32_t)((((hash << leaf_bits) >> 32) * groups) >> 32);
+}
+
+static inline const uint8_t *sk_slot_heap_key(const sk_slot *slot) {
+    const uint8_t *p;
+    memcpy(&p, slot->key + 2, sizeof p);
+    return p;
+}
+
+static inline const uint8_t *sk_slot_key(const sk_slot *slot, size_t *len) {
+    if (slot->key_len != SK_KEY_HEAP) {
+        *len = slot->key_len;
+        return slot->key;
+    }
+    *len = sk_load32(slot->key + 10);
+    return sk_slot_heap_key(slot);
+}
+
+/* Overlapping loads instead of memcmp: keys are short, and a call would cost more than they do. */
+static inline bool sk_short_equal(const uint8_t *a, const uint8_t *b, size_t len) {
+    if (len >= 8) {
+        uint64_t diff = (sk_load64(a) ^ sk_load64(b)) | (sk_load64(a + len - 8) ^ sk_load64(b + len - 8));
+        if (len > 16) diff |= sk_load64(a + 8) ^ sk_load64(b + 8);
+        return diff == 0;
+    }
+    if (len >= 4)
+        return ((sk_load32(a) ^ sk_load32(b)) | (sk_load32(a + len - 4) ^ sk_load32(b + len - 4))) == 0;
+    for (size_t i = 0; i < len; i++)
+        if (a[i] != b[i]) return false;
+    return true;
+}
+
+static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key, size_t len) {
+    if (len <= SK_KEY_INLINE) return slot->key_len == len && sk_short_equal(slot->key, key, len);
+    return slot->key_len == SK_KEY_HEAP && sk_load32(slot->key + 14) == (uint32_t)(hash >> 8) &&
+           sk_load32(slot->key + 10) == len && memcmp(sk_slot_heap_key(slot), key, len) == 0;
+}
+
+/* The routing hash of a key that was routed when it came in. */
+static inline uint64_t sk_routing_of(const sk_table_env *env, const uint8_t *key, size_t len) {
+    if (len < 32 && !env->key_type->is_tuple) return sk_xxh64_short(key, len, SK_ROUTE_SEED);
+    uint64_t routing = 0;
+    int status = sk_key_route(env->key_type, key, len, &routing);
+    assert(status == SK_OK);
+    (void)status;
+    return routing;
+}
+
+static inline uint32_t sk_leaf_of(uint64_t hash, unsigned leaf_bits) {
+    return leaf_bits == 0 ? 0 : (uint32_t)(hash >> (64 - leaf_bits));
+}
+
+/* The hash that places a key in this table: the routing hash, or the secret one. */
+static inline uint64_t sk_table_hash(const sk_table *table, uint64_t routing, const uint8_t *key,
+                                     size_t len) {
+    return __builtin_expect(table->is_flooded, 0) ? sk_secret_hash(key, len) : routing;
+}
+
+/* The key's slot (live or tombstone), or NULL. *cost, if not NULL, counts groups and comparisons. */
+static inline sk_slot *sk_table_find_counted(const sk_table *table, unsigned leaf_bits,
+                                             uint64_t routing, const uint8_t *key, size_t len,
+                                             uint32_t *cost) {
+    if (table->groups == 0) return NULL;
+    uint64_t hash = sk_table_hash(table, routing, key, len);
+    uint32_t group = sk_group_of(hash, leaf_bits, table->groups);
+    uint8_t tag = sk_tag_of(hash);
+    /* Ends at a group with an empty slot: at most 14/16 of all slots are ever taken. */
+    for (;;) {
+        const uint8_t *tags = table->tags + (size_t)group * SK_GROUP;
+        if (cost != NULL) ++*cost;
+        for (uint32_t hits = sk_group_match(tags, tag); hits != 0; hits &= hits - 1) {
+            sk_slot *slot = table->slots + (size_t)group * SK_GROUP + (unsigned)__builtin_ctz(hits);
+            if (cost != NULL) ++*cost;
+            if (sk_slot_has_key(slot, hash, key, len)) return slot;
+        }
+        if (sk_group_match(tags, SK_TAG_EMPTY) != 0) return NULL;
+        if (++group == table->groups) group = 0;
+    }
+}
+
+static inline sk_slot *sk_table_find(const sk_table *table, unsigned leaf_bits, uint64_t routing,
+                                     const uint8_t *key, size_t len) {
+    return sk_table_find_counted(table, leaf_bits, routing, key, len, NULL);
+}
+
+/* ---- Entries ---- */
+
+/* Adds a slot for a key that is not there: no value, no marks, counted neither live nor as a
+ * tombstone (the caller does). NULL if memory is short (sk_alloc_status). */
+sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
+                         const uint8_t *key, size_t len);
+/* Makes room for `more` insertions, so that they cannot fail but for their keys. */
+int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more);
+/* Takes a slot, its key and its value out; counts are brought down. */
+void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot);
+/* Gives memory back after many removals: when an eighth is in use, or (eager) when a smaller
+ * array would do. Never fails: it may do nothing. Slots move. */
+void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager);
+/* Drops tombstones that env says need not stay. */
+void sk_table_purge(sk_table *table, const sk_table_env *env);
+/* Frees everything; `forgot` stays. */
+void sk_table_clear(sk_table *table, int kind);
+/* Frees what the value holds (numbers: nothing). */
+void sk_value_free(sk_mem *mem, int kind, sk_value value);
+
+/* Moves every entry of `from` into `into`, which has room (sk_table_reserve): where both have the
+ * key, `from` wins if `over`, else `into`. With `over`, tombstones of `from` delete. Cannot fail.
+ * `from` ends empty. */
+void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over);
+
+static inline bool sk_slot_is_live(const sk_slot *slot) { return !(slot->marks & SK_MARK_TOMB); }
+
+static inline void sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
+    if (!(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) table->dirty++;
+    slot->marks |= SK_MARK_DIRTY | SK_MARK_USED;
+}
+
+/* Iterates over taken slots: for (size_t at = 0; (slot = sk_table_next(t, &at)) != NULL;). */
+static inline sk_slot *sk_table_next(const sk_table *table, size_t *at) {
+    size_t end = (size_t)table->groups * SK_GROUP;
+    while (*at < end) {
+        size_t i = (*at)++;
+        if (table->tags[i] > SK_TAG_DELETED) return table->slots + i;
+    }
+    return NULL;
+}
+
+#endif

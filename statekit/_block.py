@@ -1,0 +1,196 @@
+"""Encoded blocks, read in place: one state's entries in one leaf (csrc/block.h has the layout).
+
+>>> from statekit import Store, leaf_of
+>>> store = Store()
+>>> visits = store.state("visits", "i64")
+>>> visits.put("alice", 7)
+>>> (block,) = Block.each(store.encode_leaf(leaf_of(str, "alice")))
+>>> block.name, block.kind, block.entries, block.find("alice")
+('visits', 'i64', 1, 7)
+>>> list(block)
+[(b'alice', 7)]
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from struct import Struct
+from typing import Any
+
+from statekit._buffers import empty_buffer, native_text, push_buffer, readable
+from statekit._kinds import KIND_NAMES
+from statekit._native import ffi, lib
+from statekit.errors import native_error
+from statekit.keys import KEY_FAULTS, KeyCodec, key_codec, key_error
+
+_NUMBERS = {"i64": Struct("<q"), "f64": Struct("<d")}
+
+
+class Block:
+    """One block at the start of a buffer. Views of its columns share the buffer's memory."""
+
+    __slots__ = ("_data", "_info", "_native", "codec", "kind", "name")
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        """Reads the header and checks that the columns lie inside; check() does the rest."""
+        info = ffi.new("sk_block_info *")
+        view = memoryview(data).cast("B")
+        native = readable(data)
+        status = lib.sk_block_read(native, len(view), info)
+        if status:
+            raise native_error(status)
+        self._info = info
+        self._data = view[: info.size]
+        self._native = native
+        self.name: str = native_text(info.name)
+        self.kind: str = KIND_NAMES[info.kind]
+        self.codec: KeyCodec = key_codec(native_text(info.key_type))
+
+    @classmethod
+    def each(cls, data: bytes | bytearray | memoryview) -> Iterator["Block"]:
+        """The blocks that lie one after the other in a buffer."""
+        view = memoryview(data).cast("B")
+        at = 0
+        while at < len(view):
+            block = cls(view[at:])
+            yield block
+            at += block.size
+
+    def __repr__(self) -> str:
+        delta = " delta" if self.is_delta else ""
+        return f"<Block{delta} of {self.name!r}, leaf {self.leaf}, {self.entries} entries>"
+
+    # ---- The header
+
+    @property
+    def size(self) -> int:
+        """Bytes, header included."""
+        return int(self._info.size)
+
+    @property
+    def entries(self) -> int:
+        return int(self._info.entries)
+
+    def __len__(self) -> int:
+        return self.entries
+
+    @property
+    def leaf(self) -> int:
+        return int(self._info.leaf)
+
+    @property
+    def leaves(self) -> int:
+        """The number of leaves of the store it was made in."""
+        return 1 << int(self._info.leaf_bits)
+
+    @property
+    def is_delta(self) -> bool:
+        """True if it holds changes, deletions among them, rather than all entries."""
+        return bool(self._info.is_delta)
+
+    # ---- Columns
+
+    def _column(self, start: int, size: int, code: Any = "B") -> memoryview:
+        return self._data[start : start + size].cast(code)
+
+    def _offsets(self, start: int) -> memoryview:
+        width = self._info.offset_width
+        return self._column(start, width * (self.entries + 1), "I" if width == 4 else "Q")
+
+    @property
+    def hashes(self) -> memoryview:
+        """Routing hashes, ascending."""
+        return self._column(self._info.hashes, 8 * self.entries, "Q")
+
+    @property
+    def keys(self) -> memoryview:
+        """All encoded keys, one after the other; 'q' if they are ints."""
+        code = "q" if self._info.key_width else "B"
+        return self._column(self._info.keys, self._info.key_bytes, code)
+
+    @property
+    def key_offsets(self) -> memoryview | None:
+        """Key r is keys[key_offsets[r]:key_offsets[r + 1]]; None if the keys are ints."""
+        return self._offsets(self._info.key_offsets) if self._info.key_offsets else None
+
+    @property
+    def values(self) -> memoryview:
+        """All values: 'q' or 'd' for numbers, else bytes, one after the other."""
+        code = {"i64": "q", "f64": "d"}.get(self.kind, "B")
+        return self._column(self._info.values, self._info.value_bytes, code)
+
+    @property
+    def value_offsets(self) -> memoryview | None:
+        """Value r is values[value_offsets[r]:value_offsets[r + 1]]; None for numbers."""
+        return self._offsets(self._info.value_offsets) if self._info.value_offsets else None
+
+    @property
+    def marks(self) -> memoryview | None:
+        """In a delta, one byte per entry: 1 for a deletion."""
+        return self._column(self._info.marks, self.entries) if self._info.marks else None
+
+    # ---- Entries
+
+    def find(self, key: Any, *, missing: Any = None, deleted: Any = None) -> Any:
+        """The value of one key by binary search, decoding nothing else.
+
+        `missing` if the block does not have the key, `deleted` if it says that it was deleted.
+        """
+        try:
+            k = self.codec.encode(key)
+        except KEY_FAULTS:
+            raise key_error(self.codec, key, self.name) from None
+        buffer = empty_buffer()
+        status = lib.sk_block_find(self._native, self.size, k, len(k), buffer.ptr)
+        length = buffer.length
+        if status == lib.SK_MISSING:
+            push_buffer(buffer)
+            return deleted if length else missing
+        if status:
+            raise native_error(status, self.name, key)
+        data = buffer.take(length)
+        number = _NUMBERS.get(self.kind)
+        return number.unpack(data)[0] if number else data
+
+    def __iter__(self) -> Iterator[tuple[bytes, Any]]:
+        """(encoded key, value) in the order of routing hashes; deletions have the value None."""
+        keys = _pieces(self.keys, self.key_offsets)
+        values: Any = self.values
+        if self.value_offsets is not None:
+            values = _pieces(values, self.value_offsets)
+        marks = self.marks
+        if marks is None:
+            return zip(keys, values, strict=True)
+        return (
+            (key, None if mark else value)
+            for key, value, mark in zip(keys, values, marks, strict=True)
+        )
+
+    # ---- Integrity
+
+    def check(self) -> None:
+        """Checks every entry: order, offsets, hashes, leaf, values. CorruptBlockError if not."""
+        self._expect(lib.sk_block_check(self._native, self.size))
+
+    def verify(self, seed: int = 0) -> None:
+        """Checks the CRC32C that seal() wrote with the same seed. CorruptBlockError if not."""
+        self._expect(lib.sk_block_verify(self._native, self.size, seed))
+
+    def _expect(self, status: int) -> None:
+        if status:
+            raise native_error(status, self.name)
+
+
+def seal(block: bytearray | memoryview, seed: int = 0) -> None:
+    """Writes the block's CRC32C into it. seed binds it to a place, such as a file and offset."""
+    native = ffi.from_buffer("uint8_t[]", block, require_writable=True)
+    status = lib.sk_block_seal(native, len(native), seed)
+    if status:
+        raise native_error(status)
+
+
+def _pieces(data: memoryview, offsets: memoryview | None) -> Iterator[bytes]:
+    """The items of a column, as bytes."""
+    whole = data.tobytes()  # slices of bytes are faster than of a view
+    if offsets is None:
+        return (whole[at : at + 8] for at in range(0, len(whole), 8))
+    return (whole[start:end] for start, end in pairwise(offsets.tolist()))

@@ -1,0 +1,101 @@
+"""Native memory for results: cells and buffers that are reused, and buffers that are given away.
+
+A call needs a place for its result that no other thread uses meanwhile: cffi releases the GIL.
+Making one costs more than the call, so used ones are kept in lists. list.pop and list.append
+are atomic, which makes them free lists without a lock; whoever fails to return one (after an
+exception, say) loses nothing, because the garbage collector frees it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from statekit._native import ffi, lib
+
+KEEP_BYTES_MAX = 1 << 20  # buffers that grew beyond this are freed after use
+
+_LEN, _CAP = 1, 2  # words of an sk_buf
+
+
+class Buffer:
+    """A reusable sk_buf: call C with `ptr`, then take(n) what it wrote."""
+
+    __slots__ = ("_cap", "_head", "_view", "ptr")
+
+    def __init__(self) -> None:
+        own = ffi.new("sk_buf *")
+        self.ptr = ffi.gc(own, lib.sk_buf_free)
+        self._head = memoryview(ffi.buffer(own)).cast("Q")
+        self._cap = 0
+        self._view: Any = b""
+
+    def take(self, length: int) -> bytes:
+        """Copies the result out and returns the buffer to the free list."""
+        # The capacity, not the length, tells that the memory was moved: C may reserve more
+        # than it needs, and it may have done so in an earlier call that failed.
+        cap = self._head[_CAP]
+        if cap != self._cap:
+            self._view = ffi.buffer(self.ptr.data, cap) if cap else b""
+            self._cap = cap
+        data: bytes = self._view[:length]
+        if cap > KEEP_BYTES_MAX:
+            self._view = b""
+            self._cap = 0
+            lib.sk_buf_free(self.ptr)
+        _push(self)
+        return data
+
+    def clear(self) -> None:
+        self._head[_LEN] = 0
+
+    @property
+    def length(self) -> int:
+        return self._head[_LEN]
+
+
+_free: list[Buffer] = []
+pop_buffer: Callable[[], Buffer] = _free.pop  # IndexError if there is none
+push_buffer: Callable[[Buffer], None] = _free.append
+_push = push_buffer
+
+
+def empty_buffer() -> Buffer:
+    """A buffer for the functions that append to what it holds."""
+    try:
+        buffer = pop_buffer()
+    except IndexError:
+        return Buffer()
+    buffer.clear()
+    return buffer
+
+
+class CellPool:
+    """A free list of int64_t or double cells."""
+
+    __slots__ = ("new", "pop", "push")
+
+    def __init__(self, ctype: str) -> None:
+        free: list[Any] = []
+        self.pop: Callable[[], Any] = free.pop
+        self.push: Callable[[Any], None] = free.append
+        pointer = ffi.typeof(ctype)
+        self.new: Callable[[], Any] = lambda: ffi.new(pointer)
+
+
+def owned_view(buf: Any) -> memoryview:
+    """The bytes of an sk_buf as a view that frees them when it, and all made from it, is gone."""
+    if buf.len == 0:
+        lib.sk_buf_free(buf)
+        return memoryview(b"")
+    data = ffi.gc(buf.data, lambda _: lib.sk_buf_free(buf), buf.cap)
+    return memoryview(ffi.buffer(data, buf.len))
+
+
+def readable(data: Any) -> Any:
+    """What to pass to C for `const uint8_t *`: bytes as they are, other buffers by address."""
+    return data if data.__class__ is bytes else ffi.from_buffer("uint8_t[]", data)
+
+
+def native_text(pointer: Any) -> str:
+    """A C string. Names come from blocks too, so they may be anything but must not raise."""
+    text: str = ffi.string(pointer).decode(errors="surrogateescape")
+    return text

@@ -1,0 +1,230 @@
+"""Handles of number states: a 64-bit integer or float under each key.
+
+Written as _states.py says. The two kinds differ in the native functions they call and in what
+they take for a number, which NumberState finds in its slots.
+"""
+
+from collections.abc import Callable
+from numbers import Number
+from operator import index
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from statekit._batch import Numbers, run_batch
+from statekit._buffers import CellPool
+from statekit._native import ffi, lib
+from statekit._states import State
+from statekit.errors import where
+from statekit.keys import KEY_FAULTS, KeyCodec
+
+N = TypeVar("N", int, float)
+
+_MISSING: int = lib.SK_MISSING
+_CHANGED: int = lib.SK_CHANGED
+_ADD: int = lib.SK_ADD
+_MIN: int = lib.SK_MIN
+_MAX: int = lib.SK_MAX
+
+
+class _Kind(NamedTuple):
+    """What sets i64 and f64 apart."""
+
+    suffix: str  # of the fields of sk_batch_args
+    type: type
+    convert: Callable[[Any], Any]  # makes a `type` of what may pass for one, or raises TypeError
+    column: str  # letter for column()
+    format: Literal["q", "d"]  # of a memoryview
+    cells: CellPool
+    get: Callable[..., int]
+    put: Callable[..., int]
+    fold: Callable[..., int]
+    cas: Callable[..., int]
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError("float() would parse it")
+    return float(value)
+
+
+_I64 = _Kind(
+    "i64", int, index, "i", "q", CellPool("int64_t *"),
+    lib.sk_i64_get, lib.sk_i64_put, lib.sk_i64_fold, lib.sk_i64_cas,
+)  # fmt: skip
+_F64 = _Kind(
+    "f64", float, _as_float, "f", "d", CellPool("double *"),
+    lib.sk_f64_get, lib.sk_f64_put, lib.sk_f64_fold, lib.sk_f64_cas,
+)  # fmt: skip
+
+
+class NumberState(State, Generic[N]):
+    """An i64 or f64 under each key."""
+
+    __slots__ = (
+        "_convert", "_native_cas", "_native_fold", "_native_get", "_native_put", "_new",
+        "_number", "_pop", "_push", "_type",
+    )  # fmt: skip
+
+    def __init__(
+        self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, number: _Kind
+    ) -> None:
+        super().__init__(ptr, state_id, name, kind, codec)
+        self._number = number
+        self._type, self._convert = number.type, number.convert
+        self._native_get, self._native_put = number.get, number.put
+        self._native_fold, self._native_cas = number.fold, number.cas
+        cells = number.cells
+        self._new, self._pop, self._push = cells.new, cells.pop, cells.push
+
+    def get(self, key: Any, default: N | None = None) -> N | None:
+        encode, get, pop = self._encode, self._native_get, self._pop
+        try:
+            k = encode(key)
+            try:
+                cell = pop()
+            except IndexError:
+                cell = self._new()
+            status = get(self._ptr, self._id, k, len(k), cell)
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, key) from None
+        value: N = cell[0]
+        push = self._push
+        push(cell)
+        if not status:
+            return value
+        if status == _MISSING:
+            return default
+        raise self._refuse(status, key)
+
+    def put(self, key: Any, value: N) -> None:
+        encode, put = self._encode, self._native_put
+        try:
+            if value.__class__ is not self._type:
+                value = self._convert(value)
+            k = encode(key)
+            status = put(self._ptr, self._id, k, len(k), value)
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, key, value) from None
+        if status:
+            raise self._refuse(status, key)
+
+    def _fold(self, key: Any, fold: int, operand: N, initial: N) -> N:
+        encode, native_fold, pop = self._encode, self._native_fold, self._pop
+        try:
+            if operand.__class__ is not self._type:
+                operand = self._convert(operand)
+            k = encode(key)
+            try:
+                cell = pop()
+            except IndexError:
+                cell = self._new()
+            status = native_fold(self._ptr, self._id, k, len(k), fold, operand, initial, cell)
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, key, operand) from None
+        value: N = cell[0]
+        push = self._push
+        push(cell)
+        if status:
+            raise self._refuse(status, key)
+        return value
+
+    def add(self, key: Any, amount: N = 1, initial: N = 0) -> N:
+        """Adds to the value, or to `initial` if there is none; the new value."""
+        return self._fold(key, _ADD, amount, initial)
+
+    def min(self, key: Any, value: N) -> N:
+        """Lowers the value to this one, if that is less; the new value."""
+        return self._fold(key, _MIN, value, 0)
+
+    def max(self, key: Any, value: N) -> N:
+        """Raises the value to this one, if that is more; the new value."""
+        return self._fold(key, _MAX, value, 0)
+
+    def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:
+        """Sets the value if it is `expected` (None: if there is none); True if it was."""
+        native_cas = self._native_cas
+        try:
+            k = self._encode(key)
+            desired = self._convert(desired)
+            cell = ffi.NULL
+            if expected is not None:
+                cell = self._new()
+                cell[0] = self._convert(expected)
+            status = native_cas(self._ptr, self._id, k, len(k), cell, desired, ffi.NULL)
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, key, desired) from None
+        if status in (_MISSING, _CHANGED):
+            return False
+        if status:
+            raise self._refuse(status, key)
+        return True
+
+    def _checked(self, value: Any) -> N:
+        """A number that fits into the state."""
+        cell = self._new()
+        try:
+            cell[0] = self._convert(value)
+        except KEY_FAULTS as fault:
+            raise self._value_fault(fault, value, where(self.name)) from None
+        number: N = cell[0]
+        return number
+
+    def get_many(self, keys: Any) -> Numbers:
+        """The values and, one byte per key, whether there is one (0 stands for a missing one)."""
+        batch = run_batch(self, lib.SK_B_GET, keys, out_format=self._number.format)
+        assert batch.out is not None
+        return Numbers(batch.out, batch.done())
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        run_batch(self, lib.SK_B_PUT, keys, values=values, want=self._number.column)
+
+    def add_many(
+        self, keys: Any, amounts: Any = 1, *, initial: N = 0, returning: bool = False
+    ) -> "memoryview[Any] | None":
+        """Adds a number to each key's value: one for all, or a column with one for each.
+
+        returning: give back the new values, as of each record's turn.
+        """
+        number = self._number
+        fields = {f"initial_{number.suffix}": self._checked(initial)}
+        if isinstance(amounts, Number):
+            fields[f"operand_{number.suffix}"] = self._checked(amounts)
+            amounts = None
+        return run_batch(
+            self,
+            lib.SK_B_ADD,
+            keys,
+            values=amounts,
+            want=number.column,
+            numbers=fields,
+            out_format=number.format if returning else None,
+        ).out
+
+
+class I64State(NumberState[int]):
+    """A signed 64-bit integer under each key.
+
+    >>> from statekit import Store
+    >>> visits = Store().state("visits", "i64")
+    >>> visits.add("alice"), visits.add("alice", 5)
+    (1, 6)
+    >>> visits.add_many(["bob", "alice", "bob"], returning=True).tolist()
+    [1, 7, 2]
+    >>> visits.get_many(["alice", "carol"]).to_list()
+    [7, None]
+    """
+
+    __slots__ = ()
+    _takes = "Pass an int."
+
+    def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
+        super().__init__(ptr, state_id, name, kind, codec, _I64)
+
+
+class F64State(NumberState[float]):
+    """A 64-bit float under each key."""
+
+    __slots__ = ()
+    _takes = "Pass a float or an int."
+
+    def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
+        super().__init__(ptr, state_id, name, kind, codec, _F64)

@@ -1,0 +1,70 @@
+"""Snapshots: the store as it was at one moment, read while it goes on changing."""
+
+import threading
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from statekit._buffers import empty_buffer
+from statekit._native import ffi, lib
+from statekit.errors import ClosedError, native_error
+
+
+class Snapshot:
+    """Iterates over (leaf, its blocks), each leaf once. Get one from Store.snapshot().
+
+    Close it, best with `with`: while it is open, whoever changes a leaf that it has not read
+    yet must encode that leaf first.
+    """
+
+    __slots__ = ("_lock", "_ptr", "epoch")
+
+    def __init__(self, store: Any, since: "array[int] | None", bytes_max: int) -> None:
+        out = ffi.new("sk_snapshot **")
+        epochs = ffi.NULL if since is None else ffi.from_buffer("uint32_t[]", since)
+        status = lib.sk_snapshot_open(store, epochs, bytes_max, out)
+        if status:
+            raise native_error(status)
+        # The destructor holds the store: C wants snapshots to be closed before their store.
+        self._ptr = ffi.gc(out[0], _Closer(store))
+        self._lock = threading.Lock()  # one reader at a time, and no close() under it
+        self.epoch: int = lib.sk_snapshot_epoch(self._ptr)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        return self
+
+    def __next__(self) -> tuple[int, bytes]:
+        leaf = ffi.new("uint32_t *")
+        buffer = empty_buffer()
+        with self._lock:
+            if self._ptr is None:
+                raise ClosedError("the snapshot is closed. Take another one.")
+            length = lib.sk_snapshot_next(self._ptr, leaf, buffer.ptr)
+        if length == -lib.SK_END:
+            raise StopIteration
+        if length < 0:
+            raise native_error(-length)
+        return leaf[0], buffer.take(length)
+
+    def close(self) -> None:
+        """Lets go of the snapshot. Closing twice does no harm."""
+        with self._lock:
+            if self._ptr is not None:
+                ffi.release(self._ptr)
+                self._ptr = None
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Closer:
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __call__(self, snapshot: Any) -> None:
+        lib.sk_snapshot_close(snapshot)

@@ -1,0 +1,429 @@
+"""The store: an array of leaves, each with one table per state, in native memory."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
+
+from statekit._block import Block
+from statekit._buffers import empty_buffer, native_text, push_buffer, readable
+from statekit._containers import ContainerState
+from statekit._kinds import KIND_NAMES, KIND_NUMBERS, Kind
+from statekit._native import ffi, lib
+from statekit._numbers import F64State, I64State
+from statekit._snapshot import Snapshot
+from statekit._states import BytesState, State
+from statekit.errors import ArgumentError, ClosedError, UnknownEntryError, native_error, shorten
+from statekit.keys import KeyType, key_codec
+
+Residency: TypeAlias = Literal["whole", "partial", "absent"]
+DecodeMode: TypeAlias = Literal["replace", "under", "under_all", "over"]
+ContainerKind: TypeAlias = Literal["list", "map", "nested"]
+
+_RESIDENCY: tuple[Residency, ...] = ("whole", "partial", "absent")  # by number
+_MODES: dict[str, int] = {
+    mode: getattr(lib, f"SK_{mode.upper()}") for mode in ("replace", "under", "under_all", "over")
+}
+_HANDLES: dict[str, type[State]] = {
+    "i64": I64State,
+    "f64": F64State,
+    "bytes": BytesState,
+    "list": ContainerState,
+    "map": ContainerState,
+    "nested": ContainerState,
+}
+_EPOCH_MAX = 2**32 - 1
+
+
+class Stats(NamedTuple):
+    """Figures of some leaves and states."""
+
+    entries: int  # live entries that are here
+    tombstones: int  # deletions still remembered
+    dirty: int  # entries and tombstones not yet written home
+    bytes: int  # native memory
+    whole: int  # leaves
+    partial: int
+    absent: int
+    flooded: int  # tables that went over to the secret hash
+
+
+class Leaves:
+    """Leaves taken out of a store, to be attached to one with as many leaves."""
+
+    __slots__ = ("_held", "start", "stop")
+
+    def __init__(self, native: Any, start: int, stop: int) -> None:
+        self._held = [ffi.gc(native, lib.sk_leaves_free)]
+        self.start = start
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __repr__(self) -> str:
+        attached = "" if self._held else ", attached"
+        return f"<Leaves {self.start} to {self.stop}{attached}>"
+
+
+class Store:
+    """Keyed state in native memory. Every method may be called from any thread.
+
+    key_groups, subgroups: powers of two. bytes_max: a limit on native memory, 0 for none.
+
+    >>> store = Store(key_groups=4, subgroups=4)
+    >>> visits = store.state("visits", "i64")
+    >>> visits.add("alice", 2)
+    2
+    >>> half = store.detach(0, store.leaves // 2)  # split, without touching entries
+    >>> other = Store(key_groups=4, subgroups=4)
+    >>> other.attach(half)
+    >>> sorted(s.stats().entries for s in (store, other))
+    [0, 1]
+    """
+
+    __slots__ = ("__weakref__", "_handles", "_native", "key_groups", "leaves", "subgroups")
+
+    def __init__(self, key_groups: int = 128, subgroups: int = 16, bytes_max: int = 0) -> None:
+        out = ffi.new("sk_store **")
+        try:
+            status = lib.sk_open(key_groups, subgroups, bytes_max, out)
+        except (TypeError, OverflowError):
+            raise ArgumentError(
+                f"no store has {shorten(key_groups)} key-groups of {shorten(subgroups)} "
+                f"sub-groups and {shorten(bytes_max)} bytes. Use powers of two and a size."
+            ) from None
+        if status:
+            raise native_error(status)
+        # Native memory goes when the store and all handles made from it are gone.
+        self._native = ffi.gc(out[0], lib.sk_close)
+        self._handles: dict[str, State] = {}
+        self.key_groups = key_groups
+        self.subgroups = subgroups
+        self.leaves = key_groups * subgroups
+
+    def __repr__(self) -> str:
+        if self._native is None:
+            return "<Store, closed>"
+        return (
+            f"<Store of {self.key_groups} key-groups x {self.subgroups} sub-groups, "
+            f"{len(self.states())} states, {self.bytes_used} bytes>"
+        )
+
+    @property
+    def _ptr(self) -> Any:
+        if self._native is None:
+            raise ClosedError("the store is closed. Open another one.")
+        return self._native
+
+    def close(self) -> None:
+        """Drops all entries; from now on the store and its handles raise ClosedError.
+
+        Safe while other threads are inside a call: they finish it on leaves that are absent,
+        and the last reference frees the rest.
+        """
+        native, self._native = self._native, None
+        if native is None:
+            return
+        for handle in self._handles.values():
+            handle._ptr = None
+        lib.sk_leaf_mark(native, 0, self.leaves, lib.SK_ABSENT)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- States
+
+    @overload
+    def state(self, name: str, kind: Literal["i64"], key_type: KeyType = ...) -> I64State: ...
+    @overload
+    def state(self, name: str, kind: Literal["f64"], key_type: KeyType = ...) -> F64State: ...
+    @overload
+    def state(self, name: str, kind: Literal["bytes"], key_type: KeyType = ...) -> BytesState: ...
+    @overload
+    def state(self, name: str, kind: ContainerKind, key_type: KeyType = ...) -> ContainerState: ...
+    def state(self, name: str, kind: Kind, key_type: KeyType = str) -> State:
+        """Declares a state, or finds it. SchemaError if it is there with another type."""
+        codec = key_codec(key_type)
+        number = KIND_NUMBERS.get(kind)
+        if number is None:
+            raise ArgumentError(f"{shorten(kind)} is no kind. Use one of {', '.join(_HANDLES)}.")
+        native_name = _native_name(name)
+        state_id = ffi.new("uint32_t *")
+        status = lib.sk_state_add(self._ptr, native_name, number, codec.native, state_id)
+        if status:
+            raise native_error(status, name)
+        handle = self._handles.get(name)
+        if handle is None:
+            made = _HANDLES[kind](self._ptr, state_id[0], name, kind, codec)
+            handle = self._handles.setdefault(name, made)
+        return handle
+
+    def states(self) -> tuple[State, ...]:
+        """All states, those that came with blocks or leaves included, in order of declaration."""
+        ptr = self._ptr
+        name, key_type = ffi.new("const char **"), ffi.new("const char **")
+        kind = ffi.new("int *")
+        found = []
+        for state_id in range(lib.sk_state_count(ptr)):
+            status = lib.sk_state_info(ptr, state_id, name, kind, key_type)
+            if status:
+                raise native_error(status)
+            handle = self._handles.get(text := native_text(name[0]))
+            if handle is None:
+                code = native_text(key_type[0])
+                handle = self.state(text, KIND_NAMES[kind[0]], code)  # type: ignore[call-overload]
+            found.append(handle)
+        return tuple(found)
+
+    # ---- Figures
+
+    @property
+    def bytes_used(self) -> int:
+        """Native memory in use: slots, keys, values, containers."""
+        return int(lib.sk_bytes_used(self._ptr))
+
+    def limit(self, bytes_max: int) -> None:
+        """Sets the limit on native memory; 0 for none. What is above it stays."""
+        self._expect(lib.sk_bytes_limit(self._ptr, bytes_max))
+
+    def stats(self, state: State | None = None, start: int = 0, stop: int | None = None) -> Stats:
+        """Sums over leaves [start, stop) and one state or all."""
+        out = ffi.new("sk_stats *")
+        stop = self.leaves if stop is None else stop
+        self._expect(lib.sk_stats_read(self._ptr, _id(state), *_leaves(start, stop), out))
+        whole, partial, absent = out.leaves
+        return Stats(
+            out.entries, out.tombstones, out.dirty, out.bytes, whole, partial, absent, out.flooded
+        )
+
+    # ---- Leaves
+
+    def residency(self, leaf: int) -> Residency:
+        """Whether all entries of a leaf are here ("whole"), some ("partial") or none ("absent")."""
+        (leaf,) = _leaves(leaf)
+        answer: int = lib.sk_leaf_residency(self._ptr, leaf)
+        if not 0 <= answer < len(_RESIDENCY):
+            raise native_error(abs(answer))
+        return _RESIDENCY[answer]
+
+    def mark(self, start: int, stop: int, residency: Residency) -> None:
+        """Says what leaves [start, stop) are from now on; "absent" drops their entries."""
+        if residency not in _RESIDENCY:
+            raise ArgumentError(f"{shorten(residency)} is no residency. Use one of {_RESIDENCY}.")
+        number = _RESIDENCY.index(residency)
+        self._expect(lib.sk_leaf_mark(self._ptr, *_leaves(start, stop), number))
+
+    def clear(
+        self, state: State, start: int = 0, stop: int | None = None, *, blind: bool = False
+    ) -> None:
+        """Drops all entries of a state in leaves [start, stop).
+
+        blind: where a leaf is not whole, drop what is here and do not ask for the rest.
+        """
+        stop = self.leaves if stop is None else stop
+        flags = lib.SK_BLIND if blind else 0
+        status = lib.sk_clear(self._ptr, state._id, *_leaves(start, stop), flags)
+        if status == lib.SK_UNKNOWN:
+            raise _not_whole(state, f"leaves {start} to {stop}")
+        self._expect(status)
+
+    def encode_leaf(self, leaf: int, state: State | None = None, since: int = 0) -> bytes:
+        """One block per state that has entries. since: only what changed after that epoch."""
+        (leaf,) = _leaves(leaf)
+        buffer = empty_buffer()
+        length = lib.sk_leaf_encode(self._ptr, leaf, _id(state), since, buffer.ptr)
+        return self._taken(length, buffer)
+
+    def decode_leaf(self, leaf: int, blocks: bytes, mode: DecodeMode = "replace") -> None:
+        """Reads blocks of a leaf into it.
+
+        "replace": the leaf becomes what they say, and whole. "under": they come from the home
+        and fill in only what is not here; "under_all": so, and they are all that the home has.
+        "over": they are a later delta. States not yet declared are declared from the blocks.
+        """
+        if mode not in _MODES:
+            raise ArgumentError(f"{shorten(mode)} is no mode. Use one of {', '.join(_MODES)}.")
+        (leaf,) = _leaves(leaf)
+        native = readable(blocks)
+        self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, len(native), _MODES[mode]))
+
+    def detach(self, start: int, stop: int) -> Leaves:
+        """Takes leaves [start, stop) out, with their entries; here they are absent then."""
+        out = ffi.new("sk_leaves **")
+        self._expect(lib.sk_detach(self._ptr, *_leaves(start, stop), out))
+        return Leaves(out[0], start, stop)
+
+    def attach(self, leaves: Leaves) -> None:
+        """Puts detached leaves in. OccupiedError if a leaf of theirs has entries here."""
+        ptr = self._ptr
+        try:
+            native = leaves._held.pop()  # atomic: of two threads, one gets it
+        except IndexError:
+            raise ClosedError(f"{leaves!r} were attached before. Detach them again.") from None
+        status = lib.sk_attach(ptr, native)
+        if status:
+            error = native_error(status)
+            leaves._held.append(native)
+            raise error
+        ffi.gc(native, None)  # they are the store's now
+
+    # ---- Homes
+
+    def write_back(self, on: bool = True) -> None:
+        """Whether deletions stay remembered, even in whole leaves, until they are written home."""
+        self._expect(lib.sk_write_back(self._ptr, on))
+
+    def dirty_take(self, leaf: int) -> bytes:
+        """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow."""
+        (leaf,) = _leaves(leaf)
+        buffer = empty_buffer()
+        return self._taken(lib.sk_dirty_take(self._ptr, leaf, buffer.ptr), buffer)
+
+    def dirty_done(self, leaf: int, written: bool) -> None:
+        """Ends what dirty_take() began: the changes are home, or (False) dirty again."""
+        (leaf,) = _leaves(leaf)
+        self._expect(lib.sk_dirty_done(self._ptr, leaf, written))
+
+    def evict(self, bytes_wanted: int) -> int:
+        """Drops clean entries that were not used lately; the bytes that became free."""
+        freed: int = lib.sk_evict(self._ptr, bytes_wanted)
+        if freed < 0:
+            raise native_error(-freed)
+        return freed
+
+    # ---- Snapshots and scans
+
+    @property
+    def epoch(self) -> int:
+        """The number of the present epoch; changes are marked with it."""
+        return int(lib.sk_epoch(self._ptr))
+
+    def advance_epoch(self) -> int:
+        """Starts a new epoch, as a snapshot does; the one that ended."""
+        return int(lib.sk_epoch_advance(self._ptr))
+
+    def snapshot(self, since: int | Sequence[int] | None = None, bytes_max: int = 0) -> Snapshot:
+        """The store as it is now; see Snapshot.
+
+        since: only what changed after that epoch, or after one epoch per leaf (0: all of it).
+        bytes_max: how far writers may encode ahead of the reader; 0 for the default.
+        """
+        epochs = None
+        if isinstance(since, int):
+            since = [since] * self.leaves
+        if since is not None:
+            epochs = array("I", since)
+            if len(epochs) != self.leaves:
+                raise ArgumentError(
+                    f"there are {len(epochs)} epochs for {self.leaves} leaves. Pass one for each."
+                )
+        return Snapshot(self._ptr, epochs, bytes_max)
+
+    def track(self, epoch: int) -> None:
+        """From now on remember deletions, so that deltas since that epoch can be made."""
+        self._expect(lib.sk_track(self._ptr, epoch))
+
+    def changed_leaves(self, since: int) -> bytes:
+        """One byte per leaf: 1 if it changed after that epoch."""
+        changed = bytearray(self.leaves)
+        out = ffi.from_buffer("uint8_t[]", changed)
+        self._expect(lib.sk_changed_leaves(self._ptr, since, out))
+        return bytes(changed)
+
+    def scan(
+        self, state: State, start: int = 0, stop: int | None = None, *, partial: bool = False
+    ) -> "Scan":
+        """Iterates over (encoded key, value) of a state, leaf by leaf; see Scan."""
+        return Scan(self, state, start, self.leaves if stop is None else stop, partial)
+
+    # ---- Answers from C
+
+    def _expect(self, status: int) -> None:
+        if status:
+            raise native_error(status)
+
+    def _taken(self, length: int, buffer: Any) -> bytes:
+        if length < 0:
+            push_buffer(buffer)
+            raise native_error(-length)
+        data: bytes = buffer.take(length)
+        return data
+
+
+class Scan:
+    """Entries of one state, leaf by leaf, each leaf as it is when it is reached.
+
+    `cursor` is the first leaf that is not done: pass it as `start` to go on, in this process
+    or another. A leaf that was interrupted comes again, whole.
+    """
+
+    __slots__ = ("_entries", "_partial", "_state", "_stop", "_store", "cursor")
+
+    def __init__(self, store: Store, state: State, start: int, stop: int, partial: bool) -> None:
+        self._store = store
+        self._state = state
+        self._stop = stop
+        self._partial = partial
+        self._entries: Iterator[tuple[bytes, Any]] | None = None
+        self.cursor = start
+
+    def __iter__(self) -> Iterator[tuple[bytes, Any]]:
+        return self
+
+    def __next__(self) -> tuple[bytes, Any]:
+        while True:
+            if self._entries is None:
+                if self.cursor >= self._stop:
+                    raise StopIteration
+                self._entries = self._read(self.cursor)
+            entry = next(self._entries, None)
+            if entry is not None:
+                return entry
+            self._entries = None
+            self.cursor += 1
+
+    def _read(self, leaf: int) -> Iterator[tuple[bytes, Any]]:
+        store = self._store
+        was_whole = store.residency(leaf) == "whole"
+        data = store.encode_leaf(leaf, self._state)
+        # Asked twice, because an eviction may have come in between.
+        if not self._partial and not (was_whole and store.residency(leaf) == "whole"):
+            raise _not_whole(self._state, f"leaf {leaf}")
+        return (entry for block in Block.each(data) for entry in block)
+
+
+def _not_whole(state: State, what: str) -> UnknownEntryError:
+    return UnknownEntryError(
+        f"not all entries of state {state.name!r} are here: {what} is not whole. "
+        "Load it from its home first, or ask for what is here only.",
+        state=state.name,
+        keys=tuple,
+    )
+
+
+def _id(state: State | None) -> int:
+    return int(lib.SK_ALL_STATES) if state is None else state._id
+
+
+def _leaves(*numbers: int) -> tuple[int, ...]:
+    """Leaf numbers that C can be asked about; it checks whether they exist."""
+    for number in numbers:
+        if not isinstance(number, int) or not 0 <= number <= _EPOCH_MAX:
+            raise ArgumentError(f"{shorten(number)} is no leaf. Leaves are counted from 0.")
+    return numbers
+
+
+def _native_name(name: str) -> bytes:
+    try:
+        native = name.encode(errors="surrogateescape")
+    except (AttributeError, UnicodeEncodeError):
+        native = b""
+    if not native or b"\0" in native or len(native) > lib.SK_NAME_BYTES_MAX:
+        raise ArgumentError(
+            f"{shorten(name)} cannot name a state. "
+            f"Use 1 to {lib.SK_NAME_BYTES_MAX} bytes of UTF-8 without a zero byte."
+        )
+    return native

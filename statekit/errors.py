@@ -1,0 +1,283 @@
+"""Every exception statekit raises, and the one table from native status codes to them.
+
+All derive from StateKitError. Most also derive from the built-in exception that a Python
+programmer would catch for the same mistake (TypeError, OverflowError, MemoryError, ...).
+Messages say what went wrong, in which state and at which key, and what to do about it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from statekit._native import ffi, lib
+
+__all__ = [
+    "ArgumentError",
+    "BadValueError",
+    "ChangedDuringIterationError",
+    "ClosedError",
+    "ColumnError",
+    "CorruptBlockError",
+    "KeyTypeError",
+    "KindError",
+    "MemoryLimitError",
+    "OccupiedError",
+    "OverflowStateError",
+    "PathError",
+    "SchemaError",
+    "SnapshotOverrunError",
+    "StateKitError",
+    "StoreMemoryError",
+    "UnknownEntryError",
+]
+
+_REPR_CHARS_MAX = 60
+
+
+class StateKitError(Exception):
+    """The root of all statekit exceptions.
+
+    `state` names the state concerned, `key` is the Python key and `record` the position in a
+    batch; each is None where there is none. `status` is the native code, 0 if none.
+    """
+
+    status: int = 0
+    state: str | None = None
+    key: object = None
+    record: int | None = None
+
+
+class ClosedError(StateKitError, ValueError):
+    """The store, snapshot or detached leaves were closed or given away."""
+
+
+class StoreMemoryError(StateKitError, MemoryError):
+    """The system has no more memory. The store is as it was before the call."""
+
+
+class MemoryLimitError(StoreMemoryError):
+    """The store's own limit (bytes_max) would be passed."""
+
+
+class KeyTypeError(StateKitError, TypeError, ValueError):
+    """A key that does not fit the state's key type, or is longer than a key may be."""
+
+
+class BadValueError(StateKitError, TypeError, ValueError):
+    """A value of the wrong type or shape, too large, too deep, or not well-formed MessagePack."""
+
+
+class PathError(StateKitError, LookupError):
+    """A step of a path that does not fit the container it leads into."""
+
+
+class KindError(StateKitError, TypeError):
+    """An operation that states of this kind do not have."""
+
+
+class ArgumentError(StateKitError, ValueError):
+    """An argument out of range: a leaf, an epoch, the number of key-groups."""
+
+
+class OverflowStateError(StateKitError, OverflowError):
+    """A number or a sum that does not fit into 64 bits."""
+
+
+class CorruptBlockError(StateKitError, ValueError):
+    """Bytes that are not a block, or a block that was damaged."""
+
+
+class SchemaError(StateKitError, TypeError):
+    """The state exists with another kind or key type."""
+
+
+class OccupiedError(StateKitError):
+    """Leaves cannot be attached where leaves of the same numbers have entries."""
+
+
+class SnapshotOverrunError(StateKitError, RuntimeError):
+    """The snapshot was given up because its reader fell too far behind the writers."""
+
+
+class ChangedDuringIterationError(StateKitError, RuntimeError):
+    """A container gained or lost elements while it was being read page by page."""
+
+
+class ColumnError(StateKitError, TypeError, ValueError):
+    """A column of keys or values of the wrong type or length, or with nulls."""
+
+
+class UnknownEntryError(StateKitError):
+    """The entry is not here, and neither is its whole leaf: only the leaf's home can tell.
+
+    This is not "there is no such key": it says that the answer lies elsewhere, so it is not
+    a LookupError. A single-key call has the key in `keys`. A batch call did everything else
+    it was asked for: `records` are the positions it could not do, `statuses` has one byte per
+    record (0 done, 1 missing, 2 unknown) and `result` is what the call would have returned.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        state: str,
+        keys: Callable[[], tuple[Any, ...]],
+        records: Sequence[int] = (),
+        statuses: bytes = b"",
+        result: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.state = state
+        self.records = records
+        self.statuses = statuses
+        self.result = result
+        self._keys = keys
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """The keys concerned, one per record; made when asked for, there may be millions."""
+        return self._keys()
+
+
+class _Case(NamedTuple):
+    error: type[StateKitError]
+    what: str
+    advice: str
+
+
+_CASES: dict[int, _Case] = {
+    lib.SK_CHANGED: _Case(
+        ChangedDuringIterationError,
+        "the container changed size while it was read",
+        "Read it again, or read it whole with get().",
+    ),
+    lib.SK_NO_MEMORY: _Case(
+        StoreMemoryError,
+        "out of memory",
+        "Nothing was changed; free memory, evict entries, or move leaves elsewhere.",
+    ),
+    lib.SK_LIMIT: _Case(
+        MemoryLimitError,
+        "the store's memory limit is reached",
+        "Nothing was changed; raise bytes_max, evict entries, or move leaves elsewhere.",
+    ),
+    lib.SK_BAD_KEY: _Case(
+        KeyTypeError,
+        "the key does not fit",
+        f"Keys must be of the state's key type and at most {lib.SK_KEY_BYTES_MAX} bytes long.",
+    ),
+    lib.SK_BAD_VALUE: _Case(
+        BadValueError,
+        "the value does not fit",
+        "Give one well-formed value of the shape that the state's kind asks for.",
+    ),
+    lib.SK_BAD_PATH: _Case(
+        PathError,
+        "the path does not fit the value",
+        "Use an integer to step into a list and a key to step into a map.",
+    ),
+    lib.SK_BAD_KIND: _Case(
+        KindError,
+        "states of this kind have no such operation",
+        "Declare the state with the kind that has it.",
+    ),
+    lib.SK_BAD_ARGUMENT: _Case(
+        ArgumentError, "an argument is out of range", "See the documentation of the call."
+    ),
+    lib.SK_OVERFLOW: _Case(
+        OverflowStateError,
+        "the result does not fit into 64 bits",
+        "Nothing was changed; use a float state or a smaller operand.",
+    ),
+    lib.SK_TOO_LARGE: _Case(
+        BadValueError,
+        "the value is too large",
+        f"A value may have {lib.SK_VALUE_BYTES_MAX} bytes; split it over several keys.",
+    ),
+    lib.SK_TOO_DEEP: _Case(
+        BadValueError,
+        "the value is nested too deeply",
+        f"Containers may be nested {lib.SK_DEPTH_MAX} deep.",
+    ),
+    lib.SK_CORRUPT: _Case(
+        CorruptBlockError,
+        "the block is damaged or is not a block of this leaf",
+        "Read it again from its source, or use an older checkpoint.",
+    ),
+    lib.SK_SCHEMA: _Case(
+        SchemaError,
+        "the state exists with another kind or key type",
+        "Use what it was declared with, or another name.",
+    ),
+    lib.SK_OCCUPIED: _Case(
+        OccupiedError,
+        "a leaf of that number has entries here",
+        "Clear those leaves or mark them absent first.",
+    ),
+    lib.SK_OVERRUN: _Case(
+        SnapshotOverrunError,
+        "the snapshot was given up: its reader fell too far behind the writers",
+        "Take another one, read it faster, or give it a larger bytes_max.",
+    ),
+}
+
+
+def shorten(value: object) -> str:
+    """repr(value), cut to a length that fits a message.
+
+    >>> shorten("a" * 100)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaa'"
+    """
+    # A huge key is cut before repr, which would build all of it.
+    if isinstance(value, str | bytes) and len(value) > 2 * _REPR_CHARS_MAX:
+        value = value[:_REPR_CHARS_MAX] + value[-_REPR_CHARS_MAX:]  # type: ignore[operator]
+    text = repr(value)
+    if len(text) <= _REPR_CHARS_MAX:
+        return text
+    half = (_REPR_CHARS_MAX - 3) // 2
+    return f"{text[: half + 1]}...{text[-half:]}"
+
+
+_NO_KEY = object()
+
+
+def where(state: str | None, key: object = _NO_KEY, record: int | None = None) -> str:
+    """The part of a message that says where: " (state 'visits', key 'alice')"."""
+    parts = []
+    if state is not None:
+        parts.append(f"state {state!r}")
+    if key is not _NO_KEY:
+        parts.append(f"key {shorten(key)}")
+    if record is not None:
+        parts.append(f"record {record}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def native_error(
+    status: int, state: str | None = None, key: object = _NO_KEY, record: int | None = None
+) -> StateKitError:
+    """The exception for a status that the library returned in this thread just now."""
+    case = _CASES.get(status)
+    if case is None:
+        name = ffi.string(lib.sk_status_name(status)).decode()
+        raise AssertionError(f"the native store answered {name} where it is no answer")
+    reason = ffi.string(lib.sk_reason()).decode(errors="replace")
+    detail = f": {reason}" if reason else ""
+    error = case.error(f"{case.what}{detail}{where(state, key, record)}. {case.advice}")
+    error.status, error.state, error.record = status, state, record
+    error.key = None if key is _NO_KEY else key
+    return error
+
+
+def unknown_entry(state: str, key: Any) -> UnknownEntryError:
+    """The exception for SK_UNKNOWN from a call about one key."""
+    return UnknownEntryError(
+        f"the entry is not in this store, and its leaf is not whole{where(state, key)}. "
+        "Ask the leaf's home and install() the answer, then try again.",
+        state=state,
+        keys=lambda: (key,),
+    )
+
+
+def null_item(at: int) -> ColumnError:
+    """The exception for a null in a column."""
+    return ColumnError(f"item {at} is null. Drop or fill the nulls first.")

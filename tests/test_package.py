@@ -1,0 +1,151 @@
+"""The package as a whole: what it needs, what it imports, and that its layers point one way."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import statekit
+from statekit import _native
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = (ROOT / "csrc" / "statekit.h").read_text()
+PACKAGE = ROOT / "statekit"
+
+# From the lowest layer up; a module may import from its own layer and those below.
+LAYERS = [
+    {"_native"},
+    {"errors"},
+    {"keys", "_kinds", "_buffers", "_digest"},
+    {"_arrow", "_columns"},
+    {"_batch"},
+    {"_states", "_numbers", "_containers", "_block", "_snapshot"},
+    {"_store"},
+    {"__init__"},
+]
+RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_native", ROOT / "csrc/build_native.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def header_functions() -> set[str]:
+    code = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.DOTALL)
+    return set(re.findall(r"\b(sk_\w+)\s*\(", code))
+
+
+def test_core_dependencies_are_cffi_and_msgpack_only() -> None:
+    needed = importlib.metadata.requires("statekit") or []
+    core = [line for line in needed if "extra ==" not in line]
+    assert sorted(re.split(r"[<>=!~ ]", line)[0] for line in core) == ["cffi", "msgpack"]
+
+
+def test_version_is_the_one_in_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert statekit.__version__ == project["version"]
+
+
+def test_extras_are_those_of_the_design() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {"rocksdb", "redis", "remote", "arrow", "spark", "cli", "engine", "all"} <= set(extras)
+
+
+def test_import_loads_no_optional_package() -> None:
+    loaded = run_python(
+        "import sys, statekit; store = statekit.Store(); v = store.state('v', 'i64');"
+        "v.add_many(['a', 'b']); v.get_many(['a']); print(' '.join(sys.modules))"
+    ).split()
+    optional = {"numpy", "pyarrow", "pandas", "grpc", "rocksdict", "redis", "click", "pyspark"}
+    assert not optional & set(loaded)
+
+
+def test_columns_of_lists_work_where_numpy_and_pyarrow_cannot_be_imported() -> None:
+    out = run_python(
+        "import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"
+        "import statekit; v = statekit.Store().state('v', 'i64', int)\n"
+        "v.put_many([1, 2], [3, 4]); print(v.get_many([2, 1, 9]).to_list())"
+    )
+    assert out.strip() == "[4, 3, None]"
+
+
+def test_every_function_of_the_header_is_bound() -> None:
+    functions = header_functions()
+    assert len(functions) > 50
+    assert functions == {name for name in dir(_native.lib) if name.startswith("sk_")}
+
+
+def test_every_integer_of_the_header_has_the_same_value_in_python() -> None:
+    constants = re.findall(r"^#define (SK_\w+) (\d+)", HEADER, re.MULTILINE)
+    enumerators = re.findall(r"\b(SK_\w+) = (\d+)", HEADER)
+    assert len(constants) >= 8
+    assert len(enumerators) >= 50
+    for name, value in constants + enumerators:
+        assert getattr(_native.lib, name) == int(value), name
+
+
+def test_every_function_of_the_header_is_reachable_through_the_package() -> None:
+    source = "\n".join(path.read_text() for path in PACKAGE.glob("*.py"))
+    used = set(re.findall(r"\bsk_\w+", source))
+    used |= {f"sk_{kind}_{op}" for kind in ("i64", "f64") for op in ("get", "put", "fold", "cas")}
+    testing_only = {"sk_fail_alloc", "sk_alloc_count", "sk_is_testing_build"}
+    assert header_functions() - used - testing_only == set()
+
+
+def test_cdef_keeps_no_preprocessor_line_but_integers() -> None:
+    header = """
+        #ifndef X
+        #define X
+        #include <a.h>
+        #define A 7 /* x */
+        int f(void); // y
+        #endif
+    """
+    cdef = build_script().cdef_of(header)
+    assert cdef.split() == ["#define", "A", "7", "int", "f(void);"]
+
+
+def test_extension_is_built_for_the_stable_abi() -> None:
+    assert _native.__file__.endswith(".abi3.so")
+
+
+def test_package_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("statekit"):
+            parts = (node.module or "").split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_no_layer_imports_a_higher_one(path: Path) -> None:
+    assert path.stem in RANK, "say in LAYERS where the new module belongs"
+    for imported in imports_of(path):
+        assert RANK[imported] <= RANK[path.stem], f"{path.stem} imports {imported}"

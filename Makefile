@@ -1,7 +1,7 @@
 # Chores. `make` lists them; each works from a fresh clone.
 
 PYTHON ?= python3
-CC ?= gcc
+CC := gcc
 CLANG ?= clang
 FUZZ_SECONDS ?= 60
 
@@ -14,6 +14,9 @@ FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 SANITIZED := $(filter-out tests/test_package.py,$(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN := -fsanitize=thread
+# Python itself is not built with ASan, so its library comes first; libstdc++ for pyarrow's sake.
+ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+    ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/build/asan
 
 .DEFAULT_GOAL := help
 .SECONDARY:
@@ -64,8 +67,8 @@ sanitize: .venv/.built ## C and Python tests under ASan and UBSan, thread tests 
 	@echo "==== 2/3 Python tests on an extension built with the same checks"
 	STATEKIT_CFLAGS='-O1 -g -DSK_TESTING $(ASAN)' $(BIN)/python setup.py -q build \
 	    --build-base build/asan-temp --build-lib build/asan
-	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
-	    ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan $(BIN)/pytest -q -p no:cacheprovider $(SANITIZED)
+	$(ASAN_ENV) $(BIN)/python -P -c 'import statekit._native as n; print("testing", n.__file__)'
+	$(ASAN_ENV) $(BIN)/pytest -q -p no:cacheprovider $(SANITIZED)
 	@echo "==== 3/3 C thread tests: data races"
 	$(MAKE) --no-print-directory ctest OUT=build/ctest-tsan FLAGS='-O1 -g $(TSAN)' \
 	    CTESTS='$(wildcard tests/c/test_threads*.c)' RUNNER='setarch $(shell uname -m) -R'

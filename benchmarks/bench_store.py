@@ -242,12 +242,12 @@ def detach_and_attach(report: Report) -> None:
     keys, values = pa.array(scanned), np.ones(len(scanned), dtype=np.int64)
 
     def move(_: Any) -> None:
-        leaves = store.detach(0, half)
-        store.attach(leaves)
+        for _ in range(10):
+            store.attach(store.detach(0, half))
 
     times = measure(
         [
-            Contender("detach + attach", move),
+            Contender("detach + attach", move, count=10),
             Contender("put_many", lambda state: state.put_many(keys, values), counts_state),
         ],
         3 * ROUNDS,

@@ -44,11 +44,11 @@ static uint64_t charge_of(size_t n) {
     return whole < 32 ? 32 : whole;
 }
 
-static bool charge(sk_mem *mem, uint64_t bytes) {
+static bool charge(sk_mem *mem, uint64_t bytes, bool is_limited) {
     sk_budget *budget = mem->budget;
     uint64_t used = atomic_fetch_add_explicit(&budget->used, bytes, memory_order_relaxed) + bytes;
     uint64_t max = atomic_load_explicit(&budget->max, memory_order_relaxed);
-    if (max != 0 && used > max) {
+    if (is_limited && max != 0 && used > max) {
         atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_relaxed);
         alloc_status = SK_LIMIT;
         sk_fail(SK_LIMIT, "%llu bytes more would pass the memory limit of %llu bytes",
@@ -71,7 +71,7 @@ static void *out_of_memory(size_t n) {
 }
 
 void *sk_alloc(sk_mem *mem, size_t n) {
-    if (!charge(mem, charge_of(n))) return NULL;
+    if (!charge(mem, charge_of(n), true)) return NULL;
     void *p = alloc_is_failing() ? NULL : malloc(n);
     if (p == NULL) {
         uncharge(mem, charge_of(n));
@@ -84,9 +84,9 @@ static size_t lines_of(size_t n) { return (n + 63) & ~(size_t)63; }
 
 uint64_t sk_lines_charge(size_t n) { return n == 0 ? 0 : charge_of(lines_of(n)); }
 
-void *sk_alloc_lines(sk_mem *mem, size_t n) {
+static void *alloc_lines(sk_mem *mem, size_t n, bool is_limited) {
     n = lines_of(n);
-    if (!charge(mem, charge_of(n))) return NULL;
+    if (!charge(mem, charge_of(n), is_limited)) return NULL;
     void *p = alloc_is_failing() ? NULL : aligned_alloc(64, n);
     if (p == NULL) {
         uncharge(mem, charge_of(n));
@@ -95,10 +95,13 @@ void *sk_alloc_lines(sk_mem *mem, size_t n) {
     return p;
 }
 
+void *sk_alloc_lines(sk_mem *mem, size_t n) { return alloc_lines(mem, n, true); }
+void *sk_alloc_lines_anyway(sk_mem *mem, size_t n) { return alloc_lines(mem, n, false); }
+
 void *sk_realloc(sk_mem *mem, void *p, size_t old_n, size_t new_n) {
     if (p == NULL) return sk_alloc(mem, new_n);
     uint64_t was = charge_of(old_n), is = charge_of(new_n);
-    if (is > was && !charge(mem, is - was)) return NULL;
+    if (is > was && !charge(mem, is - was, true)) return NULL;
     void *q = alloc_is_failing() ? NULL : realloc(p, new_n);
     if (q == NULL) {
         if (is > was) uncharge(mem, is - was);

@@ -31,6 +31,7 @@ typedef struct sk_mem {
 /* Counted memory. NULL on failure, and then sk_alloc_status() says why. n > 0. */
 void *sk_alloc(sk_mem *mem, size_t n);
 void *sk_alloc_lines(sk_mem *mem, size_t n); /* aligned to a cache line (64) */
+void *sk_alloc_lines_anyway(sk_mem *mem, size_t n); /* limit or not: more is freed right after */
 void *sk_realloc(sk_mem *mem, void *p, size_t old_n, size_t new_n);
 void sk_free(sk_mem *mem, void *p, size_t n);             /* p may be NULL */
 void sk_free_lines(sk_mem *mem, void *p, size_t n);       /* p may be NULL */

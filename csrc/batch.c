@@ -4,28 +4,32 @@
  * A batch is cut into chunks. For each chunk
  *   1. the keys are hashed, in a tight loop that also notes which leaves they fall into;
  *   2. the locks of those leaves are taken, in ascending order;
- *   3. the records run in their order, WINDOW at a time: first every record's tags are
- *      prefetched, then every record's slot, then the operations run on memory that is in
- *      cache by then. So the cache misses of a window overlap instead of following each other.
+ *   3. the records run WINDOW at a time: first every record's tags are prefetched, then every
+ *      record's slot, then the operations run on memory that is in cache by then. So the cache
+ *      misses of a window overlap instead of following each other.
  *
  * Rejected: a lock per record (an atomic exchange costs as much as all the rest and keeps the
  * processor from running ahead, and tags may be read only under the lock, so there is nothing
- * to prefetch). Rejected, after measuring: sorting the chunk by leaf to lock each leaf once
- * (half as fast again: sorting costs 4 ns a record, and going through keys and results in
- * another order as much once more). The price of locking together: batches on one store take
- * turns chunk by chunk, and another thread's call may wait for one chunk, some 300 us. Threads
- * that are to run in parallel should have a store each, as workers do.
+ * to prefetch). Rejected, after measuring: locking leaf after leaf (a chunk brings a leaf a
+ * handful of records, too few misses to overlap). The price of locking together: batches on
+ * one store take turns chunk by chunk, and another thread's call may wait for one chunk, some
+ * 300 us to 1 ms. Threads that are to run in parallel should have a store each, as workers do.
  *
- * If a record fails, the batch stops there: all records before it have taken effect, none
- * after it, and `status` tells which.
+ * If a record fails, the batch stops there; `status` tells which records have taken effect. For
+ * one key that is always a prefix of its records, so the caller can go on with the rest.
  */
 #include "msgpack.h"
 #include "store.h"
 
 #define CHUNK 16384 /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
 #define WINDOW 64   /* records whose misses overlap */
+#define SORT_BITS 11          /* buckets of the sort: 2^11 write streams */
+#define SORT_BYTES (32 << 20) /* stores larger than this are gone through leaf by leaf */
 
-enum { UNTOUCHED = 0, TOUCHED = 1, CHANGED = 2 };
+/* What is known of a leaf in the chunk at hand. */
+#define LEAF_TOUCHED 1 /* a record falls into it */
+#define LEAF_WHOLE 2   /* what is not here does not exist */
+#define LEAF_CHANGED 4
 
 typedef struct batch {
     sk_store *store;
@@ -36,9 +40,11 @@ typedef struct batch {
     int64_t first;       /* number of its first record */
     uint32_t epoch;      /* what its changes are stamped with */
     uint64_t *hashes;    /* per record */
-    uint8_t *touched;    /* per leaf: UNTOUCHED, ... */
+    uint8_t *touched;    /* per leaf: LEAF_ bits */
     uint32_t *leaves;    /* the touched ones, ascending */
     uint32_t leaf_count; /* how many */
+    uint32_t *order;     /* which record comes when */
+    bool is_sorted;      /* by leaf; else order is not made and records come as they are */
     sk_buf scratch; /* elements made from typed columns */
 } batch;
 
@@ -192,7 +198,7 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     case SK_B_HAS:
         return sk_entry_find(&at, key, &slot);
     case SK_B_DELETE:
-        return sk_entry_delete(&at, key, false);
+        return sk_entry_delete(&at, key, (b->args->flags & SK_BLIND) != 0);
     case SK_B_APPEND:
         return append_record(b, &at, key, record);
     default:
@@ -226,35 +232,69 @@ static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_sl
     return true;
 }
 
+/* The short way to a new entry, for the usual case: a short key whose first group has an empty slot
+ * and none with its tag, which proves that the key is missing, in a table with room. Its value is
+ * what a missing entry counts as; run_number does the rest. NULL: go the general way. */
+static inline sk_slot *insert_number(batch *b, int op, int kind, sk_table *table, const sk_key *key) {
+    const sk_batch_args *args = b->args;
+    if (key->len > SK_KEY_INLINE || table->is_flooded ||
+        table->taken >= table->groups * SK_GROUP_FILL)
+        return NULL;
+    /* What is inserted here is not taken back, so the addition must not overflow. */
+    if (op == SK_B_ADD && kind == SK_I64 && args->initial_i64 != 0) return NULL;
+    size_t first = (size_t)sk_group_of(key->hash, b->store->leaf_bits, table->groups) * SK_GROUP;
+    uint8_t tag = sk_tag_of(key->hash);
+    uint32_t empty = sk_group_match(table->tags + first, SK_TAG_EMPTY);
+    if (empty == 0 || sk_group_match(table->tags + first, tag) != 0) return NULL;
+    size_t i = first + (unsigned)__builtin_ctz(empty);
+    sk_slot *slot = &table->slots[i];
+    table->tags[i] = tag;
+    table->taken++;
+    table->live++;
+    *slot = (sk_slot){.key_len = (uint8_t)key->len};
+    if (kind == SK_F64)
+        slot->value.f64 = args->initial_f64;
+    else
+        slot->value.i64 = args->initial_i64;
+    memcpy(slot->key, key->data, key->len);
+    return slot;
+}
+
 /* ---- One window ---- */
 
 typedef struct window {
-    size_t first, n;             /* records of the chunk */
+    size_t first, n;             /* places in the chunk's order */
+    uint32_t record[WINDOW];     /* which record of the chunk */
     uint32_t leaf[WINDOW];       /* per record */
     const uint8_t *tags[WINDOW]; /* per record: the group where its probe begins */
     sk_slot *guess[WINDOW];      /* per record: a slot with its tag, or NULL */
 } window;
 
-static inline void prefetch_window(const batch *b, window *w) {
+static inline __attribute__((always_inline)) void prefetch_window(const batch *b, window *w,
+                                                                  bool is_sorted) {
     const unsigned leaf_bits = b->store->leaf_bits;
-    const uint64_t *hashes = b->hashes + w->first;
     const sk_table *tables = b->state->tables;
     for (size_t i = 0; i < w->n; i++) {
-        w->leaf[i] = sk_leaf_of(hashes[i], leaf_bits);
+        w->record[i] = is_sorted ? b->order[w->first + i] : (uint32_t)(w->first + i);
+        uint64_t hash = b->hashes[w->record[i]];
+        w->leaf[i] = sk_leaf_of(hash, leaf_bits);
         const sk_table *table = &tables[w->leaf[i]];
-        w->tags[i] = table->tags + (size_t)sk_group_of(hashes[i], leaf_bits, table->groups) * SK_GROUP;
+        w->tags[i] = NULL;
+        if (table->groups == 0 || table->is_flooded) continue;
+        w->tags[i] = table->tags + (size_t)sk_group_of(hash, leaf_bits, table->groups) * SK_GROUP;
         __builtin_prefetch(w->tags[i]);
     }
     for (size_t i = 0; i < w->n; i++) {
+        w->guess[i] = NULL;
+        if (w->tags[i] == NULL) continue;
         const sk_table *table = &tables[w->leaf[i]];
-        bool has_guess = table->groups != 0 && !table->is_flooded;
-        uint32_t hits = has_guess ? sk_group_match(w->tags[i], sk_tag_of(hashes[i])) : 0;
-        bool is_hit = hits != 0;
-        /* no such tag: a new key will want the first empty slot */
-        if (has_guess && !is_hit) hits = sk_group_match(w->tags[i], SK_TAG_EMPTY);
-        sk_slot *slot = table->slots + (w->tags[i] - table->tags) + (unsigned)__builtin_ctz(hits | 1u << 16);
-        __builtin_prefetch(slot, 1);
-        w->guess[i] = is_hit ? slot : NULL;
+        uint32_t hits = sk_group_match(w->tags[i], sk_tag_of(b->hashes[w->record[i]]));
+        sk_slot *group = table->slots + (w->tags[i] - table->tags);
+        if (hits != 0)
+            w->guess[i] = group + (unsigned)__builtin_ctz(hits);
+        else /* no such tag: a new key will want the first empty slot */
+            hits = sk_group_match(w->tags[i], SK_TAG_EMPTY) | 1u << (SK_GROUP - 1);
+        __builtin_prefetch(group + (unsigned)__builtin_ctz(hits), 1);
     }
     if (b->state->kind == SK_BYTES)
         for (size_t i = 0; i < w->n; i++)
@@ -274,22 +314,32 @@ static inline __attribute__((always_inline)) size_t run_window(batch *b, int op,
                                                                window *w, int *status) {
     const bool is_number = kind == SK_I64 || kind == SK_F64;
     const bool writes = op != SK_B_GET && op != SK_B_HAS;
-    prefetch_window(b, w);
+    if (b->is_sorted)
+        prefetch_window(b, w, true);
+    else
+        prefetch_window(b, w, false);
     for (size_t i = 0; i < w->n; i++) {
-        int64_t record = b->first + (int64_t)(w->first + i);
+        int64_t record = b->first + w->record[i];
         bytes data = column_bytes(&b->args->keys, key_type, record);
-        sk_key key = {data.data, key_type == SK_COL_I64 ? 8 : data.len, b->hashes[w->first + i]};
+        sk_key key = {data.data, key_type == SK_COL_I64 ? 8 : data.len, b->hashes[w->record[i]]};
         sk_table *table = &b->state->tables[w->leaf[i]];
-        if (is_number && is_good_guess(table, w->guess[i], &key) &&
-            run_number(b, op, kind, table, w->guess[i], record)) {
-            if (writes) b->touched[w->leaf[i]] = CHANGED;
+        sk_slot *slot = w->guess[i];
+        if (is_number && !is_good_guess(table, slot, &key)) {
+            bool may_insert = writes && b->touched[w->leaf[i]] & LEAF_WHOLE;
+            slot = may_insert ? insert_number(b, op, kind, table, &key) : NULL;
+        }
+        if (is_number && slot != NULL && run_number(b, op, kind, table, slot, record)) {
+            if (writes) b->touched[w->leaf[i]] |= LEAF_CHANGED;
             continue;
         }
         *status = run_record(b, record, &key);
         if (*status == SK_OK) continue;
         b->args->status[record] = (uint8_t)*status;
         b->args->unknown += *status == SK_UNKNOWN;
-        if (*status > SK_UNKNOWN) return i;
+        if (*status > SK_UNKNOWN) {
+            b->args->failed = record;
+            return i;
+        }
         *status = SK_OK;
     }
     return w->n;
@@ -322,12 +372,12 @@ static int hash_chunk(batch *b, int64_t n) {
     const sk_column *keys = &b->args->keys;
     const sk_key_type *type = &b->state->key_type;
     const unsigned leaf_bits = b->store->leaf_bits;
-    memset(b->touched, UNTOUCHED, b->store->leaf_count);
+    memset(b->touched, 0, b->store->leaf_count);
     if (keys->type == SK_COL_I64) {
         const int64_t *data = (const int64_t *)keys->data + b->first;
         for (int64_t i = 0; i < n; i++) {
             b->hashes[i] = sk_xxh64_int(data[i], SK_ROUTE_SEED);
-            b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = TOUCHED;
+            b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = LEAF_TOUCHED;
         }
         return SK_OK;
     }
@@ -342,9 +392,28 @@ static int hash_chunk(batch *b, int64_t n) {
                 return status;
             }
         }
-        b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = TOUCHED;
+        b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = LEAF_TOUCHED;
     }
     return SK_OK;
+}
+
+/* In a large store every record would touch its own pages, and misses of the page tables cost more
+ * than those of the cache. Going leaf by leaf shares them: a stable counting sort, so that records
+ * of one key keep their order. In a small store it costs more than it saves. */
+static void sort_chunk(batch *b, int64_t n) {
+    uint32_t counts[1 << SORT_BITS] = {0}, sum = 0;
+    unsigned bits = b->store->leaf_bits < SORT_BITS ? b->store->leaf_bits : SORT_BITS;
+    /* values of varying length are appended to the result in the order of the records */
+    bool keeps_order = b->op == SK_B_GET && b->state->kind >= SK_BYTES;
+    b->is_sorted = !keeps_order && sk_bytes_used(b->store) > SORT_BYTES;
+    if (!b->is_sorted) return;
+    for (int64_t i = 0; i < n; i++) counts[sk_leaf_of(b->hashes[i], bits)]++;
+    for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+        uint32_t count = counts[k];
+        counts[k] = sum;
+        sum += count;
+    }
+    for (int64_t i = 0; i < n; i++) b->order[counts[sk_leaf_of(b->hashes[i], bits)]++] = (uint32_t)i;
 }
 
 static void list_touched(batch *b) {
@@ -356,7 +425,7 @@ static void list_touched(batch *b) {
 static void unlock_chunk(batch *b) {
     for (uint32_t k = 0; k < b->leaf_count; k++) {
         sk_leaf *leaf = &b->store->leaves[b->leaves[k]];
-        if (b->touched[b->leaves[k]] == CHANGED) leaf->changed = b->epoch;
+        if (b->touched[b->leaves[k]] & LEAF_CHANGED) leaf->changed = b->epoch;
         sk_leaf_unlock(leaf);
     }
 }
@@ -377,45 +446,59 @@ static int lock_chunk(batch *b, bool writes) {
         b->epoch = atomic_load(&store->epoch);
         uint32_t k = 0;
         while (k < b->leaf_count && (!writes || store->leaves[b->leaves[k]].guard == b->epoch)) k++;
-        if (k == b->leaf_count) return SK_OK;
+        if (k == b->leaf_count) break;
         unlock_chunk(b); /* a snapshot was opened in between */
     }
+    for (uint32_t k = 0; k < b->leaf_count; k++)
+        if (store->leaves[b->leaves[k]].residency == SK_WHOLE) b->touched[b->leaves[k]] |= LEAF_WHOLE;
+    return SK_OK;
 }
 
-/* Returns how many of the chunk's records were reached. */
-static int64_t run_chunk(batch *b, int64_t n, int *status) {
+/* Marks what comes after `done` places as not reached. */
+static void mark_rest(batch *b, size_t done, size_t n) {
+    for (size_t i = done; i < n; i++)
+        b->args->status[b->first + (b->is_sorted ? b->order[i] : (uint32_t)i)] = SK_END;
+}
+
+static int run_chunk(batch *b, int64_t n) {
     bool writes = b->op != SK_B_GET && b->op != SK_B_HAS;
-    if ((*status = hash_chunk(b, n)) != SK_OK) return 0;
-    list_touched(b);
-    if ((*status = lock_chunk(b, writes)) != SK_OK) {
-        b->args->failed = b->first;
-        return 0;
-    }
     window w = {0};
-    while (w.first < (size_t)n && *status == SK_OK) {
-        w.n = (size_t)n - w.first < WINDOW ? (size_t)n - w.first : WINDOW;
-        w.first += run_window_as(b, &w, status);
+    b->is_sorted = false;
+    int status = hash_chunk(b, n);
+    if (status == SK_OK) {
+        list_touched(b);
+        sort_chunk(b, n);
+        status = lock_chunk(b, writes);
+        if (status != SK_OK) b->args->failed = b->first;
     }
-    unlock_chunk(b);
-    if (*status != SK_OK) b->args->failed = b->first + (int64_t)w.first;
-    return (int64_t)w.first;
+    if (status == SK_OK) {
+        while (w.first < (size_t)n && status == SK_OK) {
+            w.n = (size_t)n - w.first < WINDOW ? (size_t)n - w.first : WINDOW;
+            w.first += run_window_as(b, &w, &status);
+        }
+        unlock_chunk(b);
+    }
+    mark_rest(b, w.first, (size_t)n);
+    return status;
 }
 
 static int run_batch(batch *b) {
-    int64_t n = b->args->n, room = n < CHUNK ? n : CHUNK, done = 0;
+    int64_t n = b->args->n, room = n < CHUNK ? n : CHUNK;
     size_t leaf_count = b->store->leaf_count;
-    uint8_t *memory = sk_raw_alloc((size_t)room * sizeof *b->hashes + leaf_count * sizeof *b->leaves +
-                                   leaf_count);
+    size_t per_record = sizeof *b->hashes + sizeof *b->order, per_leaf = sizeof *b->leaves + 1;
+    uint8_t *memory = sk_raw_alloc((size_t)room * per_record + leaf_count * per_leaf);
     int status = memory == NULL ? SK_NO_MEMORY : SK_OK;
     b->hashes = (uint64_t *)memory;
-    b->leaves = (uint32_t *)(b->hashes + room);
+    b->order = (uint32_t *)(b->hashes + room);
+    b->leaves = b->order + room;
     b->touched = (uint8_t *)(b->leaves + leaf_count);
-    for (b->first = 0; b->first < n && status == SK_OK; b->first += room) {
-        int64_t count = n - b->first < room ? n - b->first : room;
-        done = b->first + run_chunk(b, count, &status);
+    int64_t done = 0;
+    for (; done < n && status == SK_OK; done += room) {
+        b->first = done;
+        status = run_chunk(b, n - done < room ? n - done : room);
     }
+    if (done < n) memset(b->args->status + done, SK_END, (size_t)(n - done));
     sk_raw_free(memory);
-    memset(b->args->status + done, SK_END, (size_t)(n - done));
     return status;
 }
 
@@ -438,8 +521,8 @@ static int check_values(const sk_state *state, int op, const sk_batch_args *args
                 : op == SK_B_MAP_PUT ? state->kind == SK_MAP
                                      : op >= SK_B_GET && op <= SK_B_DELETE;
     if (!fits)
-        return sk_fail(SK_BAD_KIND, "state '%.80s' has kind %d, which has no batch operation %d",
-                       state->name, state->kind, op);
+        return sk_fail(SK_BAD_KIND, "state '%.80s' is of kind %s, which has no such batch operation",
+                       state->name, sk_kind_name(state->kind));
     const sk_column *values = &args->values;
     bool has_values = values->type != SK_COL_NONE;
     if (op == SK_B_GET && (is_number ? args->out == NULL : !args->buf || !args->out_offsets))
@@ -449,8 +532,8 @@ static int check_values(const sk_state *state, int op, const sk_batch_args *args
         int wanted = state->kind == SK_I64 ? SK_COL_I64 : SK_COL_F64;
         bool is_any = op == SK_B_APPEND || op == SK_B_MAP_PUT;
         if (!has_values || (!is_any && (is_number ? values->type != wanted : !column_is_var(values))))
-            return sk_fail(SK_BAD_VALUE, "state '%.80s' has kind %d; the column of values is of type %d",
-                           state->name, state->kind, values->type);
+            return sk_fail(SK_BAD_VALUE, "state '%.80s' is of kind %s; the column of values is of type %d",
+                           state->name, sk_kind_name(state->kind), values->type);
     }
     if (op == SK_B_MAP_PUT && args->map_keys.type == SK_COL_NONE)
         return sk_fail(SK_BAD_ARGUMENT, "there is no column of map keys");

@@ -43,13 +43,18 @@ typedef struct picked {
     const sk_slot *slot;
 } picked;
 
+static int compare_keys(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len) {
+    size_t shorter = a_len < b_len ? a_len : b_len;
+    int order = shorter == 0 ? 0 : memcmp(a, b, shorter);
+    return order != 0 ? order : (a_len > b_len) - (a_len < b_len);
+}
+
 static int compare_picked(const void *a, const void *b) {
     const picked *x = a, *y = b;
     if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
     size_t x_len, y_len;
     const uint8_t *x_key = sk_slot_key(x->slot, &x_len), *y_key = sk_slot_key(y->slot, &y_len);
-    int order = memcmp(x_key, y_key, x_len < y_len ? x_len : y_len);
-    return order != 0 ? order : (x_len > y_len) - (x_len < y_len);
+    return compare_keys(x_key, x_len, y_key, y_len);
 }
 
 /* A table lies nearly in hash order, so insertion sort has little to do; a flooded one does not,
@@ -278,6 +283,8 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
         return CORRUPT("impossible number of entries", info->entries);
     if (info->key_bytes > len) return CORRUPT("impossible key bytes", info->key_bytes);
     if (info->value_bytes > len) return CORRUPT("impossible value bytes", info->value_bytes);
+    if (info->entries == 0 && (info->key_bytes | info->value_bytes) != 0)
+        return CORRUPT("bytes without entries:", info->key_bytes | info->value_bytes);
     if (info->key_width != 0 && info->key_bytes != info->entries * info->key_width)
         return CORRUPT("key bytes do not fit the entries:", info->key_bytes);
     if (info->value_width != 0 && info->value_bytes != info->entries * info->value_width)
@@ -339,9 +346,8 @@ static int check_entry(const uint8_t *block, const sk_block_info *info, const sk
     if (sk_leaf_of(hash, info->leaf_bits) != info->leaf)
         return CORRUPT("key of another leaf at entry", i);
     if (i > 0 && e->hash <= previous->hash) {
-        size_t shorter = e->key_len < previous->key_len ? e->key_len : previous->key_len;
-        int order = e->hash < previous->hash ? -1 : memcmp(e->key, previous->key, shorter);
-        if (order < 0 || (order == 0 && e->key_len <= previous->key_len))
+        if (e->hash < previous->hash ||
+            compare_keys(e->key, e->key_len, previous->key, previous->key_len) <= 0)
             return CORRUPT("keys out of order at entry", i);
     }
     if (info->marks != 0 && block[info->marks + i] > 1) return CORRUPT("unknown mark at entry", i);
@@ -371,6 +377,7 @@ static int check_padding(const uint8_t *block, const sk_block_info *info) {
 
 static int check_container(const entry *e, int kind, uint64_t i) {
     int64_t len = sk_mp_check(e->value, e->value_len, SK_DEPTH_MAX);
+    if (len == -SK_NO_MEMORY) return SK_NO_MEMORY;
     if (len != (int64_t)e->value_len) return CORRUPT("bad MessagePack at entry", i);
     sk_mp_head head;
     sk_mp_read_head(e->value, e->value_len, &head);
@@ -436,7 +443,8 @@ int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_ta
         if ((status = entry_at(block, info, i, &e)) != SK_OK) break;
         if ((status = check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK) break;
         status = decode_entry(env, &e, seq, table);
-        if (status == SK_BAD_VALUE || status == SK_TOO_DEEP) status = CORRUPT("bad value at entry", i);
+        if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
+            status = CORRUPT("bad value at entry", i);
     }
     if (status == SK_OK) status = check_padding(block, info);
     if (status != SK_OK) sk_table_clear(table, env->kind);
@@ -452,23 +460,26 @@ int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t k
     if (status != SK_OK) return status;
     sk_key_type_parse(info.key_type, &type);
     if ((status = sk_key_route(&type, key, key_len, &hash)) != SK_OK) return status;
-    uint64_t low = 0, high = info.entries;
-    while (low < high) {
+    /* By hash and then by key: crafted keys may all have one hash. */
+    for (uint64_t low = 0, high = info.entries; low < high;) {
         uint64_t middle = low + (high - low) / 2;
-        if (sk_load64(block + info.hashes + 8 * middle) < hash)
+        uint64_t middle_hash = sk_load64(block + info.hashes + 8 * middle);
+        int order = middle_hash < hash ? -1 : middle_hash > hash;
+        entry e = {0};
+        if (order == 0) {
+            if ((status = entry_at(block, &info, middle, &e)) != SK_OK) return status;
+            order = compare_keys(e.key, e.key_len, key, key_len);
+        }
+        if (order < 0) {
             low = middle + 1;
-        else
+        } else if (order > 0) {
             high = middle;
-    }
-    for (entry e; low < info.entries; low++) {
-        if ((status = entry_at(block, &info, low, &e)) != SK_OK) return status;
-        if (e.hash != hash) break;
-        if (e.key_len != key_len || memcmp(e.key, key, key_len) != 0) continue;
-        if (e.is_tomb) {
+        } else if (e.is_tomb) {
             status = sk_buf_put(buf, "", 1);
             return status != SK_OK ? status : SK_MISSING;
+        } else {
+            return sk_buf_put(buf, e.value, e.value_len);
         }
-        return sk_buf_put(buf, e.value, e.value_len);
     }
     return SK_MISSING;
 }

@@ -16,12 +16,13 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL) return SK_BAD_ARGUMENT;
     if (!(kinds >> state->kind & 1))
-        return sk_fail(SK_BAD_KIND, "state '%.80s' has kind %d, which has no such operation",
-                       state->name, state->kind);
+        return sk_fail(SK_BAD_KIND, "state '%.80s' is of kind %s, which has no such operation",
+                       state->name, sk_kind_name(state->kind));
     *key = (sk_key){data, len, 0};
     int status = sk_key_route(&state->key_type, data, len, &key->hash);
     if (status != SK_OK) return status;
     uint32_t leaf_no = sk_leaf_of(key->hash, store->leaf_bits), epoch = 0;
+    __builtin_prefetch(&state->tables[leaf_no]); /* taking the lock holds up all later loads */
     if (writes)
         status = sk_leaf_lock_write(store, leaf_no, &epoch);
     else
@@ -381,7 +382,8 @@ int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     buf->len = 0;
     status = sk_entry_find(&at, &key, &slot);
     /* A value that went away while it was read has changed; one that never was is missing. */
-    if (status == SK_MISSING && *cursor != 0) status = SK_CHANGED;
+    if (status == SK_MISSING && *cursor != 0)
+        status = sk_fail(SK_CHANGED, "the value was deleted while it was being read");
     int64_t result = status != SK_OK ? -status
                                      : sk_node_page(slot->value.obj, path, path_len, cursor,
                                                     version, elements_max, buf);

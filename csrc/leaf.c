@@ -55,6 +55,20 @@ int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency) {
     return SK_OK;
 }
 
+static void entomb_all(sk_table *table, int kind, uint32_t epoch) {
+    sk_slot *slot;
+    for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {
+        if (!sk_slot_is_live(slot)) continue;
+        sk_value_free(&table->mem, kind, slot->value);
+        slot->value = (sk_value){0};
+        slot->marks |= SK_MARK_TOMB;
+        slot->epoch = epoch;
+        sk_slot_mark_dirty(table, slot);
+    }
+    table->tombs += table->live;
+    table->live = 0;
+}
+
 int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int flags) {
     int status = sk_leaf_range_check(store, from, to);
     if (status != SK_OK) return status;
@@ -67,7 +81,10 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
     for (uint32_t i = from; i < to && status == SK_OK; i++) {
         sk_table *table = table_of(store, state_id, i);
         if (table->live + table->tombs == 0) continue;
-        sk_table_clear(table, state->kind);
+        if (store->writes_back && store->leaves[i].residency == SK_WHOLE)
+            entomb_all(table, state->kind, epoch); /* the home has them still, and must be told */
+        else
+            sk_table_clear(table, state->kind);
         table->forgot = epoch;
         store->leaves[i].changed = epoch;
     }
@@ -151,6 +168,7 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
     fresh *item = add_fresh(store, list);
     if (item == NULL) return SK_NO_MEMORY;
     status = sk_state_add(store, info.name, info.kind, info.key_type, &item->state_id);
+    if (status == SK_BAD_ARGUMENT) return SK_CORRUPT; /* no state can have such a name */
     if (status != SK_OK) return status;
     for (size_t k = 0; k < list->count; k++)
         if (list->items[k].state_id == item->state_id)
@@ -277,12 +295,10 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, sk_buf *buf) {
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }
 
-int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
-    if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+/* Entries that were being written are clean, or dirty again. The lock is held. */
+static void end_writing(sk_store *store, uint32_t leaf_no, bool written) {
     sk_leaf *leaf = &store->leaves[leaf_no];
-    sk_leaf_lock(leaf);
-    leaf->is_writing = false;
-    for (uint32_t s = 0; s < store->state_count; s++) {
+    for (uint32_t s = 0; s < store->state_count && leaf->is_writing; s++) {
         sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;
         for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;) {
@@ -292,7 +308,14 @@ int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
             table->dirty -= !(slot->marks & SK_MARK_DIRTY);
         }
     }
-    sk_leaf_unlock(leaf);
+    leaf->is_writing = false;
+}
+
+int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
+    if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    sk_leaf_lock(&store->leaves[leaf_no]);
+    end_writing(store, leaf_no, written);
+    sk_leaf_unlock(&store->leaves[leaf_no]);
     return SK_OK;
 }
 
@@ -376,15 +399,16 @@ void sk_leaves_free(sk_leaves *leaves) {
 }
 
 static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
+    uint32_t state_count = store->state_count; /* once: another thread may declare states */
     sk_leaves *leaves = sk_raw_zalloc(sizeof *leaves);
     if (leaves == NULL) return NULL;
     leaves->from = from;
     leaves->count = count;
     leaves->leaf_bits = store->leaf_bits;
     leaves->leaves = sk_raw_zalloc((size_t)count * sizeof(detached_leaf) + 1);
-    leaves->states = sk_raw_zalloc((size_t)store->state_count * sizeof(sk_state) + 1);
+    leaves->states = sk_raw_zalloc((size_t)state_count * sizeof(sk_state) + 1);
     bool is_made = leaves->leaves != NULL && leaves->states != NULL;
-    for (uint32_t s = 0, n = store->state_count; is_made && s < n; s++) {
+    for (uint32_t s = 0; is_made && s < state_count; s++) {
         leaves->states[s] = *store->states[s];
         leaves->states[s].tables = sk_raw_alloc((size_t)count * sizeof(sk_table) + 1);
         is_made = leaves->states[s].tables != NULL;
@@ -425,6 +449,8 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         sk_leaves_free(leaves);
         return sk_detach(store, from, to, out); /* at most SK_STATES_MAX times */
     }
+    /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
+    for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++)
         leaves->budget.used += move_tables(leaves->states[s].tables, store->states[s]->tables + from,
                                            to - from, &leaves->budget);
@@ -432,7 +458,6 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
         leaf->residency = SK_ABSENT;
-        leaf->is_writing = false;
         forget_leaf(store, i, leaves->epoch);
     }
     sk_leaves_unlock(store, from, to);
@@ -468,15 +493,16 @@ static int check_unoccupied(sk_store *store, uint32_t from, uint32_t to) {
     return SK_OK;
 }
 
-static int attach_locked(sk_store *store, sk_leaves *leaves, const uint32_t *ids) {
+static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint32_t epoch) {
     uint32_t from = leaves->from, count = leaves->count;
-    uint32_t epoch = atomic_load(&store->epoch);
     int status = check_unoccupied(store, from, from + count);
     uint64_t used = atomic_fetch_add(&store->budget.used, leaves->budget.used);
     uint64_t max = atomic_load(&store->budget.max);
     if (status == SK_OK && max != 0 && used + leaves->budget.used > max)
         status = sk_fail(SK_LIMIT, "attaching %llu bytes would pass the memory limit of %llu bytes",
                          (unsigned long long)leaves->budget.used, (unsigned long long)max);
+    /* Last, because it declares states, and a refusal must leave none behind. */
+    if (status == SK_OK) status = match_states(store, leaves, ids);
     if (status != SK_OK) {
         atomic_fetch_sub(&store->budget.used, leaves->budget.used);
         return status;
@@ -504,13 +530,12 @@ int sk_attach(sk_store *store, sk_leaves *leaves) {
     uint32_t from = leaves->from, to = from + leaves->count, epoch;
     uint32_t *ids = sk_raw_zalloc((size_t)leaves->state_count * sizeof *ids + 1);
     if (ids == NULL) return SK_NO_MEMORY;
-    int status = match_states(store, leaves, ids);
     /* Entries carry epochs of the other store; ours must not lie behind, or a delta taken later
      * would list them as changed again and again. */
-    if (status == SK_OK) sk_epoch_at_least(store, leaves->epoch + 1);
-    if (status == SK_OK) status = sk_leaves_lock_write(store, from, to, &epoch);
+    sk_epoch_at_least(store, leaves->epoch);
+    int status = sk_leaves_lock_write(store, from, to, &epoch);
     if (status == SK_OK) {
-        status = attach_locked(store, leaves, ids);
+        status = attach_locked(store, leaves, ids, epoch);
         sk_leaves_unlock(store, from, to);
     }
     sk_raw_free(ids);

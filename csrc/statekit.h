@@ -102,7 +102,7 @@ typedef struct sk_store sk_store;
 
 /* key_groups and subgroups: powers of two. bytes_max 0: no limit. */
 int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_store **store);
-void sk_close(sk_store *store);
+void sk_close(sk_store *store); /* its snapshots must be closed before */
 
 /* Declares a state, or finds it: the same name, kind and key type give the same id. */
 int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id);
@@ -183,6 +183,8 @@ int sk_f64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_l
  *   SK_W_TAKE    map: removes the entry with key arg; buf gets its value
  *   SK_W_CLEAR   list or map: removes all elements
  *
+ * Both replace what buf holds. sk_write returns how many bytes it put there.
+ *
  * `shape` says what to create where a write finds nothing: one letter per level
  * from the root, 'l' or 'm'; "ml" makes the root a map and its members lists.
  * NULL or too short: what is missing stays missing and the call says SK_MISSING.
@@ -255,6 +257,7 @@ typedef enum sk_batch_op {
 
 typedef struct sk_batch_args {
     int64_t n;
+    int flags;            /* SK_B_DELETE: SK_BLIND */
     sk_column keys;
     sk_column map_keys;
     sk_column values;     /* type SK_COL_NONE: operand for every key */
@@ -271,13 +274,14 @@ typedef struct sk_batch_args {
 } sk_batch_args;
 
 int sk_batch(sk_store *store, uint32_t state, int op, sk_batch_args *args);
-/* Encodes columns as one column of tuple keys: appends the bytes to buf, fills offsets[n + 1]. */
+/* Encodes columns as one column of tuple keys: the bytes replace what buf holds, and offsets[n + 1]
+ * is filled. */
 int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets,
                  sk_buf *buf);
 
 /* ---- Leaves ------------------------------------------------------------- */
 
-int sk_leaf_residency(sk_store *store, uint32_t leaf);
+int sk_leaf_residency(sk_store *store, uint32_t leaf); /* an sk_residency, or a negated status */
 /* Marks leaves [from, to). SK_ABSENT drops their entries, SK_WHOLE forgets what was
  * only remembered for the home's sake (clean tombstones). */
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);

@@ -70,6 +70,30 @@ void sk_close(sk_store *store) {
 
 /* ---- States ---- */
 
+const char *sk_kind_name(int kind) {
+    static const char *const names[] = {"", "i64", "f64", "bytes", "list", "map", "nested"};
+    assert(kind >= SK_I64 && kind <= SK_NESTED);
+    return names[kind];
+}
+
+/* Names travel in blocks and end up in Python, so they are UTF-8 or refused. */
+static bool is_utf8(const char *text) {
+    const uint8_t *p = (const uint8_t *)text;
+    while (*p != 0) {
+        unsigned more = *p < 0x80 ? 0 : *p < 0xc2 ? 4 : *p < 0xe0 ? 1 : *p < 0xf0 ? 2 : *p < 0xf5 ? 3 : 4;
+        if (more == 4) return false;
+        uint32_t code = more == 0 ? *p : *p & (0x3fu >> more);
+        for (unsigned i = 1; i <= more; i++) {
+            if ((p[i] & 0xc0) != 0x80) return false;
+            code = code << 6 | (p[i] & 0x3f);
+        }
+        bool is_too_long = (more == 2 && code < 0x800) || (more == 3 && code < 0x10000);
+        if (is_too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
+        p += more + 1;
+    }
+    return true;
+}
+
 sk_state *sk_state_at(sk_store *store, uint32_t id) {
     if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire), 0)) {
         sk_fail(SK_BAD_ARGUMENT, "there is no state with id %u", id);
@@ -112,9 +136,8 @@ sk_state *sk_state_find(sk_store *store, const char *name) {
 int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id) {
     sk_key_type type;
     size_t name_len = strlen(name);
-    if (name_len == 0 || name_len > SK_NAME_BYTES_MAX)
-        return sk_fail(SK_BAD_ARGUMENT, "a state's name has 1 to %d bytes, not %zu",
-                       SK_NAME_BYTES_MAX, name_len);
+    if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !is_utf8(name))
+        return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8", SK_NAME_BYTES_MAX);
     if (kind < SK_I64 || kind > SK_NESTED)
         return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
     int status = sk_key_type_parse(key_type, &type);
@@ -127,9 +150,10 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
         *id = state->id;
     } else {
         status = sk_fail(SK_SCHEMA,
-                         "state '%.80s' exists with kind %d and key type %s; asked for were kind %d "
+                         "state '%.80s' exists with kind %s and key type %s; asked for were kind %s "
                          "and key type %s",
-                         name, state->kind, state->key_type.text, kind, type.text);
+                         name, sk_kind_name(state->kind), state->key_type.text, sk_kind_name(kind),
+                         type.text);
     }
     pthread_mutex_unlock(&store->states_lock);
     return status;
@@ -241,17 +265,21 @@ void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to) {
 
 int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch) {
     for (;;) {
-        /* Serve snapshots leaf by leaf first, so that nobody waits for more than one encoding. */
         for (uint32_t i = from; i < to; i++) {
-            int status = sk_leaf_lock_write(store, i, epoch);
-            if (status != SK_OK) return status;
-            sk_leaf_unlock(&store->leaves[i]);
+            /* an atomic operation waits for its line: have the next ones on their way */
+            if (i + 8 < to) __builtin_prefetch(&store->leaves[i + 8], 1);
+            sk_leaf_lock(&store->leaves[i]);
         }
-        for (uint32_t i = from; i < to; i++) sk_leaf_lock(&store->leaves[i]);
         *epoch = atomic_load(&store->epoch);
         uint32_t i = from;
         while (i < to && store->leaves[i].guard == *epoch) i++;
         if (i == to) return SK_OK;
-        sk_leaves_unlock(store, from, to); /* a snapshot was opened in between */
+        sk_leaves_unlock(store, from, to);
+        /* Snapshots are served leaf by leaf, so that nobody waits for more than one encoding. */
+        for (; i < to; i++) {
+            int status = sk_leaf_lock_write(store, i, epoch);
+            if (status != SK_OK) return status;
+            sk_leaf_unlock(&store->leaves[i]);
+        }
     }
 }

@@ -80,6 +80,7 @@ typedef struct sk_at {
 
 /* NULL, with the reason set, if there is no such state. */
 sk_state *sk_state_at(sk_store *store, uint32_t id);
+const char *sk_kind_name(int kind);
 sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is none */
 int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to);
 

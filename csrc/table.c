@@ -47,6 +47,16 @@ static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, ui
     return table->slots + i;
 }
 
+/* The same in a table that was never deleted from, and without counting: for rehashing. */
+static inline sk_slot *take_fresh_slot(sk_table *table, unsigned leaf_bits, uint64_t hash) {
+    uint32_t group = sk_group_of(hash, leaf_bits, table->groups), empty;
+    while ((empty = sk_group_match(table->tags + (size_t)group * SK_GROUP, SK_TAG_EMPTY)) == 0)
+        group = group + 1 == table->groups ? 0 : group + 1;
+    size_t i = (size_t)group * SK_GROUP + (unsigned)__builtin_ctz(empty);
+    table->tags[i] = sk_tag_of(hash);
+    return table->slots + i;
+}
+
 static void drop_tombstone(sk_table *table, sk_slot *slot) {
     table->tombs--;
     table->dirty -= (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
@@ -57,7 +67,10 @@ static void drop_tombstone(sk_table *table, sk_slot *slot) {
 /* Moves all that must stay into a new array of `groups` groups. */
 static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, bool flooded) {
     if (groups > SK_GROUPS_MAX) return sk_fail(SK_LIMIT, "a leaf has too many entries");
-    sk_slot *slots = sk_alloc_lines(&table->mem, bytes_of((uint32_t)groups));
+    /* A smaller array must be had when the limit is reached: that is when entries are evicted. */
+    sk_slot *slots = groups < table->groups
+                         ? sk_alloc_lines_anyway(&table->mem, bytes_of((uint32_t)groups))
+                         : sk_alloc_lines(&table->mem, bytes_of((uint32_t)groups));
     if (slots == NULL) return sk_alloc_status();
     sk_table old = *table;
     table->slots = slots;
@@ -67,7 +80,6 @@ static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, boo
     table->is_flooded = flooded;
     memset(table->tags, SK_TAG_EMPTY, groups * SK_GROUP);
     sk_slot *slot;
-    uint32_t cost = 0;
     for (size_t at = 0; (slot = sk_table_next(&old, &at)) != NULL;) {
         if (!must_stay(slot, env)) {
             drop_tombstone(table, slot);
@@ -76,8 +88,9 @@ static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, boo
         size_t len;
         const uint8_t *key = sk_slot_key(slot, &len);
         uint64_t hash = flooded ? sk_secret_hash(key, len) : sk_routing_of(env, key, len);
-        sk_slot *to = take_slot(table, env->leaf_bits, hash, &cost);
+        sk_slot *to = take_fresh_slot(table, env->leaf_bits, hash);
         *to = *slot;
+        table->taken++;
         if (to->key_len == SK_KEY_HEAP) sk_store32(to->key + 14, (uint32_t)(hash >> 8));
     }
     sk_free_lines(&table->mem, old.slots, bytes_of(old.groups));
@@ -101,11 +114,15 @@ int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
 sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
                          const uint8_t *key, size_t len) {
     uint8_t *heap_key = NULL;
-    if (sk_table_reserve(table, env, 1) != SK_OK) return NULL;
     if (len > SK_KEY_INLINE) {
         heap_key = sk_alloc(&table->mem, len);
         if (heap_key == NULL) return NULL;
         memcpy(heap_key, key, len);
+    }
+    /* Last of what can fail: a table that has grown would not be as it was. */
+    if (sk_table_reserve(table, env, 1) != SK_OK) {
+        sk_free(&table->mem, heap_key, len);
+        return NULL;
     }
     uint64_t hash = sk_table_hash(table, routing, key, len);
     uint32_t cost = 0;

@@ -134,8 +134,12 @@ def run_batch(
 
     if status:
         record = args.failed
-        key = state.codec.show(key_col.encoded(record)) if 0 <= record < n else None
-        raise native_error(status, state.name, key, record)
+        if record < 0:  # the arguments were refused as a whole
+            raise native_error(status, state.name)
+        key = state.codec.show(key_col.encoded(record))
+        error = native_error(status, state.name, key, record)
+        error.statuses = bytes(statuses)
+        raise error
     batch = Batch(statuses, out, offsets, data)
     if args.unknown:
         raise _unknown(state, key_col, batch)

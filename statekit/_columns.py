@@ -134,7 +134,7 @@ def _find(source: Any, want: str) -> Column:
     if isinstance(source, Iterable):
         return _from_items(list(source), want)
     raise ColumnError(
-        f"a {type(source).__name__} is no column. "
+        f"an object of type {type(source).__name__} is no column. "
         f"Pass a list, an Arrow or NumPy array, or a series of {_WORDS[want]}."
     )
 

@@ -68,6 +68,7 @@ class ContainerState(State):
     """
 
     __slots__ = ("_shape",)
+    _takes = "Pass MessagePack bytes, and ints as positions."
 
     def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
         super().__init__(ptr, state_id, name, kind, codec)
@@ -223,7 +224,7 @@ class ContainerState(State):
                 arg, len(arg), i, j, buffer.ptr,
             )  # fmt: skip
         except _FAULTS as fault:
-            raise self._input_fault(fault, key, path, (arg, i, j)) from None
+            raise self._input_fault(fault, key, path, arg, (i, j)) from None
         if wants_bytes and length >= 0:
             return buffer.take(length)
         push_buffer(buffer)
@@ -251,7 +252,7 @@ class ContainerState(State):
                 arg, len(arg), i, j, buffer.ptr,
             )  # fmt: skip
         except _FAULTS as fault:
-            raise self._input_fault(fault, key, path, (arg, i, j)) from None
+            raise self._input_fault(fault, key, path, arg, (i, j)) from None
         if length > 0:
             return buffer.take(length)
         push_buffer(buffer)
@@ -260,8 +261,9 @@ class ContainerState(State):
         return length == 0 or None
 
     def _input_fault(
-        self, fault: Exception, key: Any, path: Path, arguments: object
+        self, fault: Exception, key: Any, path: Path, arg: Any, positions: Any
     ) -> StateKitError:
+        wrong = positions if isinstance(arg, bytes) else arg
         try:
             encode_path(path)
         except _FAULTS:
@@ -269,4 +271,4 @@ class ContainerState(State):
                 f"{shorten(path)} is no path{where(self.name, key)}. "
                 "Pass a tuple of map keys and list positions."
             )
-        return self._fault(fault, key, arguments)
+        return self._fault(fault, key, wrong)

@@ -13,7 +13,7 @@ from statekit._batch import Numbers, run_batch
 from statekit._buffers import CellPool
 from statekit._native import ffi, lib
 from statekit._states import State
-from statekit.errors import where
+from statekit.errors import StateKitError, where
 from statekit.keys import KEY_FAULTS, KeyCodec
 
 N = TypeVar("N", int, float)
@@ -107,19 +107,25 @@ class NumberState(State, Generic[N]):
         if status:
             raise self._refuse(status, key)
 
-    def _fold(self, key: Any, fold: int, operand: N, initial: N) -> N:
-        encode, native_fold, pop = self._encode, self._native_fold, self._pop
+    def add(self, key: Any, amount: N = 1, initial: N = 0, _fold: int = _ADD) -> N:
+        """Adds to the value, or to `initial` if there is none; the new value."""
+        # min() and max() are this with another _fold: a common helper would cost add() a call.
+        encode, fold, pop = self._encode, self._native_fold, self._pop
+        number = self._type
         try:
-            if operand.__class__ is not self._type:
-                operand = self._convert(operand)
+            if amount.__class__ is not number:
+                amount = self._convert(amount)
+            if initial.__class__ is not number:
+                initial = self._convert(initial)
             k = encode(key)
             try:
                 cell = pop()
             except IndexError:
                 cell = self._new()
-            status = native_fold(self._ptr, self._id, k, len(k), fold, operand, initial, cell)
+            status = fold(self._ptr, self._id, k, len(k), _fold, amount, initial, cell)
         except KEY_FAULTS as fault:
-            raise self._fault(fault, key, operand) from None
+            wrong = amount if not self._fits(amount) else initial
+            raise self._fault(fault, key, wrong) from None
         value: N = cell[0]
         push = self._push
         push(cell)
@@ -127,17 +133,13 @@ class NumberState(State, Generic[N]):
             raise self._refuse(status, key)
         return value
 
-    def add(self, key: Any, amount: N = 1, initial: N = 0) -> N:
-        """Adds to the value, or to `initial` if there is none; the new value."""
-        return self._fold(key, _ADD, amount, initial)
-
     def min(self, key: Any, value: N) -> N:
         """Lowers the value to this one, if that is less; the new value."""
-        return self._fold(key, _MIN, value, 0)
+        return self.add(key, value, 0, _MIN)
 
     def max(self, key: Any, value: N) -> N:
         """Raises the value to this one, if that is more; the new value."""
-        return self._fold(key, _MAX, value, 0)
+        return self.add(key, value, 0, _MAX)
 
     def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:
         """Sets the value if it is `expected` (None: if there is none); True if it was."""
@@ -167,6 +169,13 @@ class NumberState(State, Generic[N]):
             raise self._value_fault(fault, value, where(self.name)) from None
         number: N = cell[0]
         return number
+
+    def _fits(self, value: Any) -> bool:
+        try:
+            self._checked(value)
+        except StateKitError:
+            return False
+        return True
 
     def get_many(self, keys: Any) -> Numbers:
         """The values and, one byte per key, whether there is one (0 stands for a missing one)."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statekit._batch import Blobs, run_batch
-from statekit._buffers import Buffer, pop_buffer, push_buffer, readable
+from statekit._buffers import new_read, pop_read, push_read, readable, take_grown
 from statekit._native import ffi, lib
 from statekit.errors import (
     BadValueError,
@@ -39,12 +39,13 @@ _put: Callable[..., int] = lib.sk_put
 class State:
     """What states of every kind can do. Get one from Store.state()."""
 
-    __slots__ = ("_encode", "_id", "_ptr", "codec", "kind", "name")
+    __slots__ = ("_encode", "_id", "_ptr", "_raw_key", "codec", "kind", "name")
 
     def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
         self._ptr = ptr  # None once the store is closed; then cffi raises TypeError
         self._id = state_id
         self._encode = codec.encode
+        self._raw_key = bytes if codec.text == "b" else None  # keys of this class are encoded already
         self.codec = codec
         self.name = name
         self.kind = kind
@@ -71,8 +72,8 @@ class State:
             )
         else:
             error = BadValueError(
-                f"{shorten(value)} is a {type(value).__name__}, which a state of kind {self.kind} "
-                f"does not take{place}. {self._takes}"
+                f"{shorten(value)} is of type {type(value).__name__}, which a state of kind "
+                f"{self.kind} does not take{place}. {self._takes}"
             )
         error.state = self.name
         return error
@@ -120,30 +121,41 @@ class State:
 
     def get_encoded(self, key: Any) -> bytes | None:
         """The value as bytes: 8 bytes little endian, the bytes, or MessagePack."""
-        encode = self._encode
         try:
-            k = encode(key)
+            if key.__class__ is self._raw_key:
+                k = key
+            else:
+                encode = self._encode
+                k = encode(key)
             try:
-                buffer = pop_buffer()
+                read = pop_read()
             except IndexError:
-                buffer = Buffer()
-            length = _get(self._ptr, self._id, k, len(k), buffer.ptr)
+                read = new_read()
+            pointer, view, room = read
+            length = _get(self._ptr, self._id, k, len(k), pointer)
         except KEY_FAULTS as fault:
             raise self._fault(fault, key) from None
+        if length > room:
+            return take_grown(pointer, length)
         if length >= 0:
-            return buffer.take(length)
-        push_buffer(buffer)
+            data: bytes = view[:length]
+            push_read(read)
+            return data
+        push_read(read)
         if length == -_MISSING:
             return None
         raise self._refuse(-length, key)
 
     def put_encoded(self, key: Any, value: bytes) -> None:
         """Sets the value from the bytes that get_encoded() gives."""
-        encode = self._encode
         try:
             if value.__class__ is not bytes:
                 value = memoryview(value).tobytes()
-            k = encode(key)
+            if key.__class__ is self._raw_key:
+                k = key
+            else:
+                encode = self._encode
+                k = encode(key)
             status = _put(self._ptr, self._id, k, len(k), value, len(value))
         except KEY_FAULTS as fault:
             raise self._fault(fault, key, value) from None
@@ -180,9 +192,10 @@ class State:
         """One byte per key: 1 if it is there."""
         return run_batch(self, lib.SK_B_HAS, keys).done()
 
-    def delete_many(self, keys: Any) -> memoryview:
-        """Removes entries; one byte per key: 1 if there was one."""
-        return run_batch(self, lib.SK_B_DELETE, keys).done()
+    def delete_many(self, keys: Any, *, blind: bool = False) -> memoryview:
+        """Removes entries; one byte per key: 1 if there was one. blind: as in delete()."""
+        flags = {"flags": _BLIND if blind else 0}
+        return run_batch(self, lib.SK_B_DELETE, keys, numbers=flags).done()
 
 
 class BytesState(State):

@@ -12,7 +12,14 @@ from statekit._native import ffi, lib
 from statekit._numbers import F64State, I64State
 from statekit._snapshot import Snapshot
 from statekit._states import BytesState, State
-from statekit.errors import ArgumentError, ClosedError, UnknownEntryError, native_error, shorten
+from statekit.errors import (
+    ArgumentError,
+    ClosedError,
+    SchemaError,
+    UnknownEntryError,
+    native_error,
+    shorten,
+)
 from statekit.keys import KeyType, key_codec
 
 Residency: TypeAlias = Literal["whole", "partial", "absent"]
@@ -153,6 +160,8 @@ class Store:
         native_name = _native_name(name)
         state_id = ffi.new("uint32_t *")
         status = lib.sk_state_add(self._ptr, native_name, number, codec.native, state_id)
+        if status == lib.SK_SCHEMA:
+            raise self._other_schema(name, kind, codec.python)
         if status:
             raise native_error(status, name)
         handle = self._handles.get(name)
@@ -160,6 +169,15 @@ class Store:
             made = _HANDLES[kind](self._ptr, state_id[0], name, kind, codec)
             handle = self._handles.setdefault(name, made)
         return handle
+
+    def _other_schema(self, name: str, kind: str, keys: str) -> SchemaError:
+        there = next(state for state in self.states() if state.name == name)
+        error = SchemaError(
+            f"state {name!r} is here with kind {there.kind} and {there.codec.python} keys; asked "
+            f"for was kind {kind} with {keys} keys. Ask for what is here, or use another name."
+        )
+        error.status, error.state = lib.SK_SCHEMA, name
+        return error
 
     def states(self) -> tuple[State, ...]:
         """All states, those that came with blocks or leaves included, in order of declaration."""
@@ -227,7 +245,7 @@ class Store:
         flags = lib.SK_BLIND if blind else 0
         status = lib.sk_clear(self._ptr, state._id, *_leaves(start, stop), flags)
         if status == lib.SK_UNKNOWN:
-            raise _not_whole(state, f"leaves {start} to {stop}")
+            raise _not_whole(state, f"some of leaves {start} to {stop} are not whole")
         self._expect(status)
 
     def encode_leaf(self, leaf: int, state: State | None = None, since: int = 0) -> bytes:
@@ -391,14 +409,14 @@ class Scan:
         data = store.encode_leaf(leaf, self._state)
         # Asked twice, because an eviction may have come in between.
         if not self._partial and not (was_whole and store.residency(leaf) == "whole"):
-            raise _not_whole(self._state, f"leaf {leaf}")
+            raise _not_whole(self._state, f"leaf {leaf} is not whole")
         return (entry for block in Block.each(data) for entry in block)
 
 
 def _not_whole(state: State, what: str) -> UnknownEntryError:
     return UnknownEntryError(
-        f"not all entries of state {state.name!r} are here: {what} is not whole. "
-        "Load it from its home first, or ask for what is here only.",
+        f"not all entries of state {state.name!r} are here: {what}. "
+        "Load the rest from its home first, or ask for what is here only.",
         state=state.name,
         keys=tuple,
     )

@@ -37,13 +37,16 @@ class StateKitError(Exception):
     """The root of all statekit exceptions.
 
     `state` names the state concerned, `key` is the Python key and `record` the position in a
-    batch; each is None where there is none. `status` is the native code, 0 if none.
+    batch; each is None where there is none. `status` is the native code, 0 if none. A batch that
+    failed half-way has `statuses`, one byte per record: those that are 0 took effect, and of the
+    records of any one key they are the first ones.
     """
 
     status: int = 0
     state: str | None = None
     key: object = None
     record: int | None = None
+    statuses: bytes | None = None
 
 
 class ClosedError(StateKitError, ValueError):
@@ -181,11 +184,11 @@ _CASES: dict[int, _Case] = {
         "Declare the state with the kind that has it.",
     ),
     lib.SK_BAD_ARGUMENT: _Case(
-        ArgumentError, "an argument is out of range", "See the documentation of the call."
+        ArgumentError, "an argument is out of range", "Pass one that exists or is possible."
     ),
     lib.SK_OVERFLOW: _Case(
         OverflowStateError,
-        "the result does not fit into 64 bits",
+        "the result is out of range",
         "Nothing was changed; use a float state or a smaller operand.",
     ),
     lib.SK_TOO_LARGE: _Case(

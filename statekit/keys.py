@@ -86,10 +86,17 @@ def key_type_text(key_type: KeyType) -> str:
     return text
 
 
-@lru_cache(maxsize=256)
 def key_codec(key_type: KeyType) -> KeyCodec:
-    """The codec of a key type; the same object for the same type."""
-    text = key_type_text(key_type)
+    """The codec of a key type; the same object for the same type, however it is written.
+
+    >>> key_codec(tuple[str, int]) is key_codec("(si)")
+    True
+    """
+    return _codec(key_type_text(key_type))
+
+
+@lru_cache(maxsize=256)
+def _codec(text: str) -> KeyCodec:
     parts = text.strip("()")
     if text[0] == "(":
         encode, decode = _tuple_encoder(parts), _tuple_decoder(parts)
@@ -152,15 +159,15 @@ def leaf_of(key_type: KeyType, key: Any, key_groups: int = 128, subgroups: int =
 
 def key_error(codec: KeyCodec, key: object, state: str | None = None) -> KeyTypeError:
     """What to raise when codec.encode(key) raised one of KEY_FAULTS."""
-    kind = type(key).__name__
     if isinstance(key, int) and codec.text == "i":
         problem, advice = "does not fit into 64 bits", "Use a str or bytes key."
     elif isinstance(key, str) and codec.text == "s":
         problem, advice = "has no UTF-8 form", "Remove its lone surrogates or use a bytes key."
     else:
-        problem, advice = f"is a {kind}, not a {codec.python}", f"Pass a {codec.python}."
+        problem = f"is of type {type(key).__name__}, not {codec.python}"
         if isinstance(key, tuple) and codec.is_tuple:
             problem = f"does not fit {codec.python}"
+        advice = "Pass a key of the state's key type."
     error = KeyTypeError(f"the key {shorten(key)} {problem}{where(state)}. {advice}")
     error.state, error.key = state, key
     return error

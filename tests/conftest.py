@@ -1,12 +1,17 @@
 """Settings for all tests."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
-# No deadline: the machine is shared, and no test may depend on time. A failure prints its seed.
+# No deadline: the machine is shared, and no test may depend on time. A failure prints what
+# reproduces it. STATEKIT_HYPOTHESIS=nightly tries much more.
 settings.register_profile(
-    "statekit",
+    "ci",
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100,
 )
-settings.load_profile("statekit")
+settings.register_profile("nightly", parent=settings.get_profile("ci"), max_examples=5000)
+settings.load_profile(os.environ.get("STATEKIT_HYPOTHESIS", "ci"))

@@ -168,20 +168,20 @@ def test_what_is_no_key_type_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("key_type", "key", "says"),
     [
-        (str, 5, "is a int, not a str"),
-        (str, b"x", "is a bytes, not a str"),
+        (str, 5, "is of type int, not str"),
+        (str, b"x", "is of type bytes, not str"),
         (str, "\ud800", "no UTF-8"),
-        (bytes, "x", "is a str, not a bytes"),
-        (bytes, 5, "is a int, not a bytes"),
-        (int, "5", "is a str, not a int"),
-        (int, 1.0, "is a float, not a int"),
+        (bytes, "x", "is of type str, not bytes"),
+        (bytes, 5, "is of type int, not bytes"),
+        (int, "5", "is of type str, not int"),
+        (int, 1.0, "is of type float, not int"),
         (int, 2**63, "64 bits"),
         (int, -(2**63) - 1, "64 bits"),
         (tuple[str, int], ("a",), "does not fit tuple"),
         (tuple[str, int], ("a", 1, 2), "does not fit tuple"),
         (tuple[str, int], (1, "a"), "does not fit tuple"),
-        (tuple[str, str], "ab", "is a str"),
-        (tuple[str, str], ["a", "b"], "is a list"),
+        (tuple[str, str], "ab", "is of type str"),
+        (tuple[str, str], ["a", "b"], "is of type list"),
     ],
 )
 def test_a_key_that_does_not_fit_is_refused_with_what_was_expected(

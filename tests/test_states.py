@@ -118,6 +118,16 @@ def test_what_is_no_int_is_refused_by_an_int_state(store: Store, value: Any) -> 
     assert not state.contains("a")
 
 
+@pytest.mark.parametrize(("initial", "says"), [(0.5, "0.5 is of type float"), (2**63, "64 bits")])
+def test_an_initial_value_that_does_not_fit_is_refused(
+    store: Store, initial: Any, says: str
+) -> None:
+    state = store.state("n", "i64")
+    with pytest.raises((BadValueError, OverflowStateError), match=says):
+        state.add("a", 1, initial)
+    assert not state.contains("a")
+
+
 def test_a_float_that_numpy_calls_a_number_does_not_become_an_int(store: Store) -> None:
     numpy = pytest.importorskip("numpy")
     state = store.state("n", "i64")
@@ -387,6 +397,32 @@ def test_handles_of_a_closed_store_raise_and_do_not_crash() -> None:
     for call in calls:
         with pytest.raises(ClosedError, match="closed"):
             call()
+
+
+def test_a_store_may_be_closed_while_other_threads_use_it() -> None:
+    store = Store(key_groups=4, subgroups=2)
+    numbers, lists = store.state("i", "i64", int), store.state("l", "list", int)
+    started = threading.Barrier(4)
+    ends: list[type[BaseException]] = []
+
+    def work() -> None:
+        started.wait()
+        try:
+            for turn in range(10**9):
+                numbers.put(turn % 100, turn)
+                numbers.put_many([1, 2, 3], [1, 2, 3])
+                lists.append(turn % 10, pack(turn))
+        except BaseException as error:
+            ends.append(type(error))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    store.close()
+    for thread in threads:
+        thread.join()
+    assert ends == [ClosedError] * 3
 
 
 def test_handles_keep_a_store_alive() -> None:

@@ -167,6 +167,19 @@ static int64_t read_op(const twin *t, int op, bytes path, bytes arg, int64_t i, 
     return sk_node_read(t->obj, op, path.p, path.len, arg.p, arg.len, i, j, buf);
 }
 
+/* Without the model: for bad input, and where the model would be slow. */
+static int64_t raw_write(twin *t, int op, const void *path, size_t path_len, const char *shape,
+                         const void *arg, size_t arg_len) {
+    sk_buf buf = {0};
+    uint64_t used = t->mem.used;
+    int64_t result = sk_node_write(&t->mem, t->kind, &t->obj, op, path, path_len, shape, arg,
+                                   arg_len, 0, 0, &t->seq, &buf);
+    if (result < 0) CHECK_EQ(t->mem.used, used);
+    if (t->model != NULL && result < 0) check_same(t);
+    sk_buf_free(&buf);
+    return result;
+}
+
 static bool is_range(const sk_buf *buf, int64_t first, size_t n) {
     bytes expected = range('l', n, first);
     bool same = buf->len == expected.len && memcmp(buf->data, expected.p, buf->len) == 0;
@@ -354,7 +367,9 @@ static void test_map_keys_of_all_forms(void) {
 static void test_equal_keys_are_refused_at_any_size(void) {
     twin t;
     twin_open(&t, SK_MAP);
-    for (size_t n = 2; n < 5000; n = n * 2 + 1) {
+    const size_t pairs[] = {2, 15, 16, 63, 64, 65, 100, 200, 1000, 5000};
+    for (size_t k = 0; k < sizeof pairs / sizeof pairs[0]; k++) {
+        size_t n = pairs[k];
         bytes b = range('m', n, 0), wrapped = NO_BYTES;
         b.p[n < 16 ? 1 : 3] = 1; /* the first key, 0, becomes the second's, 1 */
         CHECK_EQ(sk_node_make(&t.mem, SK_MAP, b.p, b.len, &t.seq, &t.obj), SK_BAD_VALUE);
@@ -376,6 +391,15 @@ static void test_equal_keys_are_refused_at_any_size(void) {
                  -SK_BAD_VALUE);
         check_same(&other);
         twin_close(&other);
+        /* as an element of a small list, which could hold its bytes but must not */
+        twin list;
+        twin_of_range(&list, 'l', 3);
+        CHECK_EQ(raw_write(&list, SK_W_APPEND, "", 0, NULL, b.p, b.len), -SK_BAD_VALUE);
+        CHECK_EQ(raw_write(&list, SK_W_SET, "\x01", 1, NULL, b.p, b.len), -SK_BAD_VALUE);
+        wrapped.p[1] = 0x91; /* [the map] in place of {nil: the map} */
+        CHECK_EQ(raw_write(&list, SK_W_EXTEND, "", 0, NULL, wrapped.p + 1, wrapped.len - 1),
+                 -SK_BAD_VALUE);
+        twin_close(&list);
         bytes_free(&b);
         bytes_free(&wrapped);
     }
@@ -451,18 +475,6 @@ static void test_shape_decides_what_is_created(void) {
             bytes_free(&path), bytes_free(&sub), bytes_free(&arg);
             twin_close(&t);
         }
-}
-
-static int64_t raw_write(twin *t, int op, const void *path, size_t path_len, const char *shape,
-                         const void *arg, size_t arg_len) {
-    sk_buf buf = {0};
-    uint64_t used = t->mem.used;
-    int64_t result = sk_node_write(&t->mem, t->kind, &t->obj, op, path, path_len, shape, arg,
-                                   arg_len, 0, 0, &t->seq, &buf);
-    if (result < 0) CHECK_EQ(t->mem.used, used);
-    if (t->model != NULL && result < 0) check_same(t);
-    sk_buf_free(&buf);
-    return result;
 }
 
 static void test_what_does_not_fit_is_refused(void) {
@@ -762,6 +774,28 @@ static void test_what_shrinks_gives_memory_back(void) {
         sk_buf_free(&buf);
         twin_close(&t);
     }
+    /* a queue that drains: what is left lies at the end of the array */
+    twin queue;
+    twin_of_range(&queue, 'l', 10000);
+    model_free(queue.model);
+    queue.model = NULL;
+    for (int k = 0; k < 9900; k++) CHECK(raw_write(&queue, SK_W_POP, "", 0, NULL, NULL, 0) > 0);
+    sk_buf rest = {0};
+    CHECK_EQ(sk_node_encode(queue.obj, &rest), SK_OK);
+    CHECK(is_range(&rest, 9900, 100));
+    CHECK(queue.mem.used < 100 * 16 * 5);
+    sk_buf_free(&rest);
+    twin_close(&queue);
+    /* a packed root keeps no more than about twice what it needs */
+    twin packed;
+    twin_of_range(&packed, 'l', 64);
+    CHECK_EQ(raw_write(&packed, SK_W_SPLICE, "", 0, NULL, "\x90", 1), 0); /* i = j = 0: nothing */
+    uint64_t full = packed.mem.used;
+    model_free(packed.model);
+    packed.model = NULL;
+    for (int k = 0; k < 60; k++) CHECK_EQ(raw_write(&packed, SK_W_POP, "", 0, NULL, NULL, 0), 1);
+    CHECK(packed.mem.used <= full / 2);
+    twin_close(&packed);
     /* a packed value inside a list goes back inline */
     twin t;
     twin_of_range(&t, 'l', 100);

@@ -1,0 +1,43 @@
+"""What the documentation shows is true: its Python runs, its links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if python_blocks(ROOT / name)])
+def test_python_of_a_page_runs_from_top_to_bottom(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scope: dict[str, object] = {}
+    shown = []
+    for block in python_blocks(ROOT / name):
+        exec(compile(block, name, "exec"), scope)
+        # `print(...)  # text` promises what is printed
+        shown += re.findall(r"^print\(.*\)\s*#\s*(.*)$", block, flags=re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_within_the_project_lead_to_files(name: str) -> None:
+    page = ROOT / name
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_make_targets_that_a_page_names_exist(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", (ROOT / name).read_text(), re.M))
+    targets = {first or second for first, second in named}
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets), targets

@@ -1,7 +1,7 @@
 """The native store against what it replaces: dict, Arrow, pickle, RocksDB and LMDB.
 
 Prints one line per figure that the project promises, and writes results/store.json and
-results/store_growth.png. `--only WORD` runs the rows whose function has the word in its name.
+results/store_growth.png. `--only WORD` runs the parts with the word in their name, without JSON.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import lmdb
@@ -70,13 +69,16 @@ def add_many_strings(report: Report) -> None:
     )
     figures = {f"{name} ns": value for name, value in medians(times).items()}
     what = "add_many, 2 M strings over 200 k keys"
-    report.add(Row(f"{what}, vs a dict loop", ratio(times, "dict", "add_many"), "x", 8, False, figures))
+    report.add(
+        Row(f"{what}, vs a dict loop", ratio(times, "dict", "add_many"), "x", 8, False, figures)
+    )
     vs = ratio(times, "value_counts", "add_many")
     report.add(Row(f"{what}, vs Arrow's value_counts", vs, "x", 3, False, figures))
 
 
 def add_many_integers(report: Report) -> None:
-    keys = np.random.default_rng(2).permutation(10_000_000) * 7919
+    keys = np.unique(np.random.default_rng(2).integers(0, 1 << 62, 10_000_000))
+    np.random.default_rng(3).shuffle(keys)
     as_list = keys.tolist()
     n = len(keys)
     times = measure(
@@ -88,7 +90,9 @@ def add_many_integers(report: Report) -> None:
     )
     figures = {f"{name} ns": value for name, value in medians(times).items()}
     value = ratio(times, "dict", "add_many")
-    report.add(Row("add_many, 10 M distinct integers, vs a dict loop", value, "x", 4, False, figures))
+    report.add(
+        Row("add_many, 10 M distinct integers, vs a dict loop", value, "x", 4, False, figures)
+    )
 
 
 # ---- Single keys
@@ -109,31 +113,28 @@ def stores_on_disk(entries: list[tuple[bytes, bytes]]) -> Iterator[tuple[Rdict, 
         env.close()
 
 
-def each(function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> None:
-    for argument in arguments:
-        function(*argument)
+def get_each(get: Callable[[bytes], Any], keys: list[bytes]) -> None:
+    for key in keys:
+        get(key)
+
+
+def put_each(put: Callable[[bytes, bytes], Any], pairs: list[tuple[bytes, bytes]]) -> None:
+    for key, value in pairs:
+        put(key, value)
 
 
 def get_and_put_bytes(report: Report) -> None:
-    rng = np.random.default_rng(3)
-    keys = [key.encode() for key in user_keys(range(200_000))]
-    values = [rng.bytes(100) for _ in keys]
-    order = rng.permutation(len(keys))[:50_000].tolist()
-    pairs = [(keys[i], values[-i]) for i in order]
-    only_keys = [(keys[i],) for i in order]
-    entries = list(zip(keys, values, strict=True))
+    """A million values of 100 bytes; 50,000 of them, drawn at random, are read and replaced."""
+    rng = np.random.default_rng(4)
+    entries = [(key.encode(), rng.bytes(100)) for key in user_keys(range(1_000_000))]
+    drawn = rng.permutation(len(entries))[:50_000].tolist()
+    keys = [f"user-{i:07d}".encode() for i in drawn]
+    pairs = [(key, rng.bytes(100)) for key in keys]
+    column, values = pa.array(keys), pa.array([value for _, value in pairs])
     state = sk.Store().state("values", "bytes", bytes)
-    each(state.put, entries)
-    n = len(order)
+    state.put_many([key for key, _ in entries], [value for _, value in entries])
+    n = len(keys)
     with stores_on_disk(entries) as (rocks, env):
-        gets = measure(
-            [
-                Contender("statekit", lambda _: each(state.get, only_keys), count=n),
-                Contender("rocksdict", lambda _: each(rocks.get, only_keys), count=n),
-                Contender("lmdb", lambda txn: each(txn.get, only_keys), env.begin, n),
-            ],
-            ROUNDS,
-        )
         txns: list[Any] = []
 
         def begin() -> Any:
@@ -142,22 +143,36 @@ def get_and_put_bytes(report: Report) -> None:
             txns.append(env.begin(write=True))
             return txns[0]
 
+        gets = measure(
+            [
+                Contender("statekit", lambda _: get_each(state.get, keys), count=n),
+                Contender("statekit batch", lambda _: state.get_many(column), count=n),
+                Contender("rocksdict", lambda _: get_each(rocks.get, keys), count=n),
+                Contender("rocksdict batch", lambda _: rocks.get(keys), count=n),
+                Contender("lmdb", lambda txn: get_each(txn.get, keys), env.begin, n),
+            ],
+            ROUNDS,
+        )
         puts = measure(
             [
-                Contender("statekit", lambda _: each(state.put, pairs), count=n),
-                Contender("rocksdict", lambda _: each(rocks.put, pairs), count=n),
-                Contender("lmdb", lambda txn: each(txn.put, pairs), begin, n),
+                Contender("statekit", lambda _: put_each(state.put, pairs), count=n),
+                Contender("statekit batch", lambda _: state.put_many(column, values), count=n),
+                Contender("rocksdict", lambda _: put_each(rocks.put, pairs), count=n),
+                Contender("lmdb", lambda txn: put_each(txn.put, pairs), begin, n),
             ],
             ROUNDS,
         )
         begin().commit()
     for verb, times, floor in (("get", gets, 3.0), ("put", puts, 8.0)):
         figures = {f"{name} ns": value for name, value in medians(times).items()}
-        what = f"{verb} of 100-byte values, one key a call"
-        vs_rocks = ratio(times, "rocksdict", "statekit")
-        report.add(Row(f"{what}, vs rocksdict (raw, warm)", vs_rocks, "x", floor, False, figures))
-        vs_lmdb = ratio(times, "lmdb", "statekit")
-        report.add(Row(f"{what}, vs lmdb (one transaction)", vs_lmdb, "x", 1, False, figures))
+        for ours, calls in (("statekit", "one key a call"), ("statekit batch", "in a batch")):
+            what = f"{verb} of 100-byte values, {calls}"
+            for theirs, name, least in (
+                ("rocksdict", "rocksdict (raw, warm)", floor),
+                ("lmdb", "lmdb (one transaction)", 1),
+            ):
+                value = ratio(times, theirs, ours)
+                report.add(Row(f"{what}, vs {name}", value, "x", least, False, figures))
 
 
 def append_and_put_in_large_containers(report: Report) -> None:
@@ -176,26 +191,33 @@ def append_and_put_in_large_containers(report: Report) -> None:
             maps.put(key, ten_entries)
 
     fresh = iter(range(1_000_000, 1 << 40))
-    times = measure(
-        [
-            Contender("10", lambda _: [lists.append(k, packed[0]) for k in small], refill, 1000),
-            Contender("1 M", lambda _: [lists.append("large", packed[0]) for _ in small], count=1000),
-        ],
-        5 * ROUNDS,
-    )
-    figures = {f"{name} ns": value for name, value in medians(times).items()}
-    vs = ratio(times, "1 M", "10")
-    report.add(Row("append to a list of 1 M elements, vs of 10", vs, "x the time", 2, True, figures))
-    times = measure(
-        [
-            Contender("10", lambda _: [maps.set(k, (99,), b"\x02") for k in small], refill, 1000),
-            Contender("1 M", lambda _: [maps.set("large", (next(fresh),), b"\x02") for _ in small], count=1000),
-        ],
-        5 * ROUNDS,
-    )
-    figures = {f"{name} ns": value for name, value in medians(times).items()}
-    vs = ratio(times, "1 M", "10")
-    report.add(Row("put into a map of 1 M entries, vs of 10", vs, "x the time", 2, True, figures))
+
+    def append_small(_: Any) -> None:
+        for key in small:
+            lists.append(key, packed[0])
+
+    def append_large(_: Any) -> None:
+        for _ in small:
+            lists.append("large", packed[0])
+
+    def put_small(_: Any) -> None:
+        for key in small:
+            maps.set(key, (99,), b"\x02")
+
+    def put_large(_: Any) -> None:
+        for _ in small:
+            maps.set("large", (next(fresh),), b"\x02")
+
+    for what, in_small, in_large in (
+        ("append to a list of 1 M elements, vs of 10", append_small, append_large),
+        ("put into a map of 1 M entries, vs of 10", put_small, put_large),
+    ):
+        times = measure(
+            [Contender("10", in_small, refill, 1000), Contender("1 M", in_large, count=1000)],
+            5 * ROUNDS,
+        )
+        figures = {f"{name} ns": value for name, value in medians(times).items()}
+        report.add(Row(what, ratio(times, "1 M", "10"), "x the time", 2, True, figures))
 
 
 # ---- Memory
@@ -387,7 +409,9 @@ def growth(report: Report) -> None:
         )
         for name, value in medians(times).items():
             series[name].append(value)
-        print(f"     {size:>10,} keys: " + ", ".join(f"{k} {v[-1]:.0f} ns" for k, v in series.items()))
+        print(
+            f"     {size:>10,} keys: " + ", ".join(f"{k} {v[-1]:.0f} ns" for k, v in series.items())
+        )
     report.series["growth"] = {"keys": sizes, "ns per record": series}
     plot_growth(sizes, series)
 
@@ -399,7 +423,11 @@ def plot_growth(sizes: list[int], series: dict[str, list[float]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=150)
-    styles = {"add_many, new keys": ("#9ecae1", "--"), "add_many": ("#08519c", "-"), "dict": ("#d95f0e", "-")}
+    styles = {
+        "add_many, new keys": ("#9ecae1", "--"),
+        "add_many": ("#08519c", "-"),
+        "dict": ("#d95f0e", "-"),
+    }
     labels = {
         "add_many, new keys": "statekit add_many, inserting",
         "add_many": "statekit add_many, counting",
@@ -438,14 +466,17 @@ PARTS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--only", default="", metavar="WORD")
     only = parser.parse_args().only
-    report = Report("store" if not only else f"store_{only}")
+    report = Report("store")
     for part in PARTS:
         if only in part.__name__:
             part(report)
-    report.write()
+    if not only:
+        report.write()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ typedef struct batch {
     uint32_t leaf_count; /* how many */
     uint32_t *order;     /* which record comes when */
     bool is_sorted;      /* by leaf; else order is not made and records come as they are */
+    uint64_t live;       /* entries in the touched tables before it */
+    uint32_t expected;   /* new entries that the rest of the batch may bring to each leaf */
     sk_buf scratch; /* elements made from typed columns */
 } batch;
 
@@ -177,6 +179,10 @@ static int map_put_record(batch *b, sk_at *at, const sk_key *key, int64_t record
     if (status == SK_OK) status = column_element(b, &b->args->map_keys, record, &map_key);
     if (status == SK_OK) status = column_element(b, &b->args->values, record, &element);
     if (status != SK_OK) return status;
+    /* no value would name the map itself, two a place inside one of its members */
+    if (!sk_mp_is_key(map_key.data, map_key.len))
+        return sk_fail(SK_BAD_PATH, "a map's key is one scalar, or one array of scalars, in its "
+                                    "shortest form");
     int64_t result = sk_entry_write(at, key, SK_W_SET, map_key.data, map_key.len, "m", element.data,
                                     element.len, 0, 0, NULL);
     return result < 0 ? (int)-result : SK_OK;
@@ -188,6 +194,7 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     sk_at at;
     uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
     sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
+    at.env.expected = b->expected;
     switch (b->op) {
     case SK_B_GET:
         return get_record(b, &at, key, record);
@@ -256,7 +263,7 @@ static inline sk_slot *insert_number(batch *b, int op, int kind, sk_table *table
         slot->value.f64 = args->initial_f64;
     else
         slot->value.i64 = args->initial_i64;
-    memcpy(slot->key, key->data, key->len);
+    if (key->len > 0) memcpy(slot->key, key->data, key->len); /* an empty one may be NULL */
     return slot;
 }
 
@@ -301,11 +308,13 @@ static inline __attribute__((always_inline)) void prefetch_window(const batch *b
             if (w->guess[i] != NULL) __builtin_prefetch(w->guess[i]->value.blob, 1);
 }
 
-/* The guess, if it is the key's live slot. The table may have been rehashed since; a slot's key
- * stays as it is until then, for the operations that ask. */
+/* The guess, if it is the key's live slot. The table may have been rehashed since, even twice: then
+ * its array may lie where the old one did, and empty slots in it hold what was there. The tag tells:
+ * a slot with a tag is in use, and in use for the key that it holds. */
 static inline bool is_good_guess(const sk_table *table, const sk_slot *guess, const sk_key *key) {
-    return guess != NULL && (uintptr_t)guess - (uintptr_t)table->slots <
-                                (uintptr_t)table->groups * SK_GROUP * sizeof(sk_slot) &&
+    size_t at = ((uintptr_t)guess - (uintptr_t)table->slots) / sizeof(sk_slot);
+    return guess != NULL && at < (size_t)table->groups * SK_GROUP &&
+           table->tags[at] == sk_tag_of(key->hash) &&
            sk_slot_has_key(guess, key->hash, key->data, key->len) && sk_slot_is_live(guess);
 }
 
@@ -422,6 +431,21 @@ static void list_touched(batch *b) {
         if (b->touched[i]) b->leaves[b->leaf_count++] = i;
 }
 
+static uint64_t count_live(const batch *b) {
+    uint64_t live = 0;
+    for (uint32_t k = 0; k < b->leaf_count; k++) live += b->state->tables[b->leaves[k]].live;
+    return live;
+}
+
+/* A bulk load should not rehash a table ten times on its way to its final size. If nearly all
+ * records of the last chunk were new keys, those of the rest probably are, spread evenly by the
+ * hash. The square makes a stream with many repeated keys count for little. */
+static void expect_more(batch *b, int64_t n) {
+    uint64_t left = (uint64_t)(b->args->n - b->first - n), live = count_live(b);
+    double share = live > b->live ? (double)(live - b->live) / (double)n : 0;
+    b->expected = (uint32_t)(share * share * (double)left / b->store->leaf_count * 1.05);
+}
+
 static void unlock_chunk(batch *b) {
     for (uint32_t k = 0; k < b->leaf_count; k++) {
         sk_leaf *leaf = &b->store->leaves[b->leaves[k]];
@@ -472,10 +496,12 @@ static int run_chunk(batch *b, int64_t n) {
         if (status != SK_OK) b->args->failed = b->first;
     }
     if (status == SK_OK) {
+        b->live = count_live(b);
         while (w.first < (size_t)n && status == SK_OK) {
             w.n = (size_t)n - w.first < WINDOW ? (size_t)n - w.first : WINDOW;
             w.first += run_window_as(b, &w, &status);
         }
+        expect_more(b, n);
         unlock_chunk(b);
     }
     mark_rest(b, w.first, (size_t)n);

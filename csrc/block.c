@@ -239,11 +239,28 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
 
 /* ---- Reading ---- */
 
+bool sk_name_is_utf8(const char *text) {
+    const uint8_t *p = (const uint8_t *)text;
+    while (*p != 0) {
+        unsigned more = *p < 0x80 ? 0 : *p < 0xc2 ? 4 : *p < 0xe0 ? 1 : *p < 0xf0 ? 2 : *p < 0xf5 ? 3 : 4;
+        if (more == 4) return false;
+        uint32_t code = more == 0 ? *p : *p & (0x3fu >> more);
+        for (unsigned i = 1; i <= more; i++) {
+            if ((p[i] & 0xc0) != 0x80) return false;
+            code = code << 6 | (p[i] & 0x3f);
+        }
+        bool is_too_long = (more == 2 && code < 0x800) || (more == 3 && code < 0x10000);
+        if (is_too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
+        p += more + 1;
+    }
+    return true;
+}
+
 static int read_names(const uint8_t *block, sk_block_info *info) {
     size_t name_len = block[49], type_len = block[50];
     memcpy(info->name, block + SK_BLOCK_HEADER, name_len);
     memcpy(info->key_type, block + SK_BLOCK_HEADER + name_len, type_len);
-    if (strlen(info->name) != name_len || name_len == 0)
+    if (strlen(info->name) != name_len || name_len == 0 || !sk_name_is_utf8(info->name))
         return CORRUPT("bad state name of length", name_len);
     sk_key_type type;
     if (strlen(info->key_type) != type_len || sk_key_type_parse(info->key_type, &type) != SK_OK)

@@ -34,7 +34,8 @@
  *   values         value_bytes      always
  *
  * A block is valid iff
- *  1. magic, version, kind, flags, key width and key type are known, and zero bytes are zero;
+ *  1. magic, version, kind, flags, key width and key type are known, the name is UTF-8, and zero
+ *     bytes are zero;
  *  2. size equals what n, key_bytes, value_bytes and the flags add up to;
  *  3. offsets start at 0, never fall, and end at the column's length;
  *  4. (hash, key) rises strictly; hash is the key's routing hash; its prefix is the leaf;
@@ -57,6 +58,9 @@ typedef enum sk_select {
     SK_SELECT_SINCE = 1, /* entries and tombstones changed after an epoch */
     SK_SELECT_DIRTY = 2  /* entries and tombstones marked SK_MARK_DIRTY */
 } sk_select;
+
+/* Names of states travel in blocks and end up in Python, so they are UTF-8 or refused. */
+bool sk_name_is_utf8(const char *text);
 
 /* Appends a block; nothing if no entry is selected. Where a delta cannot be made (entries went
  * without a trace after `since`) the block is a full one, possibly of no entries. */

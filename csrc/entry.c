@@ -11,6 +11,23 @@
 
 /* ---- Beginning and ending a call ---- */
 
+/* Has the key's tags on their way to the cache while the leaf's lock is being taken, which holds up
+ * all later loads. The head is read without the lock: another thread may be changing it, and then
+ * the address is wrong and the prefetch useless, but a prefetch is all it is used for. */
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+__attribute__((no_sanitize("thread")))
+#endif
+#elif defined(__SANITIZE_THREAD__)
+__attribute__((no_sanitize_thread))
+#endif
+static void prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
+    const uint8_t *tags = __atomic_load_n(&table->tags, __ATOMIC_RELAXED);
+    uint32_t groups = __atomic_load_n(&table->groups, __ATOMIC_RELAXED);
+    __builtin_prefetch((const void *)((uintptr_t)tags +
+                                      (uintptr_t)sk_group_of(hash, leaf_bits, groups) * SK_GROUP));
+}
+
 static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8_t *data, size_t len,
                  bool writes, sk_at *at, sk_key *key) {
     sk_state *state = sk_state_at(store, state_id);
@@ -22,7 +39,8 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     int status = sk_key_route(&state->key_type, data, len, &key->hash);
     if (status != SK_OK) return status;
     uint32_t leaf_no = sk_leaf_of(key->hash, store->leaf_bits), epoch = 0;
-    __builtin_prefetch(&state->tables[leaf_no]); /* taking the lock holds up all later loads */
+    __builtin_prefetch(&store->leaves[leaf_no], 1);
+    prefetch_tags(&state->tables[leaf_no], key->hash, store->leaf_bits);
     if (writes)
         status = sk_leaf_lock_write(store, leaf_no, &epoch);
     else
@@ -86,7 +104,7 @@ int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t
     if (sk_entry_find(at, key, &slot) == SK_OK) {
         sk_blob *blob = slot->value.blob;
         if (len <= blob->cap && blob->cap <= 2 * len + 64) { /* fits, and wastes little */
-            memcpy(blob->data, data, len);
+            if (len > 0) memcpy(blob->data, data, len);
             blob->len = (uint32_t)len;
             sk_entry_changed(at, slot);
             return SK_OK;

@@ -76,24 +76,6 @@ const char *sk_kind_name(int kind) {
     return names[kind];
 }
 
-/* Names travel in blocks and end up in Python, so they are UTF-8 or refused. */
-static bool is_utf8(const char *text) {
-    const uint8_t *p = (const uint8_t *)text;
-    while (*p != 0) {
-        unsigned more = *p < 0x80 ? 0 : *p < 0xc2 ? 4 : *p < 0xe0 ? 1 : *p < 0xf0 ? 2 : *p < 0xf5 ? 3 : 4;
-        if (more == 4) return false;
-        uint32_t code = more == 0 ? *p : *p & (0x3fu >> more);
-        for (unsigned i = 1; i <= more; i++) {
-            if ((p[i] & 0xc0) != 0x80) return false;
-            code = code << 6 | (p[i] & 0x3f);
-        }
-        bool is_too_long = (more == 2 && code < 0x800) || (more == 3 && code < 0x10000);
-        if (is_too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
-        p += more + 1;
-    }
-    return true;
-}
-
 sk_state *sk_state_at(sk_store *store, uint32_t id) {
     if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire), 0)) {
         sk_fail(SK_BAD_ARGUMENT, "there is no state with id %u", id);
@@ -136,7 +118,7 @@ sk_state *sk_state_find(sk_store *store, const char *name) {
 int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id) {
     sk_key_type type;
     size_t name_len = strlen(name);
-    if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !is_utf8(name))
+    if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !sk_name_is_utf8(name))
         return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8", SK_NAME_BYTES_MAX);
     if (kind < SK_I64 || kind > SK_NESTED)
         return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);

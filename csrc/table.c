@@ -108,7 +108,11 @@ int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
     uint64_t need = (uint64_t)table->live + table->tombs + more;
     /* Where deleted tags or stale tombstones fill the table, the same size may do; a quarter of
      * headroom keeps the next rehash from following at once. */
-    return rehash(table, env, groups_for(more == 1 ? need + need / 4 : need), table->is_flooded);
+    uint64_t modest = groups_for(more == 1 ? need + need / 4 : need);
+    uint64_t likely = env->expected == 0 ? 0 : groups_for(need + env->expected);
+    if (likely > 16 * modest) likely = 16 * modest; /* it may be wrong */
+    if (likely > modest && rehash(table, env, likely, table->is_flooded) == SK_OK) return SK_OK;
+    return rehash(table, env, modest, table->is_flooded);
 }
 
 sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
@@ -132,7 +136,7 @@ sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t rout
         memcpy(slot->key + 2, &heap_key, sizeof heap_key);
         sk_store32(slot->key + 10, (uint32_t)len);
         sk_store32(slot->key + 14, (uint32_t)(hash >> 8));
-    } else {
+    } else if (len > 0) { /* an empty key may come as NULL */
         memcpy(slot->key, key, len);
     }
     if (cost > SK_PROBE_COST_MAX && go_secret(table, env))

@@ -105,6 +105,7 @@ typedef struct sk_table_env {
     bool writes_back;    /* dirty tombstones must stay until written home */
     uint32_t epoch;      /* what changes are stamped with */
     uint32_t keep_after; /* tombstones of a later epoch must stay for deltas; UINT32_MAX: none */
+    uint32_t expected;   /* entries that are likely to follow the one being inserted */
 } sk_table_env;
 
 /* ---- Probing (inline: this is the hot path) ---- */

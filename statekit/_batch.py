@@ -96,7 +96,8 @@ def run_batch(
     want: the letter of the values' column (_columns.py). raw: bytes are bytes, not MessagePack.
     numbers: fields of sk_batch_args. out_format, wants_bytes: the results that the operation has.
     """
-    if state._ptr is None:
+    ptr = state._ptr  # once: another thread may close the store
+    if ptr is None:
         raise ClosedError(f"the store is closed{where(state.name)}. Open another one.")
     key_col = key_column(keys, state.codec, f"the keys for state {state.name!r}")
     n = key_col.n
@@ -128,7 +129,7 @@ def run_batch(
         offsets = memoryview(bytearray(8 * (n + 1))).cast("q")
         args.out_offsets = native_offsets = ffi.from_buffer("int64_t[]", offsets)
         args.buf = buf
-    status = lib.sk_batch(state._ptr, state._id, op, args)
+    status = lib.sk_batch(ptr, state._id, op, args)
     data = owned_view(buf) if wants_bytes else None
     del keep, native_statuses, native_out, native_offsets  # they held memory for C until here
 

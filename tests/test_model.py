@@ -34,7 +34,6 @@ from model import (
     encode_number,
     encode_tree,
     encode_value,
-    entries_of,
     fits_kind,
     image_of_model,
     image_of_store,
@@ -79,8 +78,10 @@ FLOATS = st.sampled_from([0.0, -0.0, 1.0, -2.5, 1e308, math.inf, -math.inf, math
 BLOBS = st.one_of(st.binary(max_size=4), st.sampled_from([b"z" * 63, b"z" * 300]))
 
 SCALARS = st.sampled_from(
-    [None, True, False, 0, 1, -1, 127, 128, -33, 2**63, I64_MIN, 1.0, -0.0, "", "a", "s" * 31]
-    + ["s" * 40, b"b", b"b" * 20, "w" * 300]
+    [
+        *[None, True, False, 0, 1, -1, 127, 128, -33, 2**63, I64_MIN, 1.0, -0.0],
+        *["", "a", "s" * 31, "s" * 40, "w" * 300, b"b", b"b" * 20],
+    ]
 )
 MAP_KEYS = st.sampled_from([0, 1, 1.0, True, None, -1, 2**63, "a", "b", "k" * 40, b"a", ("p", 1)])
 _SMALL_TREES = st.recursive(
@@ -317,7 +318,9 @@ class StoreMachine(RuleBasedStateMachine):
             expect_path_error(lambda: state.length(key, steps))
             expect_path_error(lambda: list(state.pages(key, steps)))
 
-    @rule(data=st.data(), name=st.sampled_from(CONTAINERS), page=st.sampled_from([1, 2, 7, 64, 999]))
+    @rule(
+        data=st.data(), name=st.sampled_from(CONTAINERS), page=st.sampled_from([1, 2, 7, 64, 999])
+    )
     def read_pages(self, data: st.DataObject, name: str, page: int) -> None:
         """Every element once; or, if the container changes its size meanwhile, an error."""
         state, key = self.states[name], data.draw(key_of(name), "key")
@@ -360,8 +363,9 @@ class StoreMachine(RuleBasedStateMachine):
         kind, state, entries = SPECS[name][0], self.states[name], self.model[name]
         default = {"list": "l", "map": "m", "nested": ""}[kind]
         takes_shape = op in ("set", "append", "extend", "insert", "update")
-        packed_path, steps = [pack(step) for step in path], tuple(path)
-        edit = Edit(op, packed_path, default if shape is None or not takes_shape else shape, arg, i, j)
+        levels = default if shape is None or not takes_shape else shape
+        steps = tuple(path)
+        edit = Edit(op, [pack(step) for step in path], levels, arg, i, j)
         packed = encode_tree(arg)
         call: dict[str, Callable[[], Any]] = {
             "set": lambda: state.set(key, steps, packed, shape),
@@ -411,8 +415,10 @@ class StoreMachine(RuleBasedStateMachine):
         data=st.data(),
         name=st.sampled_from(CONTAINERS),
         op=st.sampled_from(
-            ["set", "delete", "append", "extend", "insert", "pop", "splice", "update", "take"]
-            + ["clear", "append", "extend", "update", "set"]
+            [
+                *["set", "delete", "append", "extend", "insert", "pop", "splice", "update"],
+                *["take", "clear", "append", "extend", "update", "set"],
+            ]
         ),
         shape=st.sampled_from([None, None, "", "l", "m", "ml", "mm", "mml", "mmm", "lm"]),
         i=POSITIONS,
@@ -543,8 +549,8 @@ class StoreMachine(RuleBasedStateMachine):
     def clear(self, data: st.DataObject, name: str) -> None:
         start, stop = self.draw_leaves(data)
         self.store.clear(self.states[name], start, stop)
-        entries = self.model[name]
-        self.model[name] = {k: v for k, v in entries.items() if not start <= self.leaf(name, k) < stop}
+        for key in [key for key in self.model[name] if start <= self.leaf(name, key) < stop]:
+            del self.model[name][key]
 
     def draw_leaves(self, data: st.DataObject) -> tuple[int, int]:
         """All leaves, half of them, or a few."""
@@ -819,11 +825,12 @@ class HomeMachine(RuleBasedStateMachine):
         try:
             return call()
         except UnknownEntryError as error:
-            assert error.keys == (key,)
-            assert self.store.residency(self.leaf(name, key)) != "whole"
-            how = data.draw(st.sampled_from(["install", "install", "under", "under_all"]), "fetch")
-            self.fetch(name, key, how)
-            return call()
+            unknown = error
+        assert unknown.keys == (key,)
+        assert self.store.residency(self.leaf(name, key)) != "whole"
+        how = data.draw(st.sampled_from(["install", "install", "under", "under_all"]), "fetch")
+        self.fetch(name, key, how)
+        return call()
 
     # ---- One key
 
@@ -926,16 +933,15 @@ class HomeMachine(RuleBasedStateMachine):
         todo = list(range(len(keys)))
         for _ in range(2):
             try:
-                got, unknown = call(todo), []
+                got, unknown, names, statuses = call(todo), [], (), b""
             except UnknownEntryError as error:
                 got, unknown = error.result, list(error.records)
-                assert [keys[todo[record]] for record in unknown] == list(error.keys)
-                assert [r for r, s in enumerate(error.statuses) if s == 2] == unknown
+                names, statuses = error.keys, error.statuses
+            assert [keys[todo[record]] for record in unknown] == list(names)
+            assert [record for record, status in enumerate(statuses) if status == 2] == unknown
             got = got.to_list() if hasattr(got, "to_list") else list(got or [None] * len(todo))
             skipped = set(unknown)
-            results.update(
-                (todo[at], value) for at, value in enumerate(got) if at not in skipped
-            )
+            results.update((todo[at], value) for at, value in enumerate(got) if at not in skipped)
             todo = [todo[record] for record in unknown]
             for key in {keys[record]: None for record in todo}:
                 how = data.draw(st.sampled_from(["install", "under_all"]), "fetch")

@@ -180,10 +180,9 @@ const char *sk_reason(void) { return reason; }
 
 const char *sk_status_name(int status) {
     static const char *const names[] = {
-        "ok",        "missing",  "unknown",   "changed",   "end",          "no memory",
-        "limit",     "bad key",  "bad value", "bad path",  "bad kind",     "bad argument",
-        "overflow",  "too large", "too deep", "corrupt",   "schema",       "occupied",
-        "overrun"};
+        "ok",       "missing",   "unknown",  "changed",  "end",          "no memory", "limit",
+        "bad key",  "bad value", "bad path", "bad kind", "bad argument", "overflow",  "too large",
+        "too deep", "corrupt",   "schema",   "occupied", "overrun"};
     int count = (int)(sizeof names / sizeof names[0]);
     return status >= 0 && status < count ? names[status] : "no such status";
 }

@@ -30,13 +30,13 @@ typedef struct sk_mem {
 
 /* Counted memory. NULL on failure, and then sk_alloc_status() says why. n > 0. */
 void *sk_alloc(sk_mem *mem, size_t n);
-void *sk_alloc_lines(sk_mem *mem, size_t n); /* aligned to a cache line (64) */
+void *sk_alloc_lines(sk_mem *mem, size_t n);        /* aligned to a cache line (64) */
 void *sk_alloc_lines_anyway(sk_mem *mem, size_t n); /* limit or not: more is freed right after */
 void *sk_realloc(sk_mem *mem, void *p, size_t old_n, size_t new_n);
-void sk_free(sk_mem *mem, void *p, size_t n);             /* p may be NULL */
-void sk_free_lines(sk_mem *mem, void *p, size_t n);       /* p may be NULL */
-uint64_t sk_lines_charge(size_t n);                       /* what sk_alloc_lines(n) counts as */
-int sk_alloc_status(void);                                /* SK_NO_MEMORY or SK_LIMIT */
+void sk_free(sk_mem *mem, void *p, size_t n);       /* p may be NULL */
+void sk_free_lines(sk_mem *mem, void *p, size_t n); /* p may be NULL */
+uint64_t sk_lines_charge(size_t n);                 /* what sk_alloc_lines(n) counts as */
+int sk_alloc_status(void);                          /* SK_NO_MEMORY or SK_LIMIT */
 
 /* Uncounted memory, for what belongs to no leaf. */
 void *sk_raw_alloc(size_t n);

@@ -21,9 +21,9 @@
 #include "msgpack.h"
 #include "store.h"
 
-#define CHUNK 16384 /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
-#define WINDOW 64   /* records whose misses overlap */
-#define SORT_BITS 11          /* buckets of the sort: 2^11 write streams */
+#define CHUNK 16384  /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
+#define WINDOW 64    /* records whose misses overlap */
+#define SORT_BITS 11 /* buckets of the sort: 2^11 write streams */
 #define SORT_BYTES (32 << 20) /* stores larger than this are gone through leaf by leaf */
 
 /* What is known of a leaf in the chunk at hand. */
@@ -47,7 +47,7 @@ typedef struct batch {
     bool is_sorted;      /* by leaf; else order is not made and records come as they are */
     uint64_t live;       /* entries in the touched tables before it */
     uint32_t expected;   /* new entries that the rest of the batch may bring to each leaf */
-    sk_buf scratch; /* elements made from typed columns */
+    sk_buf scratch;      /* elements made from typed columns */
 } batch;
 
 /* ---- Columns ---- */
@@ -60,11 +60,13 @@ typedef struct bytes {
 static inline bytes column_bytes(const sk_column *column, int type, int64_t i) {
     if (type == SK_COL_VAR32) {
         const int32_t *offsets = column->offsets;
-        return (bytes){(const uint8_t *)column->data + offsets[i], (size_t)(offsets[i + 1] - offsets[i])};
+        return (bytes){(const uint8_t *)column->data + offsets[i],
+                       (size_t)(offsets[i + 1] - offsets[i])};
     }
     if (type == SK_COL_VAR64) {
         const int64_t *offsets = column->offsets;
-        return (bytes){(const uint8_t *)column->data + offsets[i], (size_t)(offsets[i + 1] - offsets[i])};
+        return (bytes){(const uint8_t *)column->data + offsets[i],
+                       (size_t)(offsets[i + 1] - offsets[i])};
     }
     return (bytes){(const uint8_t *)column->data + 8 * i, 8};
 }
@@ -80,7 +82,8 @@ static int check_column(const sk_column *column, int64_t n, const char *what) {
         return sk_fail(SK_BAD_ARGUMENT, "the column of %s is shorter than %lld records", what,
                        (long long)n);
     if (is_8_byte || column->type == SK_COL_NONE || n == 0) return SK_OK;
-    if (!column_is_var(column)) return sk_fail(SK_BAD_ARGUMENT, "%s: no column type %d", what, column->type);
+    if (!column_is_var(column))
+        return sk_fail(SK_BAD_ARGUMENT, "%s: no column type %d", what, column->type);
     int64_t at = 0;
     bool is_bad = column->offsets == NULL || (column->data == NULL && column->data_len > 0);
     for (int64_t i = 0; i <= n && !is_bad; i++) {
@@ -89,7 +92,8 @@ static int check_column(const sk_column *column, int64_t n, const char *what) {
         is_bad = offset < at || offset > column->data_len;
         at = offset;
     }
-    if (is_bad) return sk_fail(SK_BAD_ARGUMENT, "the offsets of the column of %s are out of order", what);
+    if (is_bad)
+        return sk_fail(SK_BAD_ARGUMENT, "the offsets of the column of %s are out of order", what);
     return SK_OK;
 }
 
@@ -102,7 +106,8 @@ static int column_element(batch *b, const sk_column *column, int64_t i, bytes *e
         *element = raw;
         return SK_OK;
     }
-    if (raw.len > SK_VALUE_BYTES_MAX) return sk_fail(SK_TOO_LARGE, "an element of %zu bytes", raw.len);
+    if (raw.len > SK_VALUE_BYTES_MAX)
+        return sk_fail(SK_TOO_LARGE, "an element of %zu bytes", raw.len);
     if (column->type == SK_COL_I64)
         head_len = sk_mp_write_int(head, (int64_t)sk_load64(raw.data));
     else if (column->type == SK_COL_F64) {
@@ -115,7 +120,8 @@ static int column_element(batch *b, const sk_column *column, int64_t i, bytes *e
         head_len = sk_mp_write_bin(head, (uint32_t)raw.len);
     size_t start = b->scratch.len;
     int status = sk_buf_put(&b->scratch, head, head_len);
-    if (status == SK_OK && column_is_var(column)) status = sk_buf_put(&b->scratch, raw.data, raw.len);
+    if (status == SK_OK && column_is_var(column))
+        status = sk_buf_put(&b->scratch, raw.data, raw.len);
     if (status != SK_OK) return status;
     *element = (bytes){b->scratch.data + start, b->scratch.len - start};
     return SK_OK;
@@ -129,7 +135,8 @@ static int put_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
     sk_value number;
     if (at->env.kind == SK_BYTES) return sk_entry_put_bytes(at, key, value.data, value.len);
     if (at->env.kind >= SK_LIST)
-        return (int)-sk_entry_write(at, key, SK_W_SET, NULL, 0, NULL, value.data, value.len, 0, 0, NULL);
+        return (int)-sk_entry_write(at, key, SK_W_SET, NULL, 0, NULL, value.data, value.len, 0, 0,
+                                    NULL);
     memcpy(&number, value.data, 8);
     return sk_entry_put(at, key, number);
 }
@@ -138,7 +145,8 @@ static int add_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
     sk_batch_args *args = b->args;
     bool has_values = args->values.type != SK_COL_NONE;
     if (at->env.kind == SK_F64) {
-        double operand = has_values ? ((const double *)args->values.data)[record] : args->operand_f64;
+        double operand =
+            has_values ? ((const double *)args->values.data)[record] : args->operand_f64;
         double *out = args->out;
         return sk_entry_add_f64(at, key, operand, args->initial_f64, out ? out + record : NULL);
     }
@@ -164,8 +172,8 @@ static int append_record(batch *b, sk_at *at, const sk_key *key, int64_t record)
     b->scratch.len = 0;
     int status = column_element(b, &b->args->values, record, &element);
     if (status != SK_OK) return status;
-    int64_t result = sk_entry_write(at, key, SK_W_APPEND, NULL, 0, "l", element.data, element.len, 0, 0,
-                                    NULL);
+    int64_t result =
+        sk_entry_write(at, key, SK_W_APPEND, NULL, 0, "l", element.data, element.len, 0, 0, NULL);
     return result < 0 ? (int)-result : SK_OK;
 }
 
@@ -213,7 +221,8 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     }
 }
 
-/* The short way, where there is one: a number whose live slot is known. False: go the general way. */
+/* The short way, where there is one: a number whose live slot is known. False: go the general way.
+ */
 static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_slot *slot,
                               int64_t record) {
     const sk_batch_args *args = b->args;
@@ -227,7 +236,8 @@ static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_sl
     if (op == SK_B_PUT)
         memcpy(&value, (const int64_t *)values + record, 8);
     else if (kind == SK_F64)
-        value.f64 = slot->value.f64 + (values ? ((const double *)values)[record] : args->operand_f64);
+        value.f64 =
+            slot->value.f64 + (values ? ((const double *)values)[record] : args->operand_f64);
     else if (__builtin_add_overflow(slot->value.i64,
                                     values ? ((const int64_t *)values)[record] : args->operand_i64,
                                     &value.i64))
@@ -242,7 +252,8 @@ static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_sl
 /* The short way to a new entry, for the usual case: a short key whose first group has an empty slot
  * and none with its tag, which proves that the key is missing, in a table with room. Its value is
  * what a missing entry counts as; run_number does the rest. NULL: go the general way. */
-static inline sk_slot *insert_number(batch *b, int op, int kind, sk_table *table, const sk_key *key) {
+static inline sk_slot *insert_number(batch *b, int op, int kind, sk_table *table,
+                                     const sk_key *key) {
     const sk_batch_args *args = b->args;
     if (key->len > SK_KEY_INLINE || table->is_flooded ||
         table->taken >= table->groups * SK_GROUP_FILL)
@@ -309,8 +320,8 @@ static inline __attribute__((always_inline)) void prefetch_window(const batch *b
 }
 
 /* The guess, if it is the key's live slot. The table may have been rehashed since, even twice: then
- * its array may lie where the old one did, and empty slots in it hold what was there. The tag tells:
- * a slot with a tag is in use, and in use for the key that it holds. */
+ * its array may lie where the old one did, and empty slots in it hold what was there. The tag
+ * tells: a slot with a tag is in use, and in use for the key that it holds. */
 static inline bool is_good_guess(const sk_table *table, const sk_slot *guess, const sk_key *key) {
     size_t at = ((uintptr_t)guess - (uintptr_t)table->slots) / sizeof(sk_slot);
     return guess != NULL && at < (size_t)table->groups * SK_GROUP &&
@@ -319,8 +330,8 @@ static inline bool is_good_guess(const sk_table *table, const sk_slot *guess, co
 }
 
 /* Runs a window's records in order; returns how many took effect. */
-static inline __attribute__((always_inline)) size_t run_window(batch *b, int op, int kind, int key_type,
-                                                               window *w, int *status) {
+static inline __attribute__((always_inline)) size_t
+run_window(batch *b, int op, int kind, int key_type, window *w, int *status) {
     const bool is_number = kind == SK_I64 || kind == SK_F64;
     const bool writes = op != SK_B_GET && op != SK_B_HAS;
     if (b->is_sorted)
@@ -422,7 +433,8 @@ static void sort_chunk(batch *b, int64_t n) {
         counts[k] = sum;
         sum += count;
     }
-    for (int64_t i = 0; i < n; i++) b->order[counts[sk_leaf_of(b->hashes[i], bits)]++] = (uint32_t)i;
+    for (int64_t i = 0; i < n; i++)
+        b->order[counts[sk_leaf_of(b->hashes[i], bits)]++] = (uint32_t)i;
 }
 
 static void list_touched(batch *b) {
@@ -454,13 +466,15 @@ static void unlock_chunk(batch *b) {
     }
 }
 
-/* Locks the touched leaves together; for writing, with all snapshots served (store.h, rules 4, 5). */
+/* Locks the touched leaves together; for writing, with all snapshots served (store.h, rules 4, 5).
+ */
 static int lock_chunk(batch *b, bool writes) {
     sk_store *store = b->store;
     for (;;) {
         for (uint32_t k = 0; k < b->leaf_count && writes; k++) {
             sk_leaf *leaf = &store->leaves[b->leaves[k]];
-            if (atomic_load_explicit(&leaf->guard, memory_order_relaxed) == atomic_load(&store->epoch))
+            if (atomic_load_explicit(&leaf->guard, memory_order_relaxed) ==
+                atomic_load(&store->epoch))
                 continue;
             int status = sk_leaf_lock_write(store, b->leaves[k], &b->epoch);
             if (status != SK_OK) return status;
@@ -474,7 +488,8 @@ static int lock_chunk(batch *b, bool writes) {
         unlock_chunk(b); /* a snapshot was opened in between */
     }
     for (uint32_t k = 0; k < b->leaf_count; k++)
-        if (store->leaves[b->leaves[k]].residency == SK_WHOLE) b->touched[b->leaves[k]] |= LEAF_WHOLE;
+        if (store->leaves[b->leaves[k]].residency == SK_WHOLE)
+            b->touched[b->leaves[k]] |= LEAF_WHOLE;
     return SK_OK;
 }
 
@@ -534,7 +549,8 @@ static int check_keys(const sk_state *state, const sk_column *keys, int64_t n) {
     bool wants_int = !state->key_type.is_tuple && state->key_type.part[0] == 'i';
     if (n < 0) return sk_fail(SK_BAD_ARGUMENT, "a batch of %lld records", (long long)n);
     if (wants_int ? keys->type != SK_COL_I64 : !column_is_var(keys))
-        return sk_fail(SK_BAD_KEY, "state '%.80s' has key type %s; the column of keys is of type %d",
+        return sk_fail(SK_BAD_KEY,
+                       "state '%.80s' has key type %s; the column of keys is of type %d",
                        state->name, state->key_type.text, keys->type);
     return check_column(keys, n, "keys");
 }
@@ -542,23 +558,27 @@ static int check_keys(const sk_state *state, const sk_column *keys, int64_t n) {
 /* Which kinds an operation is for, and whether it takes values. */
 static int check_values(const sk_state *state, int op, const sk_batch_args *args) {
     bool is_number = state->kind == SK_I64 || state->kind == SK_F64;
-    bool fits = op == SK_B_ADD ? is_number
-                : op == SK_B_APPEND ? state->kind == SK_LIST
+    bool fits = op == SK_B_ADD       ? is_number
+                : op == SK_B_APPEND  ? state->kind == SK_LIST
                 : op == SK_B_MAP_PUT ? state->kind == SK_MAP
                                      : op >= SK_B_GET && op <= SK_B_DELETE;
     if (!fits)
-        return sk_fail(SK_BAD_KIND, "state '%.80s' is of kind %s, which has no such batch operation",
+        return sk_fail(SK_BAD_KIND,
+                       "state '%.80s' is of kind %s, which has no such batch operation",
                        state->name, sk_kind_name(state->kind));
     const sk_column *values = &args->values;
     bool has_values = values->type != SK_COL_NONE;
     if (op == SK_B_GET && (is_number ? args->out == NULL : !args->buf || !args->out_offsets))
         return sk_fail(SK_BAD_ARGUMENT, "results of this kind need %s",
                        is_number ? "out" : "buf and out_offsets");
-    if (op == SK_B_PUT || op == SK_B_APPEND || op == SK_B_MAP_PUT || (op == SK_B_ADD && has_values)) {
+    if (op == SK_B_PUT || op == SK_B_APPEND || op == SK_B_MAP_PUT ||
+        (op == SK_B_ADD && has_values)) {
         int wanted = state->kind == SK_I64 ? SK_COL_I64 : SK_COL_F64;
         bool is_any = op == SK_B_APPEND || op == SK_B_MAP_PUT;
-        if (!has_values || (!is_any && (is_number ? values->type != wanted : !column_is_var(values))))
-            return sk_fail(SK_BAD_VALUE, "state '%.80s' is of kind %s; the column of values is of type %d",
+        if (!has_values ||
+            (!is_any && (is_number ? values->type != wanted : !column_is_var(values))))
+            return sk_fail(SK_BAD_VALUE,
+                           "state '%.80s' is of kind %s; the column of values is of type %d",
                            state->name, sk_kind_name(state->kind), values->type);
     }
     if (op == SK_B_MAP_PUT && args->map_keys.type == SK_COL_NONE)
@@ -586,16 +606,18 @@ int sk_batch(sk_store *store, uint32_t state_id, int op, sk_batch_args *args) {
     return status;
 }
 
-int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets, sk_buf *buf) {
+int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets,
+                 sk_buf *buf) {
     sk_key_type type;
     int status = sk_key_type_parse(key_type, &type);
     if (status == SK_OK && (!type.is_tuple || n < 0))
         status = sk_fail(SK_BAD_ARGUMENT, "key type %s is not a tuple", type.text);
     for (int p = 0; p < type.parts && status == SK_OK; p++) {
         bool fits = type.part[p] == 'i' ? parts[p].type == SK_COL_I64 : column_is_var(&parts[p]);
-        status = fits ? check_column(&parts[p], n, "a key part")
-                      : sk_fail(SK_BAD_KEY, "part %d of key type %s does not take a column of type %d", p,
-                                type.text, parts[p].type);
+        status =
+            fits ? check_column(&parts[p], n, "a key part")
+                 : sk_fail(SK_BAD_KEY, "part %d of key type %s does not take a column of type %d",
+                           p, type.text, parts[p].type);
     }
     buf->len = 0;
     for (int64_t r = 0; r < n && status == SK_OK; r++) {
@@ -603,7 +625,8 @@ int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_
         for (int p = 0; p < type.parts && status == SK_OK; p++) {
             bytes part = column_bytes(&parts[p], parts[p].type, r);
             uint32_t len = (uint32_t)part.len;
-            if (part.len > SK_KEY_BYTES_MAX) status = sk_fail(SK_BAD_KEY, "key part of %zu bytes", part.len);
+            if (part.len > SK_KEY_BYTES_MAX)
+                status = sk_fail(SK_BAD_KEY, "key part of %zu bytes", part.len);
             if (status == SK_OK && type.part[p] != 'i') status = sk_buf_put(buf, &len, 4);
             if (status == SK_OK) status = sk_buf_put(buf, part.data, part.len);
         }

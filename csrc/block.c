@@ -121,7 +121,8 @@ static void write_header(uint8_t *p, const sk_block_info *info) {
     sk_store32(p + 40, info->leaf);
     p[44] = info->leaf_bits;
     p[45] = info->kind;
-    p[46] = (uint8_t)((info->is_delta ? FLAG_DELTA : 0) | (info->offset_width == 8 ? FLAG_WIDE : 0));
+    p[46] =
+        (uint8_t)((info->is_delta ? FLAG_DELTA : 0) | (info->offset_width == 8 ? FLAG_WIDE : 0));
     p[47] = info->key_width;
     p[48] = SK_BLOCK_VERSION_LATEST;
     p[49] = (uint8_t)name_len;
@@ -167,7 +168,8 @@ static int write_values(sk_buf *buf, size_t start, const sk_block_info *info, co
     size_t values = buf->len;
     for (size_t i = 0; i < info->entries; i++) {
         const sk_slot *slot = p[i].slot;
-        put_offset(buf->data + start + info->value_offsets, info->offset_width, i, buf->len - values);
+        put_offset(buf->data + start + info->value_offsets, info->offset_width, i,
+                   buf->len - values);
         if (!sk_slot_is_live(slot)) continue;
         int status = info->kind == SK_BYTES
                          ? sk_buf_put(buf, slot->value.blob->data, slot->value.blob->len)
@@ -226,8 +228,8 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
     info.entries = pick(table, env, select, since, p, &info);
     int status = SK_OK;
     if (info.entries > 0 || is_gone) {
-        bool is_wide = info.key_bytes > INT32_MAX ||
-                       (info.value_width == 0 && info.value_bytes > INT32_MAX);
+        bool is_wide =
+            info.key_bytes > INT32_MAX || (info.value_width == 0 && info.value_bytes > INT32_MAX);
         info.offset_width = is_wide ? 8 : 4;
         lay_out(&info);
         sort_picked(p, info.entries);
@@ -242,7 +244,12 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
 bool sk_name_is_utf8(const char *text) {
     const uint8_t *p = (const uint8_t *)text;
     while (*p != 0) {
-        unsigned more = *p < 0x80 ? 0 : *p < 0xc2 ? 4 : *p < 0xe0 ? 1 : *p < 0xf0 ? 2 : *p < 0xf5 ? 3 : 4;
+        unsigned more = *p < 0x80   ? 0
+                        : *p < 0xc2 ? 4
+                        : *p < 0xe0 ? 1
+                        : *p < 0xf0 ? 2
+                        : *p < 0xf5 ? 3
+                                    : 4;
         if (more == 4) return false;
         uint32_t code = more == 0 ? *p : *p & (0x3fu >> more);
         for (unsigned i = 1; i <= more; i++) {
@@ -296,8 +303,7 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
     int status = read_names(block, info);
     if (status != SK_OK) return status;
     /* Bounding each count by the bytes that are there keeps the sums below from overflowing. */
-    if (info->entries > len / 8)
-        return CORRUPT("impossible number of entries", info->entries);
+    if (info->entries > len / 8) return CORRUPT("impossible number of entries", info->entries);
     if (info->key_bytes > len) return CORRUPT("impossible key bytes", info->key_bytes);
     if (info->value_bytes > len) return CORRUPT("impossible value bytes", info->value_bytes);
     if (info->entries == 0 && (info->key_bytes | info->value_bytes) != 0)
@@ -339,8 +345,8 @@ static inline int entry_at(const uint8_t *block, const sk_block_info *info, uint
     uint64_t from = 8 * i, to = 8 * i + 8;
     int status;
     e->hash = sk_load64(block + info->hashes + 8 * i);
-    if (info->key_width == 0 &&
-        (status = column_item(block, info, info->key_offsets, info->key_bytes, i, &from, &to)) != SK_OK)
+    if (info->key_width == 0 && (status = column_item(block, info, info->key_offsets,
+                                                      info->key_bytes, i, &from, &to)) != SK_OK)
         return status;
     e->key = block + info->keys + from;
     e->key_len = to - from;
@@ -358,7 +364,8 @@ static inline int entry_at(const uint8_t *block, const sk_block_info *info, uint
 static int check_entry(const uint8_t *block, const sk_block_info *info, const sk_key_type *type,
                        uint64_t i, const entry *e, const entry *previous) {
     uint64_t hash;
-    if (sk_key_route(type, e->key, e->key_len, &hash) != SK_OK) return CORRUPT("bad key at entry", i);
+    if (sk_key_route(type, e->key, e->key_len, &hash) != SK_OK)
+        return CORRUPT("bad key at entry", i);
     if (hash != e->hash) return CORRUPT("hash is not the key's at entry", i);
     if (sk_leaf_of(hash, info->leaf_bits) != info->leaf)
         return CORRUPT("key of another leaf at entry", i);
@@ -468,7 +475,8 @@ int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_ta
     return status;
 }
 
-int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t key_len, sk_buf *buf) {
+int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t key_len,
+                  sk_buf *buf) {
     sk_block_info info;
     sk_key_type type;
     uint64_t hash;

@@ -21,15 +21,16 @@ __attribute__((no_sanitize("thread")))
 #elif defined(__SANITIZE_THREAD__)
 __attribute__((no_sanitize_thread))
 #endif
-static void prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
+static void
+prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
     const uint8_t *tags = __atomic_load_n(&table->tags, __ATOMIC_RELAXED);
     uint32_t groups = __atomic_load_n(&table->groups, __ATOMIC_RELAXED);
     __builtin_prefetch((const void *)((uintptr_t)tags +
                                       (uintptr_t)sk_group_of(hash, leaf_bits, groups) * SK_GROUP));
 }
 
-static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8_t *data, size_t len,
-                 bool writes, sk_at *at, sk_key *key) {
+static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8_t *data,
+                 size_t len, bool writes, sk_at *at, sk_key *key) {
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL) return SK_BAD_ARGUMENT;
     if (!(kinds >> state->kind & 1))
@@ -228,8 +229,8 @@ int sk_put(sk_store *store, uint32_t state, const uint8_t *data, size_t len, con
     return status;
 }
 
-int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len, const uint8_t *value,
-               size_t value_len) {
+int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
+               const uint8_t *value, size_t value_len) {
     sk_at at;
     sk_key key;
     sk_slot *slot;
@@ -388,9 +389,9 @@ int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     return result;
 }
 
-int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len, const uint8_t *path,
-                size_t path_len, uint64_t *cursor, uint64_t *version, uint32_t elements_max,
-                sk_buf *buf) {
+int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
+                const uint8_t *path, size_t path_len, uint64_t *cursor, uint64_t *version,
+                uint32_t elements_max, sk_buf *buf) {
     sk_at at;
     sk_key key;
     sk_slot *slot;
@@ -419,8 +420,8 @@ int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path
     if (is_whole_value) return -put_encoded(at, key, arg, arg_len);
     if (status == SK_UNKNOWN) return -status;
     sk_obj *obj = status == SK_OK ? slot->value.obj : NULL;
-    int64_t result = sk_node_write(&at->table->mem, at->env.kind, &obj, op, path, path_len, shape, arg,
-                                   arg_len, i, j, &at->leaf->seq, buf);
+    int64_t result = sk_node_write(&at->table->mem, at->env.kind, &obj, op, path, path_len, shape,
+                                   arg, arg_len, i, j, &at->leaf->seq, buf);
     if (result < 0) return result;
     if (status != SK_OK) {
         slot = make_live(at, key, slot);
@@ -443,8 +444,7 @@ int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *data, size_t le
     int status = begin(store, state, CONTAINERS, data, len, true, &at, &key);
     if (status != SK_OK) return -status;
     buf->len = 0;
-    int64_t result =
-        sk_entry_write(&at, &key, op, path, path_len, shape, arg, arg_len, i, j, buf);
+    int64_t result = sk_entry_write(&at, &key, op, path, path_len, shape, arg, arg_len, i, j, buf);
     end(&at);
     return result;
 }

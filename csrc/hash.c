@@ -94,8 +94,8 @@ int sk_key_type_parse(const char *text, sk_key_type *type) {
     for (size_t i = 0; counts && i < parts; i++) counts = strchr("sbi", part[i]) != NULL;
     if (!counts)
         return sk_fail(SK_BAD_ARGUMENT,
-                       "key type '%.40s' is none of s, b, i or a tuple (…) of 1 to %d of these", text,
-                       SK_KEY_PARTS_MAX);
+                       "key type '%.40s' is none of s, b, i or a tuple (…) of 1 to %d of these",
+                       text, SK_KEY_PARTS_MAX);
     type->parts = (uint8_t)parts;
     memcpy(type->part, part, parts);
     memcpy(type->text, text, len + 1);

@@ -23,7 +23,8 @@
 #define SK_XXH_P5 0x27D4EB2F165667C5ULL
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "statekit's native formats are little endian; add byte swaps to hash.h, block.c and msgpack.c"
+#error                                                                                             \
+    "statekit's native formats are little endian; add byte swaps to hash.h, block.c and msgpack.c"
 #endif
 
 static inline uint64_t sk_load64(const uint8_t *p) {
@@ -83,9 +84,9 @@ uint64_t sk_secret_hash(const uint8_t *data, size_t len);
 
 /* A parsed key type: what sk_key_hash needs, found once per state. */
 typedef struct sk_key_type {
-    uint8_t parts;                  /* 1 .. SK_KEY_PARTS_MAX */
-    uint8_t is_tuple;               /* parts carry length prefixes */
-    char part[SK_KEY_PARTS_MAX];    /* 's', 'b' or 'i' */
+    uint8_t parts;                   /* 1 .. SK_KEY_PARTS_MAX */
+    uint8_t is_tuple;                /* parts carry length prefixes */
+    char part[SK_KEY_PARTS_MAX];     /* 's', 'b' or 'i' */
     char text[SK_KEY_PARTS_MAX + 3]; /* as declared, 0-terminated */
 } sk_key_type;
 

@@ -16,7 +16,8 @@ static sk_table_env env_at(sk_store *store, uint32_t state_id, uint32_t leaf_no,
 
 /* Every table of the leaf counts as changed without a trace: deltas must not reach back. */
 static void forget_leaf(sk_store *store, uint32_t leaf_no, uint32_t epoch) {
-    for (uint32_t s = 0; s < store->state_count; s++) store->states[s]->tables[leaf_no].forgot = epoch;
+    for (uint32_t s = 0; s < store->state_count; s++)
+        store->states[s]->tables[leaf_no].forgot = epoch;
     store->leaves[leaf_no].changed = epoch;
 }
 
@@ -101,8 +102,8 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
     for (uint32_t s = first; s < last; s++) {
         sk_table_env env = env_at(store, s, leaf_no, 0);
-        int status = sk_block_encode(&store->states[s]->tables[leaf_no], &env, store->states[s]->name,
-                                     leaf_no, select, since, buf);
+        int status = sk_block_encode(&store->states[s]->tables[leaf_no], &env,
+                                     store->states[s]->name, leaf_no, select, since, buf);
         if (status != SK_OK) {
             buf->len = start;
             return status;
@@ -171,7 +172,8 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
     if (status != SK_OK) return status;
     for (size_t k = 0; k < list->count; k++)
         if (list->items[k].state_id == item->state_id)
-            return sk_fail(SK_CORRUPT, "two blocks of state '%.80s' for leaf %u", info.name, leaf_no);
+            return sk_fail(SK_CORRUPT, "two blocks of state '%.80s' for leaf %u", info.name,
+                           leaf_no);
     item->is_delta = info.is_delta;
     sk_table_env env = env_at(store, item->state_id, leaf_no, 0);
     env.is_whole = false; /* tombstones stay while the table is on its own */
@@ -264,8 +266,8 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     status = decode_all(store, leaf_no, blocks, len, &list);
     /* A whole leaf has nothing to learn from its home: a late or repeated answer must not bring
      * back what was deleted here in the meantime. */
-    bool is_late = (mode == SK_UNDER || mode == SK_UNDER_ALL) &&
-                   store->leaves[leaf_no].residency == SK_WHOLE;
+    bool is_late =
+        (mode == SK_UNDER || mode == SK_UNDER_ALL) && store->leaves[leaf_no].residency == SK_WHOLE;
     if (status == SK_OK && !is_late) status = commit_decode(store, leaf_no, &list, mode, epoch);
     free_fresh(store, &list);
     sk_leaf_unlock(&store->leaves[leaf_no]);
@@ -279,9 +281,10 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, sk_buf *buf) {
     sk_leaf *leaf = &store->leaves[leaf_no];
     size_t start = buf->len;
     sk_leaf_lock(leaf);
-    int status = leaf->is_writing ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
-                                  : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
-                                                          SK_SELECT_DIRTY, 0, buf);
+    int status =
+        leaf->is_writing
+            ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
+            : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES, SK_SELECT_DIRTY, 0, buf);
     for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
         const sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;
@@ -451,8 +454,8 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
     for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++)
-        leaves->budget.used += move_tables(leaves->states[s].tables, store->states[s]->tables + from,
-                                           to - from, &leaves->budget);
+        leaves->budget.used += move_tables(
+            leaves->states[s].tables, store->states[s]->tables + from, to - from, &leaves->budget);
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
@@ -472,7 +475,8 @@ static int match_states(sk_store *store, const sk_leaves *leaves, uint32_t *ids)
     for (uint32_t s = 0; s < leaves->state_count && status == SK_OK; s++) {
         const sk_state *state = &leaves->states[s];
         bool is_known = sk_state_find(store, state->name) != NULL;
-        if (is_known) status = sk_state_add(store, state->name, state->kind, state->key_type.text, &ids[s]);
+        if (is_known)
+            status = sk_state_add(store, state->name, state->kind, state->key_type.text, &ids[s]);
     }
     for (uint32_t s = 0; s < leaves->state_count && status == SK_OK; s++) {
         const sk_state *state = &leaves->states[s];
@@ -524,7 +528,8 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
 
 int sk_attach(sk_store *store, sk_leaves *leaves) {
     if (leaves->leaf_bits != store->leaf_bits)
-        return sk_fail(SK_BAD_ARGUMENT, "leaves of a store with 2^%u leaves do not fit one with 2^%u",
+        return sk_fail(SK_BAD_ARGUMENT,
+                       "leaves of a store with 2^%u leaves do not fit one with 2^%u",
                        leaves->leaf_bits, store->leaf_bits);
     uint32_t from = leaves->from, to = from + leaves->count, epoch;
     uint32_t *ids = sk_raw_zalloc((size_t)leaves->state_count * sizeof *ids + 1);

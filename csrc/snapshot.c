@@ -62,9 +62,9 @@ struct sk_snapshot {
     uint32_t cursor; /* leaves before it have been visited by the reader */
     queued *queue;
     uint64_t queue_bytes;
-    uint64_t taken;    /* items that left the queue: proof that the reader lives */
-    uint32_t users;    /* changers that hold a pointer to this snapshot */
-    bool is_overrun;   /* given up */
+    uint64_t taken;  /* items that left the queue: proof that the reader lives */
+    uint32_t users;  /* changers that hold a pointer to this snapshot */
+    bool is_overrun; /* given up */
     bool is_closing;
 };
 
@@ -82,7 +82,8 @@ static void free_snapshot(sk_snapshot *snapshot) {
     sk_raw_free(snapshot);
 }
 
-int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max, sk_snapshot **out) {
+int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
+                     sk_snapshot **out) {
     *out = NULL;
     sk_snapshot *snapshot = sk_raw_zalloc(sizeof *snapshot);
     if (snapshot == NULL) return SK_NO_MEMORY;

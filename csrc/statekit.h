@@ -27,45 +27,45 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SK_LEAVES_MAX 1048576      /* key-groups x sub-groups */
-#define SK_STATES_MAX 1024         /* states in one store */
-#define SK_NAME_BYTES_MAX 255      /* bytes of a state's name */
-#define SK_KEY_PARTS_MAX 16        /* parts of a tuple key */
-#define SK_KEY_BYTES_MAX 65536     /* bytes of one encoded key */
+#define SK_LEAVES_MAX 1048576         /* key-groups x sub-groups */
+#define SK_STATES_MAX 1024            /* states in one store */
+#define SK_NAME_BYTES_MAX 255         /* bytes of a state's name */
+#define SK_KEY_PARTS_MAX 16           /* parts of a tuple key */
+#define SK_KEY_BYTES_MAX 65536        /* bytes of one encoded key */
 #define SK_VALUE_BYTES_MAX 1073741824 /* bytes of one encoded value: 1 GiB */
-#define SK_DEPTH_MAX 32            /* containers inside each other */
-#define SK_ALL_STATES 4294967295   /* in place of a state id, where allowed */
+#define SK_DEPTH_MAX 32               /* containers inside each other */
+#define SK_ALL_STATES 4294967295      /* in place of a state id, where allowed */
 
 typedef enum sk_status {
     SK_OK = 0,
-    SK_MISSING = 1,   /* there is no such key, element or path */
-    SK_UNKNOWN = 2,   /* not here, and the leaf is not whole: ask its home */
-    SK_CHANGED = 3,   /* compare-and-set lost, or a container changed under its reader */
-    SK_END = 4,       /* nothing more to read */
-    SK_NO_MEMORY = 5, /* the allocator said no */
-    SK_LIMIT = 6,     /* the store's memory limit would be passed */
-    SK_BAD_KEY = 7,   /* the key does not fit the state's key type, or is too long */
-    SK_BAD_VALUE = 8, /* not one well-formed MessagePack value, or of the wrong shape */
-    SK_BAD_PATH = 9,  /* a step of the path does not fit what is there */
-    SK_BAD_KIND = 10, /* the state's kind has no such operation */
+    SK_MISSING = 1,       /* there is no such key, element or path */
+    SK_UNKNOWN = 2,       /* not here, and the leaf is not whole: ask its home */
+    SK_CHANGED = 3,       /* compare-and-set lost, or a container changed under its reader */
+    SK_END = 4,           /* nothing more to read */
+    SK_NO_MEMORY = 5,     /* the allocator said no */
+    SK_LIMIT = 6,         /* the store's memory limit would be passed */
+    SK_BAD_KEY = 7,       /* the key does not fit the state's key type, or is too long */
+    SK_BAD_VALUE = 8,     /* not one well-formed MessagePack value, or of the wrong shape */
+    SK_BAD_PATH = 9,      /* a step of the path does not fit what is there */
+    SK_BAD_KIND = 10,     /* the state's kind has no such operation */
     SK_BAD_ARGUMENT = 11, /* out of range: leaf, state, geometry, operation */
-    SK_OVERFLOW = 12, /* the sum leaves 64 bits */
-    SK_TOO_LARGE = 13, /* a value above SK_VALUE_BYTES_MAX */
-    SK_TOO_DEEP = 14, /* containers nested deeper than SK_DEPTH_MAX */
-    SK_CORRUPT = 15,  /* a block that cannot be what sk_leaf_encode wrote */
-    SK_SCHEMA = 16,   /* the name is in use with another kind or key type */
-    SK_OCCUPIED = 17, /* sk_attach: a leaf of that number has entries here */
-    SK_OVERRUN = 18   /* the snapshot was given up: its reader fell too far behind */
+    SK_OVERFLOW = 12,     /* the sum leaves 64 bits */
+    SK_TOO_LARGE = 13,    /* a value above SK_VALUE_BYTES_MAX */
+    SK_TOO_DEEP = 14,     /* containers nested deeper than SK_DEPTH_MAX */
+    SK_CORRUPT = 15,      /* a block that cannot be what sk_leaf_encode wrote */
+    SK_SCHEMA = 16,       /* the name is in use with another kind or key type */
+    SK_OCCUPIED = 17,     /* sk_attach: a leaf of that number has entries here */
+    SK_OVERRUN = 18       /* the snapshot was given up: its reader fell too far behind */
 } sk_status;
 
 /* What a state holds under each key. The numbers are stored in blocks. */
 typedef enum sk_kind {
     SK_I64 = 1,
     SK_F64 = 2,
-    SK_BYTES = 3,  /* opaque bytes */
-    SK_LIST = 4,   /* MessagePack; the root is an array */
-    SK_MAP = 5,    /* MessagePack; the root is a map, in insertion order */
-    SK_NESTED = 6  /* MessagePack; the root is an array or a map, or any scalar */
+    SK_BYTES = 3, /* opaque bytes */
+    SK_LIST = 4,  /* MessagePack; the root is an array */
+    SK_MAP = 5,   /* MessagePack; the root is a map, in insertion order */
+    SK_NESTED = 6 /* MessagePack; the root is an array or a map, or any scalar */
 } sk_kind;
 
 typedef enum sk_residency { SK_WHOLE = 0, SK_PARTIAL = 1, SK_ABSENT = 2 } sk_residency;
@@ -190,17 +190,30 @@ int sk_f64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_l
  * NULL or too short: what is missing stays missing and the call says SK_MISSING.
  */
 typedef enum sk_read_op {
-    SK_R_GET = 0, SK_R_LEN = 1, SK_R_TYPE = 2, SK_R_SLICE = 3, SK_R_HAS = 4, SK_R_KEYS = 5
+    SK_R_GET = 0,
+    SK_R_LEN = 1,
+    SK_R_TYPE = 2,
+    SK_R_SLICE = 3,
+    SK_R_HAS = 4,
+    SK_R_KEYS = 5
 } sk_read_op;
 
 typedef enum sk_write_op {
-    SK_W_SET = 0, SK_W_DELETE = 1, SK_W_APPEND = 2, SK_W_EXTEND = 3, SK_W_INSERT = 4,
-    SK_W_POP = 5, SK_W_SPLICE = 6, SK_W_UPDATE = 7, SK_W_TAKE = 8, SK_W_CLEAR = 9
+    SK_W_SET = 0,
+    SK_W_DELETE = 1,
+    SK_W_APPEND = 2,
+    SK_W_EXTEND = 3,
+    SK_W_INSERT = 4,
+    SK_W_POP = 5,
+    SK_W_SPLICE = 6,
+    SK_W_UPDATE = 7,
+    SK_W_TAKE = 8,
+    SK_W_CLEAR = 9
 } sk_write_op;
 
 int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int op,
-                const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len,
-                int64_t i, int64_t j, sk_buf *buf);
+                const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len, int64_t i,
+                int64_t j, sk_buf *buf);
 int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int op,
                  const uint8_t *path, size_t path_len, const char *shape, const uint8_t *arg,
                  size_t arg_len, int64_t i, int64_t j, sk_buf *buf);
@@ -225,7 +238,11 @@ typedef enum sk_column_type {
 } sk_column_type;
 
 /* What the bytes of a SK_COL_VAR column stand for where an element of a container is wanted. */
-typedef enum sk_column_form { SK_FORM_MSGPACK = 0, SK_FORM_STR = 1, SK_FORM_BIN = 2 } sk_column_form;
+typedef enum sk_column_form {
+    SK_FORM_MSGPACK = 0,
+    SK_FORM_STR = 1,
+    SK_FORM_BIN = 2
+} sk_column_form;
 
 typedef struct sk_column {
     int type;
@@ -237,10 +254,9 @@ typedef struct sk_column {
 
 /*
  *   op           kinds          values                  results
- *   SK_B_GET     any            -                       numbers: `out`; else `buf` and `out_offsets`
- *   SK_B_PUT     any            one per key             -
- *   SK_B_ADD     i64, f64       one per key or operand  `out` (may be NULL): the new values
- *   SK_B_HAS     any            -                       `status` only
+ *   SK_B_GET     any            -                       numbers: `out`; else `buf` and
+ * `out_offsets` SK_B_PUT     any            one per key             - SK_B_ADD     i64, f64 one per
+ * key or operand  `out` (may be NULL): the new values SK_B_HAS     any            - `status` only
  *   SK_B_DELETE  any            -                       `status` only
  *   SK_B_APPEND  list           one per key             -
  *   SK_B_MAP_PUT map            one per key, map_keys   -
@@ -251,26 +267,31 @@ typedef struct sk_column {
  * is the record it failed at. Not atomic: a snapshot may see part of a batch.
  */
 typedef enum sk_batch_op {
-    SK_B_GET = 0, SK_B_PUT = 1, SK_B_ADD = 2, SK_B_HAS = 3, SK_B_DELETE = 4, SK_B_APPEND = 5,
+    SK_B_GET = 0,
+    SK_B_PUT = 1,
+    SK_B_ADD = 2,
+    SK_B_HAS = 3,
+    SK_B_DELETE = 4,
+    SK_B_APPEND = 5,
     SK_B_MAP_PUT = 6
 } sk_batch_op;
 
 typedef struct sk_batch_args {
     int64_t n;
-    int flags;            /* SK_B_DELETE: SK_BLIND */
+    int flags; /* SK_B_DELETE: SK_BLIND */
     sk_column keys;
     sk_column map_keys;
-    sk_column values;     /* type SK_COL_NONE: operand for every key */
-    int64_t operand_i64;  /* SK_B_ADD without values */
+    sk_column values;    /* type SK_COL_NONE: operand for every key */
+    int64_t operand_i64; /* SK_B_ADD without values */
     double operand_f64;
-    int64_t initial_i64;  /* SK_B_ADD: what a missing entry counts as */
+    int64_t initial_i64; /* SK_B_ADD: what a missing entry counts as */
     double initial_f64;
     void *out;            /* int64_t[n] or double[n] */
     int64_t *out_offsets; /* int64_t[n + 1] */
     sk_buf *buf;
-    uint8_t *status;      /* uint8_t[n] */
+    uint8_t *status; /* uint8_t[n] */
     int64_t failed;
-    int64_t unknown;      /* how many records are SK_UNKNOWN */
+    int64_t unknown; /* how many records are SK_UNKNOWN */
 } sk_batch_args;
 
 int sk_batch(sk_store *store, uint32_t state, int op, sk_batch_args *args);
@@ -294,10 +315,10 @@ int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int fl
 int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t since, sk_buf *buf);
 
 typedef enum sk_decode_mode {
-    SK_REPLACE = 0, /* the leaf becomes what the blocks say, and whole */
-    SK_UNDER = 1,   /* from the home: fills in only what is not here; leaf stays as marked */
+    SK_REPLACE = 0,   /* the leaf becomes what the blocks say, and whole */
+    SK_UNDER = 1,     /* from the home: fills in only what is not here; leaf stays as marked */
     SK_UNDER_ALL = 2, /* as SK_UNDER, and the blocks are all the home has: the leaf is whole */
-    SK_OVER = 3     /* a later delta: replaces, and deletes what it calls deleted */
+    SK_OVER = 3       /* a later delta: replaces, and deletes what it calls deleted */
 } sk_decode_mode;
 
 /* blocks: any number of blocks of this leaf, one after the other. States that are not
@@ -329,14 +350,14 @@ void sk_leaves_free(sk_leaves *leaves);
 /* ---- Blocks (layout: csrc/block.h) --------------------------------------- */
 
 typedef struct sk_block_info {
-    uint64_t size;      /* bytes of the block, header included */
+    uint64_t size; /* bytes of the block, header included */
     uint64_t entries;
     uint32_t leaf;
-    uint8_t leaf_bits;  /* log2 of the number of leaves */
+    uint8_t leaf_bits; /* log2 of the number of leaves */
     uint8_t kind;
     uint8_t is_delta;
-    uint8_t key_width;  /* bytes of every key, or 0: see key_offsets */
-    uint8_t value_width; /* 8 for numbers, else 0: see value_offsets */
+    uint8_t key_width;    /* bytes of every key, or 0: see key_offsets */
+    uint8_t value_width;  /* 8 for numbers, else 0: see value_offsets */
     uint8_t offset_width; /* 4 or 8 */
     char name[256];
     char key_type[24];

@@ -55,7 +55,8 @@ void sk_close(sk_store *store) {
     assert(store->snapshots == NULL); /* the contract: snapshots are closed first */
     for (uint32_t s = 0; s < store->state_count; s++) {
         sk_state *state = store->states[s];
-        for (uint32_t i = 0; i < store->leaf_count; i++) sk_table_clear(&state->tables[i], state->kind);
+        for (uint32_t i = 0; i < store->leaf_count; i++)
+            sk_table_clear(&state->tables[i], state->kind);
         sk_raw_free(state->tables);
         sk_raw_free(state);
     }
@@ -77,7 +78,8 @@ const char *sk_kind_name(int kind) {
 }
 
 sk_state *sk_state_at(sk_store *store, uint32_t id) {
-    if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire), 0)) {
+    if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire),
+                         0)) {
         sk_fail(SK_BAD_ARGUMENT, "there is no state with id %u", id);
         return NULL;
     }
@@ -119,7 +121,8 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
     sk_key_type type;
     size_t name_len = strlen(name);
     if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !sk_name_is_utf8(name))
-        return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8", SK_NAME_BYTES_MAX);
+        return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8",
+                       SK_NAME_BYTES_MAX);
     if (kind < SK_I64 || kind > SK_NESTED)
         return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
     int status = sk_key_type_parse(key_type, &type);
@@ -131,11 +134,11 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
     } else if (state->kind == kind && strcmp(state->key_type.text, type.text) == 0) {
         *id = state->id;
     } else {
-        status = sk_fail(SK_SCHEMA,
-                         "state '%.80s' exists with kind %s and key type %s; asked for were kind %s "
-                         "and key type %s",
-                         name, sk_kind_name(state->kind), state->key_type.text, sk_kind_name(kind),
-                         type.text);
+        status = sk_fail(
+            SK_SCHEMA,
+            "state '%.80s' exists with kind %s and key type %s; asked for were kind %s "
+            "and key type %s",
+            name, sk_kind_name(state->kind), state->key_type.text, sk_kind_name(kind), type.text);
     }
     pthread_mutex_unlock(&store->states_lock);
     return status;
@@ -143,7 +146,8 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
 
 uint32_t sk_state_count(sk_store *store) { return store->state_count; }
 
-int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type) {
+int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind,
+                  const char **key_type) {
     sk_state *state = sk_state_at(store, id);
     if (state == NULL) return SK_BAD_ARGUMENT;
     *name = state->name;

@@ -28,8 +28,9 @@
 
 typedef struct sk_leaf {
     pthread_mutex_t lock;
-    uint64_t seq;      /* versions of this leaf's containers (node.h) */
-    _Atomic uint32_t guard; /* the store's epoch when open snapshots were last served; see snapshot.c */
+    uint64_t seq; /* versions of this leaf's containers (node.h) */
+    _Atomic uint32_t
+        guard;         /* the store's epoch when open snapshots were last served; see snapshot.c */
     uint32_t changed;  /* epoch of the last change to entries; 0 = never */
     uint8_t residency; /* sk_residency */
     bool is_writing;   /* between sk_dirty_take and sk_dirty_done */
@@ -132,7 +133,8 @@ int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
  * On failure the caller still owns value. */
 int sk_entry_put(sk_at *at, const sk_key *key, sk_value value);
 int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
-int sk_entry_add_i64(sk_at *at, const sk_key *key, int64_t operand, int64_t initial, int64_t *result);
+int sk_entry_add_i64(sk_at *at, const sk_key *key, int64_t operand, int64_t initial,
+                     int64_t *result);
 int sk_entry_add_f64(sk_at *at, const sk_key *key, double operand, double initial, double *result);
 int sk_entry_delete(sk_at *at, const sk_key *key, bool blind);
 int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path, size_t path_len,

@@ -5,8 +5,8 @@ static size_t bytes_of(uint32_t groups) {
     return (size_t)groups * SK_GROUP * (sizeof(sk_slot) + 1);
 }
 
-/* The smallest number of groups that has room for n slots. 1, 2, 4, 8, then finer steps, 12, 16, 24,
- * 32, ...: small tables would rehash too often, large ones would waste too much. */
+/* The smallest number of groups that has room for n slots. 1, 2, 4, 8, then finer steps, 12, 16,
+ * 24, 32, ...: small tables would rehash too often, large ones would waste too much. */
 static uint64_t groups_for(uint64_t n) {
     uint64_t groups = 1;
     while (groups * SK_GROUP_FILL < n) {
@@ -37,7 +37,8 @@ static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, ui
     for (;; group = group + 1 == table->groups ? 0 : group + 1) {
         const uint8_t *tags = table->tags + (size_t)group * SK_GROUP;
         *cost += 1;
-        for (uint32_t hits = sk_group_match(tags, sk_tag_of(hash)); hits != 0; hits &= hits - 1) ++*cost;
+        for (uint32_t hits = sk_group_match(tags, sk_tag_of(hash)); hits != 0; hits &= hits - 1)
+            ++*cost;
         free_bits = sk_group_match(tags, SK_TAG_EMPTY) | sk_group_match(tags, SK_TAG_DELETED);
         if (free_bits != 0) break;
     }
@@ -177,7 +178,8 @@ void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager) {
     uint64_t n = (uint64_t)table->live + table->tombs;
     uint64_t groups = groups_for(n + n / 4 + 1);
     bool is_sparse = table->groups > 4 && n < (uint64_t)table->groups * SK_GROUP / 8;
-    if (is_sparse || (eager && groups < table->groups)) rehash(table, env, groups, table->is_flooded);
+    if (is_sparse || (eager && groups < table->groups))
+        rehash(table, env, groups, table->is_flooded);
 }
 
 void sk_table_purge(sk_table *table, const sk_table_env *env) {
@@ -207,7 +209,8 @@ static void drop_entry(sk_table *table, int kind, sk_slot *slot) {
     free_key(table, slot);
 }
 
-static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing, const sk_slot *from) {
+static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing,
+                       const sk_slot *from) {
     size_t len;
     const uint8_t *key = sk_slot_key(from, &len);
     uint64_t hash = sk_table_hash(into, routing, key, len);

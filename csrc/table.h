@@ -40,14 +40,14 @@
 #include <emmintrin.h>
 #endif
 
-#define SK_GROUP 16               /* slots in a group */
-#define SK_GROUP_FILL 14          /* slots of a group that may be taken, on average */
-#define SK_KEY_INLINE 18          /* longest key kept in its slot */
-#define SK_KEY_HEAP 0xff          /* key_len of a longer key */
+#define SK_GROUP 16      /* slots in a group */
+#define SK_GROUP_FILL 14 /* slots of a group that may be taken, on average */
+#define SK_KEY_INLINE 18 /* longest key kept in its slot */
+#define SK_KEY_HEAP 0xff /* key_len of a longer key */
 /* Groups + comparisons that an insertion may cost. At 14 of 16 slots taken, a run of L full groups
  * has a chance of about exp(-L / 7): 32 befalls honest tables of 10,000 entries, 128 none. */
 #define SK_PROBE_COST_MAX 128
-#define SK_GROUPS_MAX (1u << 27)  /* 2^31 slots */
+#define SK_GROUPS_MAX (1u << 27) /* 2^31 slots */
 
 #define SK_TAG_EMPTY 0
 #define SK_TAG_DELETED 1
@@ -120,8 +120,8 @@ static inline uint32_t sk_group_match(const uint8_t *group, uint8_t tag) {
     for (int half = 0; half < 2; half++) {
         /* A byte of x is zero where the tag matches; y has the top bit of exactly those. */
         uint64_t x = sk_load64(group + 8 * half) ^ (0x0101010101010101ULL * tag);
-        uint64_t y = ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x |
-                       0x7f7f7f7f7f7f7f7fULL);
+        uint64_t y =
+            ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x | 0x7f7f7f7f7f7f7f7fULL);
         bits |= (uint32_t)(((y >> 7) * 0x0102040810204080ULL) >> 56) << (8 * half);
     }
     return bits;
@@ -155,18 +155,21 @@ static inline const uint8_t *sk_slot_key(const sk_slot *slot, size_t *len) {
 /* Overlapping loads instead of memcmp: keys are short, and a call would cost more than they do. */
 static inline bool sk_short_equal(const uint8_t *a, const uint8_t *b, size_t len) {
     if (len >= 8) {
-        uint64_t diff = (sk_load64(a) ^ sk_load64(b)) | (sk_load64(a + len - 8) ^ sk_load64(b + len - 8));
+        uint64_t diff =
+            (sk_load64(a) ^ sk_load64(b)) | (sk_load64(a + len - 8) ^ sk_load64(b + len - 8));
         if (len > 16) diff |= sk_load64(a + 8) ^ sk_load64(b + 8);
         return diff == 0;
     }
     if (len >= 4)
-        return ((sk_load32(a) ^ sk_load32(b)) | (sk_load32(a + len - 4) ^ sk_load32(b + len - 4))) == 0;
+        return ((sk_load32(a) ^ sk_load32(b)) |
+                (sk_load32(a + len - 4) ^ sk_load32(b + len - 4))) == 0;
     for (size_t i = 0; i < len; i++)
         if (a[i] != b[i]) return false;
     return true;
 }
 
-static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key, size_t len) {
+static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key,
+                                   size_t len) {
     if (len <= SK_KEY_INLINE) return slot->key_len == len && sk_short_equal(slot->key, key, len);
     return slot->key_len == SK_KEY_HEAP && sk_load32(slot->key + 14) == (uint32_t)(hash >> 8) &&
            sk_load32(slot->key + 10) == len && memcmp(sk_slot_heap_key(slot), key, len) == 0;
@@ -192,7 +195,8 @@ static inline uint64_t sk_table_hash(const sk_table *table, uint64_t routing, co
     return __builtin_expect(table->is_flooded, 0) ? sk_secret_hash(key, len) : routing;
 }
 
-/* The key's slot (live or tombstone), or NULL. *cost, if not NULL, counts groups and comparisons. */
+/* The key's slot (live or tombstone), or NULL. *cost, if not NULL, counts groups and comparisons.
+ */
 static inline sk_slot *sk_table_find_counted(const sk_table *table, unsigned leaf_bits,
                                              uint64_t routing, const uint8_t *key, size_t len,
                                              uint32_t *cost) {

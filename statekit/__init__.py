@@ -10,9 +10,9 @@
 """
 
 from statekit import errors
-from statekit._store import Store
 from statekit.errors import StateKitError
 from statekit.keys import key_hash, leaf_of
+from statekit.store import Store
 
 __all__ = ["StateKitError", "Store", "__version__", "errors", "key_hash", "leaf_of"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgpack
 
 from statekit import Store
-from statekit._block import Block
 from statekit.keys import key_codec
+from statekit.store.block import Block
 
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 

@@ -14,7 +14,6 @@ import pytest
 from test_flooding import key_with_hash
 
 from statekit import Store, key_hash, leaf_of
-from statekit._block import Block
 from statekit.errors import (
     ArgumentError,
     BadValueError,
@@ -23,6 +22,7 @@ from statekit.errors import (
     OverflowStateError,
     StateKitError,
 )
+from statekit.store.block import Block
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statekit import Store
-from statekit._arrow import arrow_column
-from statekit._columns import column, key_column
 from statekit._native import ffi
 from statekit.errors import (
     BadValueError,
@@ -21,6 +19,8 @@ from statekit.errors import (
     UnknownEntryError,
 )
 from statekit.keys import key_codec
+from statekit.store.arrow import arrow_column
+from statekit.store.columns import column, key_column
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")

@@ -43,7 +43,6 @@ from model import (
 )
 
 from statekit import Store, leaf_of
-from statekit._block import Block
 from statekit.errors import (
     BadValueError,
     ChangedDuringIterationError,
@@ -51,6 +50,7 @@ from statekit.errors import (
     PathError,
     UnknownEntryError,
 )
+from statekit.store.block import Block
 
 GEOMETRIES = [(1, 1), (4, 4), (128, 16)]
 SMALL = 16  # leaves of a store that is compared as a whole after each step

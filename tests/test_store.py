@@ -8,7 +8,6 @@ import msgpack
 import pytest
 
 from statekit import Store, leaf_of
-from statekit._block import Block
 from statekit.errors import (
     ArgumentError,
     ClosedError,
@@ -17,6 +16,7 @@ from statekit.errors import (
     SchemaError,
     UnknownEntryError,
 )
+from statekit.store.block import Block
 
 GROUPS, SUBGROUPS = 8, 4
 LEAVES = GROUPS * SUBGROUPS

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from statekit import Store
-from statekit._block import Block
 from statekit.errors import (
     ArgumentError,
     ClosedError,
@@ -24,6 +23,7 @@ from statekit.errors import (
     SnapshotOverrunError,
     UnknownEntryError,
 )
+from statekit.store.block import Block
 
 THREADS = 4
 KEYS = 97

@@ -86,9 +86,7 @@ static inline uint64_t util_inverse(uint64_t odd) { /* modulo 2^64, by Newton's 
 
 static inline uint64_t util_rotl(uint64_t v, int n) { return v << n | v >> (64 - n); }
 
-static inline uint64_t util_round(uint64_t lane) {
-    return util_rotl(lane * UTIL_P2, 31) * UTIL_P1;
-}
+static inline uint64_t util_round(uint64_t lane) { return util_rotl(lane * UTIL_P2, 31) * UTIL_P1; }
 
 /* The last 8 bytes that give a key of len bytes (8, 16 or 24) this hash; the others are set. */
 static inline void util_solve_key(uint8_t *key, size_t len, uint64_t hash) {

@@ -12,7 +12,7 @@ enum { N, F, B, L, M, T, STATES }; /* ids: i64, f64, bytes, list, map, nested */
 
 typedef struct fixture {
     sk_store *store, *other;
-    sk_buf buf;       /* results */
+    sk_buf buf;            /* results */
     sk_buf blocks[LEAVES]; /* a leaf's blocks to decode */
     sk_leaves *leaves;
     sk_snapshot *snapshot;
@@ -37,7 +37,10 @@ static size_t list_of(uint32_t n, uint8_t *out) {
     out[1] = (uint8_t)(n >> 8);
     out[2] = (uint8_t)n;
     for (uint32_t i = 0; i < n; i++) {
-        memcpy(out + at, "\xa9" "element..", 10);
+        memcpy(out + at,
+               "\xa9"
+               "element..",
+               10);
         at += 10;
     }
     return at;
@@ -53,7 +56,10 @@ static size_t map_of(uint32_t n, uint8_t *out) {
         out[at++] = 0xcd;
         out[at++] = (uint8_t)(1 + i / 256);
         out[at++] = (uint8_t)i;
-        memcpy(out + at, "\x92\xa5" "hello\x07", 8);
+        memcpy(out + at,
+               "\x92\xa5"
+               "hello\x07",
+               8);
         at += 8;
     }
     return at;
@@ -61,8 +67,7 @@ static size_t map_of(uint32_t n, uint8_t *out) {
 
 static void declare(sk_store *store) {
     static const char *const names[] = {"n", "f", "b", "l", "m", "t"};
-    for (uint32_t s = 0; s < STATES; s++)
-        CHECK_EQ(util_state(store, names[s], (int)s + 1, "b"), s);
+    for (uint32_t s = 0; s < STATES; s++) CHECK_EQ(util_state(store, names[s], (int)s + 1, "b"), s);
 }
 
 static void fill(sk_store *store, uint32_t from, uint32_t to) {
@@ -164,9 +169,7 @@ static int64_t call_cas_f64(fixture *f) {
     return -sk_f64_cas(f->store, F, KEY(101), NULL, 3, NULL);
 }
 
-static void partial(fixture *f) {
-    CHECK_EQ(sk_leaf_mark(f->store, 0, LEAVES, SK_PARTIAL), SK_OK);
-}
+static void partial(fixture *f) { CHECK_EQ(sk_leaf_mark(f->store, 0, LEAVES, SK_PARTIAL), SK_OK); }
 
 /* Large tables, of which some grow in call_many_puts. */
 static void many(fixture *f) {
@@ -183,16 +186,13 @@ static int64_t call_many_puts(fixture *f) { /* each either happens or does not *
     uint32_t k = 1200;
     while (k < 1300 && (status = sk_i64_put(f->store, N, KEY(k), 1)) == SK_OK) k++;
     CHECK(status == SK_OK || sk_contains(f->store, N, KEY(k)) == SK_MISSING);
-    for (; status != SK_OK && k > 1200; k--)
-        CHECK_EQ(sk_delete(f->store, N, KEY(k - 1), 0), SK_OK);
+    for (; status != SK_OK && k > 1200; k--) CHECK_EQ(sk_delete(f->store, N, KEY(k - 1), 0), SK_OK);
     return -status;
 }
 
 static int64_t call_delete(fixture *f) { return -sk_delete(f->store, M, KEY(3), 0); }
 
-static int64_t call_blind_delete(fixture *f) {
-    return -sk_delete(f->store, M, KEY(101), SK_BLIND);
-}
+static int64_t call_blind_delete(fixture *f) { return -sk_delete(f->store, M, KEY(101), SK_BLIND); }
 
 static int64_t call_install(fixture *f) {
     uint8_t value[4096];
@@ -219,13 +219,17 @@ static int64_t call_page(fixture *f) {
 }
 
 static int64_t call_append(fixture *f) {
-    return sk_write(f->store, L, KEY(1), SK_W_APPEND, NULL, 0, "l", PATH("\xa5" "hello"), 0, 0,
-                    &f->buf);
+    return sk_write(f->store, L, KEY(1), SK_W_APPEND, NULL, 0, "l",
+                    PATH("\xa5"
+                         "hello"),
+                    0, 0, &f->buf);
 }
 
 static int64_t call_append_new(fixture *f) {
-    return sk_write(f->store, L, KEY(101), SK_W_APPEND, NULL, 0, "l", PATH("\xa5" "hello"), 0, 0,
-                    &f->buf);
+    return sk_write(f->store, L, KEY(101), SK_W_APPEND, NULL, 0, "l",
+                    PATH("\xa5"
+                         "hello"),
+                    0, 0, &f->buf);
 }
 
 static int64_t call_extend(fixture *f) { /* a packed list becomes an indexed one */
@@ -275,12 +279,14 @@ static int64_t call_update_large(fixture *f) {
 
 static int64_t call_set_deep(fixture *f) {
     return sk_write(f->store, T, KEY(3), SK_W_SET, PATH("\xcd\x01\x05\x00"), NULL,
-                    PATH("\xb4" "a rather long string"), 0, 0, &f->buf);
+                    PATH("\xb4"
+                         "a rather long string"),
+                    0, 0, &f->buf);
 }
 
 static int64_t call_set_new(fixture *f) {
-    return sk_write(f->store, T, KEY(101), SK_W_SET, PATH("\x01\x02\x03"), "mmm", PATH("\x93\x01\x02\x03"),
-                    0, 0, &f->buf);
+    return sk_write(f->store, T, KEY(101), SK_W_SET, PATH("\x01\x02\x03"), "mmm",
+                    PATH("\x93\x01\x02\x03"), 0, 0, &f->buf);
 }
 
 static int64_t call_delete_deep(fixture *f) {
@@ -472,9 +478,12 @@ typedef struct call {
     bool may_grow;    /* content stays, tables that made room keep it */
 } call;
 
-#define CALL(prepare, run) {#run " after " #prepare, prepare, run, false, false}
-#define CALL_SURE(prepare, run) {#run " after " #prepare, prepare, run, true, false}
-#define CALL_GROWS(prepare, run) {#run " after " #prepare, prepare, run, false, true}
+#define CALL(prepare, run)                                                                         \
+    { #run " after " #prepare, prepare, run, false, false }
+#define CALL_SURE(prepare, run)                                                                    \
+    { #run " after " #prepare, prepare, run, true, false }
+#define CALL_GROWS(prepare, run)                                                                   \
+    { #run " after " #prepare, prepare, run, false, true }
 
 static const call calls[] = {
     CALL(nothing, call_open),

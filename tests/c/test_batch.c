@@ -163,8 +163,8 @@ static void add_value(const twins *t, column *c, test_rng *rng) {
 
 /* ---- One batch on both ---- */
 
-static int single_call(const twins *t, int op, const sk_batch_args *args, int64_t r, int64_t *number,
-                       sk_buf *got) {
+static int single_call(const twins *t, int op, const sk_batch_args *args, int64_t r,
+                       int64_t *number, sk_buf *got) {
     size_t len, value_len = 0;
     const uint8_t *key = column_at(&keys, r, &len), *value = NULL;
     uint8_t element[200], map_key[200];
@@ -204,10 +204,9 @@ static int single_call(const twins *t, int op, const sk_batch_args *args, int64_
     default: {
         size_t element_len = pack_element(element, &values, r), map_key_len = 0;
         if (op == SK_B_MAP_PUT) map_key_len = pack_element(map_key, &map_keys, r);
-        int64_t result =
-            sk_write(t->single, t->id, key, len, op == SK_B_APPEND ? SK_W_APPEND : SK_W_SET,
-                     map_key, map_key_len, op == SK_B_APPEND ? "l" : "m", element, element_len, 0,
-                     0, &scratch);
+        int64_t result = sk_write(
+            t->single, t->id, key, len, op == SK_B_APPEND ? SK_W_APPEND : SK_W_SET, map_key,
+            map_key_len, op == SK_B_APPEND ? "l" : "m", element, element_len, 0, 0, &scratch);
         sk_buf_free(&scratch);
         return result < 0 ? (int)-result : SK_OK;
     }
@@ -286,8 +285,13 @@ static void check_twins(const twins *t) {
 
 static twins open_twins(uint32_t key_groups, uint32_t subgroups, int kind, const char *key_type,
                         int key_col) {
-    twins t = {util_open(key_groups, subgroups), util_open(key_groups, subgroups), 0,
-               key_groups * subgroups, kind, key_col, key_type};
+    twins t = {util_open(key_groups, subgroups),
+               util_open(key_groups, subgroups),
+               0,
+               key_groups * subgroups,
+               kind,
+               key_col,
+               key_type};
     t.id = util_state(t.batch, "state", kind, key_type);
     CHECK_EQ(util_state(t.single, "state", kind, key_type), t.id);
     return t;
@@ -311,7 +315,7 @@ static void make_columns(const twins *t, int op, int64_t n, uint32_t range, test
     static const int types[] = {SK_COL_I64, SK_COL_F64, SK_COL_VAR32, SK_COL_VAR64};
     bool is_element = op == SK_B_APPEND || op == SK_B_MAP_PUT;
     int var = test_below(rng, 2) ? SK_COL_VAR32 : SK_COL_VAR64;
-    int type = is_element           ? types[test_below(rng, 4)]
+    int type = is_element          ? types[test_below(rng, 4)]
                : t->kind == SK_I64 ? SK_COL_I64
                : t->kind == SK_F64 ? SK_COL_F64
                                    : var;
@@ -346,8 +350,11 @@ static void test_batches_do_what_single_calls_do(void) {
     static const struct {
         const char *key_type;
         int key_col;
-    } shapes[] = {{"i", SK_COL_I64},      {"b", SK_COL_VAR32},    {"s", SK_COL_VAR64},
-                  {"(si)", SK_COL_VAR32}, {"(si)", SK_COL_VAR64}};
+    } shapes[] = {{"i", SK_COL_I64},
+                  {"b", SK_COL_VAR32},
+                  {"s", SK_COL_VAR64},
+                  {"(si)", SK_COL_VAR32},
+                  {"(si)", SK_COL_VAR64}};
     uint64_t stream = 0;
     for (int kind = SK_I64; kind <= SK_NESTED; kind++)
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
@@ -379,8 +386,8 @@ static void test_tables_that_grow_within_a_batch_lose_nothing(void) {
     for (uint64_t stream = 0; stream < 300; stream++) {
         test_rng rng = test_rng_new(2000 + stream);
         int kind = stream % 2 ? SK_I64 : SK_F64;
-        twins t = open_twins(1, 1, kind, stream % 3 ? "i" : "b",
-                             stream % 3 ? SK_COL_I64 : SK_COL_VAR32);
+        twins t =
+            open_twins(1, 1, kind, stream % 3 ? "i" : "b", stream % 3 ? SK_COL_I64 : SK_COL_VAR32);
         for (int64_t n = 10; n < 700; n += 1 + (int64_t)test_below(&rng, 200)) {
             int op = test_below(&rng, 2) ? SK_B_ADD : SK_B_PUT;
             make_columns(&t, op, n, (uint32_t)n, &rng);
@@ -395,14 +402,14 @@ static void test_batches_on_a_large_store_do_the_same(void) {
     static const int64_t len = 33 << 20;
     uint8_t *ballast = calloc(1, (size_t)len);
     for (int kind = SK_I64; kind <= SK_NESTED; kind++) {
-        twins t = open_twins(4, 8, kind, kind % 2 ? "b" : "i",
-                             kind % 2 ? SK_COL_VAR32 : SK_COL_I64);
+        twins t =
+            open_twins(4, 8, kind, kind % 2 ? "b" : "i", kind % 2 ? SK_COL_VAR32 : SK_COL_I64);
         for (int s = 0; s < 2; s++) {
             sk_store *store = s ? t.batch : t.single;
             uint32_t id = util_state(store, "ballast", SK_BYTES, "i");
-            CHECK_EQ(sk_put(store, id, (const uint8_t *)"12345678", 8, ballast,
-                            s ? (size_t)len : 1),
-                     SK_OK);
+            CHECK_EQ(
+                sk_put(store, id, (const uint8_t *)"12345678", 8, ballast, s ? (size_t)len : 1),
+                SK_OK);
         }
         CHECK(sk_bytes_used(t.batch) > 32 << 20);
         run_random(&t, 60, 5000 + (uint64_t)kind);
@@ -498,7 +505,8 @@ static void test_map_keys_are_exactly_one_value(void) {
     static const struct {
         const char *key;
         size_t len;
-    } bad[] = {{"", 0}, {"\x01\x02", 2}, {"\xc1", 1}, {"\xcc\x01", 2}, {"\x81\x01\x02", 3}, {"\xa2x", 2}};
+    } bad[] = {{"", 0},         {"\x01\x02", 2},     {"\xc1", 1},
+               {"\xcc\x01", 2}, {"\x81\x01\x02", 3}, {"\xa2x", 2}};
     sk_store *store = util_open(1, 1);
     uint32_t id = util_state(store, "m", SK_MAP, "i");
     util_key key = util_int_key(1);
@@ -562,7 +570,10 @@ static void test_columns_that_do_not_fit_are_refused(void) {
         {b, SK_B_PUT, {.n = 4, .keys = vars, .values = ints, .status = status}, SK_BAD_VALUE},
         {b, SK_B_PUT, {.n = 4, .keys = vars, .values = wrong, .status = status}, SK_BAD_ARGUMENT},
         {b, SK_B_GET, {.n = 4, .keys = vars, .buf = &buf, .status = status}, SK_BAD_ARGUMENT},
-        {b, SK_B_GET, {.n = 4, .keys = vars, .out_offsets = out_at, .status = status}, SK_BAD_ARGUMENT},
+        {b,
+         SK_B_GET,
+         {.n = 4, .keys = vars, .out_offsets = out_at, .status = status},
+         SK_BAD_ARGUMENT},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         sk_batch_args args = cases[i].args;
@@ -596,7 +607,8 @@ static void test_packed_keys_route_as_tuples(void) {
         uint64_t hash = 0, chain = sk_xxh64((const uint8_t *)"abcde" + at[r],
                                             (size_t)(at[r + 1] - at[r]), 42);
         chain = sk_xxh64((const uint8_t *)&numbers[r], 8, chain);
-        CHECK_EQ(sk_key_hash("(si)", buf.data + offsets[r], (size_t)(offsets[r + 1] - offsets[r]), &hash),
+        CHECK_EQ(sk_key_hash("(si)", buf.data + offsets[r], (size_t)(offsets[r + 1] - offsets[r]),
+                             &hash),
                  SK_OK);
         CHECK_EQ(hash, chain);
     }

@@ -66,7 +66,10 @@ static size_t value_of(int kind, uint32_t v, uint8_t *out) {
     for (size_t i = 0; i < n; i++) {
         if (is_map) out[at++] = (uint8_t)i;
         if (i % 3 == 0) {
-            memcpy(out + at, "\xa3" "abc", 4);
+            memcpy(out + at,
+                   "\xa3"
+                   "abc",
+                   4);
             at += 4;
         } else if (i % 3 == 1) {
             memcpy(out + at, "\x92\x01\x81\x02\xc0", 5);
@@ -209,8 +212,7 @@ static void test_flooded_table_gives_the_same_bytes_sorted_by_hash_then_key(void
         memset(key, 0, sizeof key);
         memcpy(key + 4, &number, 4);
         util_solve_key(key, 24, 0x5555555555555555ULL + (number & 1));
-        CHECK_EQ(sk_block_find(x.data, x.len, key, 24, &value),
-                 number < 1000 ? SK_OK : SK_MISSING);
+        CHECK_EQ(sk_block_find(x.data, x.len, key, 24, &value), number < 1000 ? SK_OK : SK_MISSING);
         if (number < 1000) CHECK_EQ(memcmp(value.data, &number, 4), 0);
     }
     sk_buf_free(&x);
@@ -355,7 +357,8 @@ static void forge_column(forged *f, const void *data, size_t len) {
 /* Two keys "a" and "b", values "xy" and "z", offsets of width 4 or 8. */
 static void forge_two(forged *f, int width, int flags, const uint64_t *key_at,
                       const uint64_t *value_at) {
-    uint64_t hash[2] = {sk_xxh64((const uint8_t *)"a", 1, 42), sk_xxh64((const uint8_t *)"b", 1, 42)};
+    uint64_t hash[2] = {sk_xxh64((const uint8_t *)"a", 1, 42),
+                        sk_xxh64((const uint8_t *)"b", 1, 42)};
     bool swap = hash[0] > hash[1];
     uint64_t sorted[2] = {hash[swap], hash[!swap]};
     uint32_t narrow[3];
@@ -392,9 +395,9 @@ static void test_wide_offsets_are_read_as_narrow_ones(void) {
 
 static void test_offsets_out_of_order_are_refused(void) {
     const uint64_t good_key[3] = {0, 1, 2}, good_value[3] = {0, 2, 3};
-    const uint64_t bad[][3] = {{1, 1, 2},      {0, 2, 1},  {0, 1, 1},          {0, 3, 2},
-                               {0, 1, 3},      {0, 0, 0},  {0, UINT32_MAX, 2}, {0, UINT64_MAX, 2},
-                               {0, 1ull << 63, 2}};
+    const uint64_t bad[][3] = {{1, 1, 2},          {0, 2, 1},          {0, 1, 1},
+                               {0, 3, 2},          {0, 1, 3},          {0, 0, 0},
+                               {0, UINT32_MAX, 2}, {0, UINT64_MAX, 2}, {0, 1ull << 63, 2}};
     forged f;
     sk_buf value = {0};
     for (int flags = 0; flags < 4; flags++)
@@ -402,7 +405,7 @@ static void test_offsets_out_of_order_are_refused(void) {
             for (int column = 0; column < 2; column++) {
                 uint64_t values[3] = {bad[i][0], bad[i][1], bad[i][2]};
                 if (!(flags & 2) && values[1] > UINT32_MAX) continue; /* would be cut */
-                if (column == 1 && values[2] == 2) values[2] = 3; /* else as above */
+                if (column == 1 && values[2] == 2) values[2] = 3;     /* else as above */
                 if (column == 1 && values[0] == 0 && values[1] <= values[2] && values[2] == 3)
                     continue;
                 forge_two(&f, flags & 2 ? 8 : 4, flags, column ? good_key : values,
@@ -416,9 +419,8 @@ static void test_offsets_out_of_order_are_refused(void) {
 
 static void test_impossible_headers_are_refused(void) {
     forged f;
-    const uint64_t huge[] = {UINT64_MAX,     UINT64_MAX / 8, UINT64_MAX / 8 + 1, 1ull << 61,
-                             1ull << 60,     1ull << 32,     UINT32_MAX,         UINT64_MAX - 7,
-                             1ull << 63,     513};
+    const uint64_t huge[] = {UINT64_MAX, UINT64_MAX / 8, UINT64_MAX / 8 + 1, 1ull << 61, 1ull << 60,
+                             1ull << 32, UINT32_MAX,     UINT64_MAX - 7,     1ull << 63, 513};
     for (size_t i = 0; i < sizeof huge / sizeof huge[0]; i++)
         for (int field = 8; field <= 32; field += 8)
             for (int kind = SK_I64; kind <= SK_BYTES; kind += 2)

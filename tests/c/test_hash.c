@@ -1,4 +1,5 @@
-/* test_hash.c: hashes and key types against answers computed by others (PyPI xxhash 3; RFC 3720). */
+/* test_hash.c: hashes and key types against answers computed by others (PyPI xxhash 3; RFC 3720).
+ */
 #include "hash.h"
 #include "store_util.h"
 
@@ -63,8 +64,7 @@ static void test_xxh64_gives_the_known_answers(void) {
         uint64_t seed = xxh64_answers[i].seed;
         CHECK_EQ(sk_xxh64(data, len, seed), xxh64_answers[i].hash);
         if (len < 32) CHECK_EQ(sk_xxh64_short(data, len, seed), xxh64_answers[i].hash);
-        if (len == 8)
-            CHECK_EQ(sk_xxh64_int((int64_t)sk_load64(data), seed), xxh64_answers[i].hash);
+        if (len == 8) CHECK_EQ(sk_xxh64_int((int64_t)sk_load64(data), seed), xxh64_answers[i].hash);
     }
 }
 
@@ -134,9 +134,10 @@ static void test_crc32c_gives_the_known_answers_portable_and_native(void) {
 
 static void test_key_types_are_parsed_or_refused(void) {
     static const char *const good[] = {"s", "b", "i", "(s)", "(i)", "(si)", "(sbisbisbisbisbis)"};
-    static const char *const bad[] = {"",     "x",    "si",   "()",  "(",   ")",  "(s",
-                                      "s)",   "((s)", "(s))", "(x)", "(s )", "S", "(sbisbisbisbisbisb)",
-                                      "(s)i", " s"};
+    static const char *const bad[] = {
+        "",     "x",    "si",   "()",  "(",    ")", "(s",
+        "s)",   "((s)", "(s))", "(x)", "(s )", "S", "(sbisbisbisbisbisb)",
+        "(s)i", " s"};
     sk_key_type type;
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         CHECK_EQ(sk_key_type_parse(good[i], &type), SK_OK);

@@ -107,8 +107,7 @@ static void test_marking_absent_drops_and_marking_whole_forgets_tombstones(void)
     util_key key[4];
     keys_of_leaf(5, key, 4);
     CHECK_EQ(sk_leaf_mark(store, 5, 6, SK_PARTIAL), SK_OK);
-    for (int i = 0; i < 4; i++)
-        CHECK_EQ(sk_put(store, id, key[i].data, 8, key[i].data, 8), SK_OK);
+    for (int i = 0; i < 4; i++) CHECK_EQ(sk_put(store, id, key[i].data, 8, key[i].data, 8), SK_OK);
     CHECK_EQ(sk_delete(store, id, key[0].data, 8, 0), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).tombstones, 1);
     CHECK_EQ(sk_leaf_mark(store, 5, 6, SK_WHOLE), SK_OK);
@@ -180,13 +179,13 @@ static void decode_case(int residency, int mode, bool is_delta) {
 static void test_each_decode_mode_does_what_it_says(void) {
     for (int residency = SK_WHOLE; residency <= SK_ABSENT; residency++)
         for (int mode = SK_REPLACE; mode <= SK_OVER; mode++)
-            for (int is_delta = 0; is_delta < 2; is_delta++)
-                decode_case(residency, mode, is_delta);
+            for (int is_delta = 0; is_delta < 2; is_delta++) decode_case(residency, mode, is_delta);
 }
 
 static void test_decode_refuses_what_does_not_belong(void) {
     sk_store *store = util_open(4, 2), *other = util_open(4, 4);
-    uint32_t id = util_state(store, "n", SK_I64, "i"), other_id = util_state(other, "n", SK_I64, "i");
+    uint32_t id = util_state(store, "n", SK_I64, "i"),
+             other_id = util_state(other, "n", SK_I64, "i");
     util_key key = util_int_key(1);
     uint32_t leaf = util_leaf_of("i", &key, LEAF_BITS), other_leaf = util_leaf_of("i", &key, 4);
     sk_buf buf = {0}, twice = {0};
@@ -242,7 +241,7 @@ static void test_dirty_entries_are_written_once_and_changes_meanwhile_again(void
     CHECK_EQ(info.is_delta, 1);
     CHECK_EQ(sk_block_find(buf.data, buf.len, key[3].data, 8, &value), SK_MISSING);
     CHECK_EQ(value.len, 1);
-    CHECK_EQ(sk_dirty_take(store, 0, &buf), -SK_BAD_ARGUMENT); /* one at a time */
+    CHECK_EQ(sk_dirty_take(store, 0, &buf), -SK_BAD_ARGUMENT);  /* one at a time */
     CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 50), SK_OK); /* while it is written */
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 1);
@@ -361,7 +360,8 @@ static void test_eviction_takes_cold_clean_entries_in_clock_order(void) {
  * room even when the limit is reached: that is when one evicts. */
 static void test_eviction_makes_room_at_the_memory_limit(void) {
     sk_store *store = util_open(1, 1);
-    uint32_t id = util_state(store, "n", SK_I64, "i"), other = util_state(store, "b", SK_BYTES, "i");
+    uint32_t id = util_state(store, "n", SK_I64, "i"),
+             other = util_state(store, "b", SK_BYTES, "i");
     sk_buf buf = {0};
     for (int64_t k = 0; k < 5000; k++)
         CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, k), SK_OK);
@@ -517,9 +517,9 @@ static void run_homed(uint64_t stream, bool evicts) {
             /* hand the leaf home and start again from nothing */
             h.taken[leaf].len = 0;
             if (sk_dirty_take(h.store, leaf, &h.taken[leaf]) > 0) {
-                CHECK_EQ(sk_leaf_decode(h.home, leaf, h.taken[leaf].data, h.taken[leaf].len,
-                                        SK_OVER),
-                         SK_OK);
+                CHECK_EQ(
+                    sk_leaf_decode(h.home, leaf, h.taken[leaf].data, h.taken[leaf].len, SK_OVER),
+                    SK_OK);
                 CHECK_EQ(sk_dirty_done(h.store, leaf, 1), SK_OK);
             }
             CHECK_EQ(sk_leaf_mark(h.store, leaf, leaf + 1, SK_ABSENT), SK_OK);

@@ -359,6 +359,47 @@ static void test_untracked_deletions_make_the_delta_a_full_block(void) {
     sk_close(store);
 }
 
+static void test_what_came_from_the_home_is_no_change(void) {
+    sk_store *store = util_open(1, 1);
+    util_state(store, "n", SK_I64, "b");
+    bool is_delta;
+    int64_t value = 7;
+    CHECK_EQ(sk_leaf_mark(store, 0, 1, SK_PARTIAL), SK_OK);
+    uint32_t epoch = sk_epoch_advance(store);
+    CHECK_EQ(sk_install(store, 0, keys[1].data, keys[1].len, (uint8_t *)&value, 8), SK_OK);
+    CHECK_EQ(sk_install(store, 0, keys[2].data, keys[2].len, NULL, 0), SK_OK);
+    CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), UINT64_MAX);
+    CHECK_EQ(sk_i64_put(store, 0, keys[2].data, keys[2].len, 1), SK_OK);
+    CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), 1);
+    sk_close(store);
+}
+
+/* Written home, evicted, and fetched again: it comes back as an entry that never changed here, but
+ * those who have the state of before still need it. */
+static void test_change_that_was_evicted_and_came_back_is_in_the_delta(void) {
+    sk_store *store = util_open(1, 1), *home = util_open(1, 1);
+    util_state(store, "n", SK_I64, "b");
+    bool is_delta;
+    sk_buf buf = {0};
+    CHECK_EQ(sk_i64_put(store, 0, keys[2].data, keys[2].len, 1), SK_OK);
+    uint32_t epoch = sk_epoch_advance(store);
+    CHECK_EQ(sk_track(store, epoch), SK_OK);
+    CHECK_EQ(sk_i64_put(store, 0, keys[1].data, keys[1].len, 5), SK_OK);
+    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
+    CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
+    CHECK(sk_evict(store, UINT64_MAX) >= 0);
+    CHECK_EQ(sk_contains(store, 0, keys[1].data, keys[1].len), SK_UNKNOWN);
+    buf.len = 0;
+    CHECK(sk_leaf_encode(home, 0, SK_ALL_STATES, 0, &buf) > 0);
+    CHECK_EQ(sk_leaf_decode(store, 0, buf.data, buf.len, SK_UNDER_ALL), SK_OK);
+    CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), 2);
+    CHECK(!is_delta); /* all of it, because which entries changed is not known any more */
+    sk_buf_free(&buf);
+    sk_close(store);
+    sk_close(home);
+}
+
 static void test_changed_leaves_are_those_that_changed(void) {
     sk_store *store = open_two_states();
     uint8_t changed[LEAVES];
@@ -446,6 +487,8 @@ int main(void) {
     RUN(test_snapshots_and_deltas_restore_to_the_moment_they_were_opened);
     RUN(test_tracked_deltas_hold_just_what_changed);
     RUN(test_untracked_deletions_make_the_delta_a_full_block);
+    RUN(test_what_came_from_the_home_is_no_change);
+    RUN(test_change_that_was_evicted_and_came_back_is_in_the_delta);
     RUN(test_changed_leaves_are_those_that_changed);
     RUN(test_reader_that_never_reads_is_overrun_and_writers_go_on);
     RUN(test_small_queue_is_no_trouble_if_the_reader_keeps_up);

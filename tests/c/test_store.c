@@ -10,10 +10,17 @@ static void test_geometry_is_checked(void) {
     static const struct {
         uint32_t key_groups, subgroups;
         int expected;
-    } cases[] = {{1, 1, SK_OK},         {2048, 1, SK_OK},         {128, 16, SK_OK},
-                 {1 << 20, 1, SK_OK},   {1 << 10, 1 << 10, SK_OK}, {0, 1, SK_BAD_ARGUMENT},
-                 {1, 0, SK_BAD_ARGUMENT}, {3, 1, SK_BAD_ARGUMENT}, {4, 6, SK_BAD_ARGUMENT},
-                 {1 << 20, 2, SK_BAD_ARGUMENT}, {1 << 31, 1 << 31, SK_BAD_ARGUMENT},
+    } cases[] = {{1, 1, SK_OK},
+                 {2048, 1, SK_OK},
+                 {128, 16, SK_OK},
+                 {1 << 20, 1, SK_OK},
+                 {1 << 10, 1 << 10, SK_OK},
+                 {0, 1, SK_BAD_ARGUMENT},
+                 {1, 0, SK_BAD_ARGUMENT},
+                 {3, 1, SK_BAD_ARGUMENT},
+                 {4, 6, SK_BAD_ARGUMENT},
+                 {1 << 20, 2, SK_BAD_ARGUMENT},
+                 {1 << 31, 1 << 31, SK_BAD_ARGUMENT},
                  {UINT32_MAX, 1, SK_BAD_ARGUMENT}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         sk_store *store = (sk_store *)1;
@@ -25,7 +32,8 @@ static void test_geometry_is_checked(void) {
 
 static void test_states_are_found_again_and_kept_apart(void) {
     sk_store *store = util_open(4, 1);
-    uint32_t a = util_state(store, "a", SK_I64, "i"), b = util_state(store, "b", SK_MAP, "(si)"), id;
+    uint32_t a = util_state(store, "a", SK_I64, "i"), b = util_state(store, "b", SK_MAP, "(si)"),
+             id;
     const char *name, *type;
     int kind;
     CHECK_EQ(util_state(store, "a", SK_I64, "i"), a);
@@ -228,11 +236,17 @@ static void test_container_operations_reach_the_value(void) {
              -SK_MISSING);
     CHECK_EQ(util_stats(store, 4).entries, 0);
     for (int i = 0; i < 1000; i++)
-        CHECK(sk_write(store, l, BYTES("k"), SK_W_APPEND, NULL, 0, "l", BYTES("\xa3" "abc"), 0, 0,
-                       &buf) >= 0);
+        CHECK(sk_write(store, l, BYTES("k"), SK_W_APPEND, NULL, 0, "l",
+                       BYTES("\xa3"
+                             "abc"),
+                       0, 0, &buf) >= 0);
     CHECK_EQ(sk_read(store, l, BYTES("k"), SK_R_LEN, NULL, 0, NULL, 0, 0, 0, &buf), 1000);
     CHECK(sk_read(store, l, BYTES("k"), SK_R_GET, BYTES("\xff"), NULL, 0, 0, 0, &buf) == 4);
-    CHECK_EQ(memcmp(buf.data, "\xa3" "abc", 4), 0);
+    CHECK_EQ(memcmp(buf.data,
+                    "\xa3"
+                    "abc",
+                    4),
+             0);
     uint64_t cursor = 0, version = 0, pages = 0;
     while (sk_page(store, l, BYTES("k"), NULL, 0, &cursor, &version, 100, &buf) > 0) pages++;
     CHECK_EQ(pages, 10);
@@ -241,14 +255,20 @@ static void test_container_operations_reach_the_value(void) {
     cursor = version = 0;
     CHECK(sk_page(store, l, BYTES("k"), NULL, 0, &cursor, &version, 100, &buf) > 0);
     CHECK(sk_write(store, l, BYTES("k"), SK_W_POP, NULL, 0, NULL, NULL, 0, -1, 0, &buf) >= 0);
-    CHECK_EQ(memcmp(buf.data, "\xa3" "abc", 4), 0);
+    CHECK_EQ(memcmp(buf.data,
+                    "\xa3"
+                    "abc",
+                    4),
+             0);
     CHECK_EQ(sk_page(store, l, BYTES("k"), NULL, 0, &cursor, &version, 100, &buf), -SK_CHANGED);
-    CHECK_EQ(sk_write(store, l, BYTES("k"), SK_W_DELETE, NULL, 0, NULL, NULL, 0, 0, 0, &buf), SK_OK);
+    CHECK_EQ(sk_write(store, l, BYTES("k"), SK_W_DELETE, NULL, 0, NULL, NULL, 0, 0, 0, &buf),
+             SK_OK);
     CHECK_EQ(sk_page(store, l, BYTES("k"), NULL, 0, &cursor, &version, 100, &buf), -SK_CHANGED);
     CHECK_EQ(sk_contains(store, l, BYTES("k")), SK_MISSING);
     CHECK_EQ(sk_write(store, l, BYTES("k"), SK_W_DELETE, NULL, 0, NULL, NULL, 0, 0, 0, &buf),
              -SK_MISSING);
-    CHECK(sk_write(store, m, BYTES("k"), SK_W_SET, BYTES("\xa1x"), "m", BYTES("\7"), 0, 0, &buf) >= 0);
+    CHECK(sk_write(store, m, BYTES("k"), SK_W_SET, BYTES("\xa1x"), "m", BYTES("\7"), 0, 0, &buf) >=
+          0);
     CHECK_EQ(sk_read(store, m, BYTES("k"), SK_R_HAS, NULL, 0, BYTES("\xa1x"), 0, 0, &buf), SK_OK);
     CHECK_EQ(sk_read(store, m, BYTES("k"), SK_R_HAS, NULL, 0, BYTES("\xa1y"), 0, 0, &buf),
              -SK_MISSING);
@@ -257,7 +277,8 @@ static void test_container_operations_reach_the_value(void) {
     CHECK_EQ(sk_put(store, t, BYTES("k"), BYTES("")), SK_BAD_VALUE);
     CHECK_EQ(sk_put(store, t, BYTES("k"), BYTES("\x90\x90")), SK_BAD_VALUE);
     CHECK_EQ(sk_put(store, t, BYTES("k"), BYTES("\xc0")), SK_OK);
-    CHECK(sk_write(store, t, BYTES("n"), SK_W_SET, BYTES("\1\2"), "mm", BYTES("\3"), 0, 0, &buf) >= 0);
+    CHECK(sk_write(store, t, BYTES("n"), SK_W_SET, BYTES("\1\2"), "mm", BYTES("\3"), 0, 0, &buf) >=
+          0);
     CHECK_EQ(sk_get(store, t, BYTES("n"), &buf), 5);
     CHECK_EQ(memcmp(buf.data, "\x81\1\x81\2\3", 5), 0);
     CHECK_EQ(util_stats(store, 4).entries, 3);
@@ -279,7 +300,9 @@ static void test_memory_limit_refuses_and_leaves_all_as_it_was(void) {
         status = k % 3 == 0   ? sk_i64_put(store, n, key.data, key.len, k)
                  : k % 3 == 1 ? sk_put(store, b, key.data, key.len, value, k % 900)
                               : (int)-sk_write(store, l, BYTES("list"), SK_W_APPEND, NULL, 0, "l",
-                                               BYTES("\xc4\x0a" "0123456789"), 0, 0, &buf);
+                                               BYTES("\xc4\x0a"
+                                                     "0123456789"),
+                                               0, 0, &buf);
         CHECK(sk_bytes_used(store) <= 100000);
     }
     CHECK_EQ(status, SK_LIMIT);

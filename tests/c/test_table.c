@@ -378,7 +378,8 @@ static void flood(size_t key_len, bool is_equal, bool by_batch) {
     CHECK_EQ(util_stats(store, 16).flooded, 1);
     for (uint32_t i = 0; i < CRAFTED; i += 97) {
         const uint8_t *key = keys + i * key_len;
-        CHECK_EQ(sk_block_find(buf.data, buf.len, key, key_len, &value), i % 2 ? SK_OK : SK_MISSING);
+        CHECK_EQ(sk_block_find(buf.data, buf.len, key, key_len, &value),
+                 i % 2 ? SK_OK : SK_MISSING);
         CHECK_EQ(sk_contains(store, id, key, key_len), i % 2 ? SK_OK : SK_MISSING);
     }
     sk_buf_free(&buf);

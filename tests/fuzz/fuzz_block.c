@@ -15,8 +15,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
 /* Decodes in one mode into a store that has, if asked, entries of the same state in the leaf. */
-static void decode(const uint8_t *data, size_t len, const sk_block_info *info, int mode, int residency,
-                   int expected) {
+static void decode(const uint8_t *data, size_t len, const sk_block_info *info, int mode,
+                   int residency, int expected) {
     sk_store *store = NULL;
     uint32_t id = 0;
     sk_buf was = {0}, is = {0};
@@ -43,7 +43,8 @@ static void decode(const uint8_t *data, size_t len, const sk_block_info *info, i
     sk_close(store);
 }
 
-/* What was accepted comes out again as it was: as a delta from a partial leaf, else from a whole. */
+/* What was accepted comes out again as it was: as a delta from a partial leaf, else from a whole.
+ */
 static void check_round_trip(const uint8_t *data, const sk_block_info *info) {
     sk_store *store = NULL;
     sk_buf buf = {0};

@@ -24,7 +24,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
 enum { N, B, L, M, T, STATES };
 
-/* What the store must answer: each key of N and B, with the home's copy for leaves that are away. */
+/* What the store must answer: each key of N and B, with the home's copy for leaves that are away.
+ */
 typedef struct entry {
     bool is_there;
     size_t len; /* N: 8 */
@@ -39,7 +40,7 @@ typedef struct world {
     size_t key_len[KEYS];
     uint32_t leaf[KEYS];
     sk_buf buf;
-    sk_buf blocks;               /* of blocks_leaf, with the model then */
+    sk_buf blocks; /* of blocks_leaf, with the model then */
     uint32_t blocks_leaf;
     entry blocks_model[2][KEYS];
     bool has_blocks;
@@ -131,10 +132,8 @@ static void op_batch(world *w, uint32_t k) {
         at[r + 1] = at[r] + (int32_t)w->key_len[j];
         values[r] = next(w);
     }
-    sk_batch_args args = {.n = n,
-                          .keys = {SK_COL_VAR32, 0, keys, at, sizeof keys},
-                          .out = out,
-                          .status = status};
+    sk_batch_args args = {
+        .n = n, .keys = {SK_COL_VAR32, 0, keys, at, sizeof keys}, .out = out, .status = status};
     if (op == SK_B_ADD || op == SK_B_PUT)
         args.values = (sk_column){SK_COL_I64, 0, values, NULL, sizeof values};
     int result = sk_batch(w->store, N, op, &args);
@@ -194,8 +193,8 @@ static void op_container(world *w, uint32_t k) {
                 break;
         break;
     default:
-        sk_write(w->store, s, w->key[k], w->key_len[k], op, path, path_len, shape, arg, arg_len, i, j,
-                 &w->buf);
+        sk_write(w->store, s, w->key[k], w->key_len[k], op, path, path_len, shape, arg, arg_len, i,
+                 j, &w->buf);
     }
 }
 

@@ -69,8 +69,8 @@ def empty_buffer() -> Buffer:
 
 
 # Reusable sk_bufs for sk_get alone, taken apart for speed: (pointer, view, room). sk_get moves the
-# memory only for a value longer than `room`, so `view` is good for all others. Plain tuples: CPython
-# unpacks them faster than a NamedTuple.
+# memory only for a value longer than `room`, so `view` is good for all others. Plain tuples, as
+# a NamedTuple is unpacked more slowly.
 Read: TypeAlias = tuple[Any, Any, int]
 
 _reads: list[Read] = []

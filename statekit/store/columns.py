@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from statekit._arrow import arrow_column, arrow_from_stream
-from statekit._buffers import owned_view
 from statekit._native import ffi, lib
 from statekit.errors import ColumnError, native_error, null_item, shorten
 from statekit.keys import KeyCodec
+from statekit.store.arrow import arrow_column, arrow_from_stream
+from statekit.store.buffers import owned_view
 
 _WORDS = {"s": "str", "b": "bytes", "i": "int", "f": "float", "*": "str, bytes, int or float"}
 _FORMS = {"s": lib.SK_FORM_STR, "b": lib.SK_FORM_MSGPACK, "i": 0, "f": 0}

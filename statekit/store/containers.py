@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 
 from msgpack import packb
 
-from statekit._batch import Blobs, run_batch
-from statekit._buffers import Buffer, empty_buffer, pop_buffer, push_buffer
 from statekit._native import ffi, lib
-from statekit._states import State
 from statekit.errors import PathError, StateKitError, shorten, where
 from statekit.keys import KEY_FAULTS, KeyCodec
+from statekit.store.batch import Blobs, run_batch
+from statekit.store.buffers import Buffer, empty_buffer, pop_buffer, push_buffer
+from statekit.store.states import State
 
 Step: TypeAlias = str | bytes | int | float | bool | tuple[Any, ...] | None
 Path: TypeAlias = tuple[Step, ...]

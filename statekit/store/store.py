@@ -4,14 +4,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from statekit._block import Block
-from statekit._buffers import empty_buffer, native_text, push_buffer, readable
-from statekit._containers import ContainerState
-from statekit._kinds import KIND_NAMES, KIND_NUMBERS, Kind
 from statekit._native import ffi, lib
-from statekit._numbers import F64State, I64State
-from statekit._snapshot import Snapshot
-from statekit._states import BytesState, State
 from statekit.errors import (
     ArgumentError,
     ClosedError,
@@ -21,6 +14,13 @@ from statekit.errors import (
     shorten,
 )
 from statekit.keys import KeyType, key_codec
+from statekit.store.block import Block
+from statekit.store.buffers import empty_buffer, native_text, push_buffer, readable
+from statekit.store.containers import ContainerState
+from statekit.store.kinds import KIND_NAMES, KIND_NUMBERS, Kind
+from statekit.store.numbers import F64State, I64State
+from statekit.store.snapshot import Snapshot
+from statekit.store.states import BytesState, State
 
 Residency: TypeAlias = Literal["whole", "partial", "absent"]
 DecodeMode: TypeAlias = Literal["replace", "under", "under_all", "over"]

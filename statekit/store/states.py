@@ -9,8 +9,6 @@ the expected outcome is explained in the two methods at the top.
 from collections.abc import Callable
 from typing import Any
 
-from statekit._batch import Blobs, run_batch
-from statekit._buffers import new_read, pop_read, push_read, readable, take_grown
 from statekit._native import ffi, lib
 from statekit.errors import (
     BadValueError,
@@ -23,6 +21,8 @@ from statekit.errors import (
     where,
 )
 from statekit.keys import KEY_FAULTS, KeyCodec, key_error
+from statekit.store.batch import Blobs, run_batch
+from statekit.store.buffers import new_read, pop_read, push_read, readable, take_grown
 
 _OK: int = lib.SK_OK
 _MISSING: int = lib.SK_MISSING
@@ -45,7 +45,9 @@ class State:
         self._ptr = ptr  # None once the store is closed; then cffi raises TypeError
         self._id = state_id
         self._encode = codec.encode
-        self._raw_key = bytes if codec.text == "b" else None  # keys of this class are encoded already
+        self._raw_key = (
+            bytes if codec.text == "b" else None
+        )  # keys of this class are encoded already
         self.codec = codec
         self.name = name
         self.kind = kind

@@ -1,6 +1,6 @@
 """Handles of number states: a 64-bit integer or float under each key.
 
-Written as _states.py says. The two kinds differ in the native functions they call and in what
+Written as states.py says. The two kinds differ in the native functions they call and in what
 they take for a number, which NumberState finds in its slots.
 """
 
@@ -9,12 +9,12 @@ from numbers import Number
 from operator import index
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from statekit._batch import Numbers, run_batch
-from statekit._buffers import CellPool
 from statekit._native import ffi, lib
-from statekit._states import State
 from statekit.errors import StateKitError, where
 from statekit.keys import KEY_FAULTS, KeyCodec
+from statekit.store.batch import Numbers, run_batch
+from statekit.store.buffers import CellPool
+from statekit.store.states import State
 
 N = TypeVar("N", int, float)
 

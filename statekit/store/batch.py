@@ -4,11 +4,11 @@ from array import array
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol
 
-from statekit._buffers import owned_view
-from statekit._columns import Column, column, key_column
 from statekit._native import ffi, lib
 from statekit.errors import ClosedError, ColumnError, UnknownEntryError, native_error, where
 from statekit.keys import KeyCodec
+from statekit.store.buffers import owned_view
+from statekit.store.columns import Column, column, key_column
 
 
 class Owner(Protocol):
@@ -93,7 +93,7 @@ def run_batch(
 ) -> Batch:
     """Runs a batch.
 
-    want: the letter of the values' column (_columns.py). raw: bytes are bytes, not MessagePack.
+    want: the letter of the values' column (columns.py). raw: bytes are bytes, not MessagePack.
     numbers: fields of sk_batch_args. out_format, wants_bytes: the results that the operation has.
     """
     ptr = state._ptr  # once: another thread may close the store

@@ -5,9 +5,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from statekit._buffers import empty_buffer
 from statekit._native import ffi, lib
 from statekit.errors import ClosedError, native_error
+from statekit.store.buffers import empty_buffer
 
 
 class Snapshot:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from statekit._buffers import readable
 from statekit._native import lib
+from statekit.store.buffers import readable
 
 
 def crc32c(data: Any, seed: int = 0) -> int:

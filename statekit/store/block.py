@@ -16,11 +16,11 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any
 
-from statekit._buffers import empty_buffer, native_text, push_buffer, readable
-from statekit._kinds import KIND_NAMES
 from statekit._native import ffi, lib
 from statekit.errors import native_error
 from statekit.keys import KEY_FAULTS, KeyCodec, key_codec, key_error
+from statekit.store.buffers import empty_buffer, native_text, push_buffer, readable
+from statekit.store.kinds import KIND_NAMES
 
 _NUMBERS = {"i64": Struct("<q"), "f64": Struct("<d")}
 

@@ -9,6 +9,8 @@
  */
 #include "store.h"
 
+#include <math.h>
+
 /* ---- Beginning and ending a call ---- */
 
 /* Has the key's tags on their way to the cache while the leaf's lock is being taken, which holds up
@@ -369,6 +371,35 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
 
 NUMBER_OPERATIONS(i64, int64_t, SK_I64, ADD_I64)
 NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
+
+/* The status is written only where the result needs it, and is the calling thread's own. */
+static _Thread_local int value_status;
+
+int sk_value_status(void) { return value_status; }
+
+#define VALUE_OPERATIONS(NAME, TYPE, NONE, IS_NONE)                                                \
+    static TYPE value_or_none_##NAME(int status, TYPE value) {                                     \
+        if (status == SK_OK && !IS_NONE(value)) return value;                                      \
+        value_status = status;                                                                     \
+        return status == SK_OK ? value : NONE;                                                     \
+    }                                                                                              \
+    TYPE sk_##NAME##_value(sk_store *store, uint32_t state, const uint8_t *data, size_t len) {     \
+        TYPE value = 0;                                                                            \
+        int status = sk_##NAME##_get(store, state, data, len, &value);                             \
+        return value_or_none_##NAME(status, value);                                                \
+    }                                                                                              \
+    TYPE sk_##NAME##_folded(sk_store *store, uint32_t state, const uint8_t *data, size_t len,      \
+                            int fold, TYPE operand, TYPE initial) {                                \
+        TYPE value = 0;                                                                            \
+        int status = sk_##NAME##_fold(store, state, data, len, fold, operand, initial, &value);    \
+        return value_or_none_##NAME(status, value);                                                \
+    }
+
+#define IS_MIN(value) ((value) == INT64_MIN)
+#define IS_NAN(value) ((value) != (value))
+
+VALUE_OPERATIONS(i64, int64_t, INT64_MIN, IS_MIN)
+VALUE_OPERATIONS(f64, double, (double)NAN, IS_NAN)
 
 /* ---- Containers ---- */
 

@@ -158,6 +158,19 @@ int sk_f64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_l
                const double *expected, double desired, double *result);
 
 /*
+ * get and fold once more, with the value as the result: to a caller through a binding, a place for
+ * the value costs more than the call itself. Where there is no value they return INT64_MIN or a
+ * NaN, and sk_value_status() says what the matter is; SK_OK if that is the value.
+ */
+int64_t sk_i64_value(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+int64_t sk_i64_folded(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
+                      int64_t operand, int64_t initial);
+double sk_f64_value(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+double sk_f64_folded(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
+                     double operand, double initial);
+int sk_value_status(void);
+
+/*
  * Containers (list, map, nested). A path is MessagePack values one after the
  * other: an integer where the container on the way is a list (negative counts
  * from the end), a key where it is a map; empty is the root. `i` and `j` are

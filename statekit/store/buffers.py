@@ -1,4 +1,4 @@
-"""Native memory for results: cells and buffers that are reused, and buffers that are given away.
+"""Native memory for results: buffers that are reused, and buffers that are given away.
 
 A call needs a place for its result that no other thread uses meanwhile: cffi releases the GIL.
 Making one costs more than the call, so used ones are kept in lists. list.pop and list.append
@@ -90,19 +90,6 @@ def take_grown(pointer: Any, length: int) -> bytes:
         room = 0
     push_read((pointer, ffi.buffer(pointer.data, room) if room else b"", room))
     return data
-
-
-class CellPool:
-    """A free list of int64_t or double cells."""
-
-    __slots__ = ("new", "pop", "push")
-
-    def __init__(self, ctype: str) -> None:
-        free: list[Any] = []
-        self.pop: Callable[[], Any] = free.pop
-        self.push: Callable[[Any], None] = free.append
-        pointer = ffi.typeof(ctype)
-        self.new: Callable[[], Any] = lambda: ffi.new(pointer)
 
 
 def owned_view(buf: Any) -> memoryview:

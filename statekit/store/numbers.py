@@ -13,7 +13,6 @@ from statekit._native import ffi, lib
 from statekit.errors import StateKitError, where
 from statekit.keys import KEY_FAULTS, KeyCodec
 from statekit.store.batch import Numbers, run_batch
-from statekit.store.buffers import CellPool
 from statekit.store.states import State
 
 N = TypeVar("N", int, float)
@@ -23,6 +22,8 @@ _CHANGED: int = lib.SK_CHANGED
 _ADD: int = lib.SK_ADD
 _MIN: int = lib.SK_MIN
 _MAX: int = lib.SK_MAX
+_NONE = -(2**63)  # this, or a NaN, may mean "no value": _value_status() tells
+_value_status: Callable[[], int] = lib.sk_value_status
 
 
 class _Kind(NamedTuple):
@@ -33,10 +34,10 @@ class _Kind(NamedTuple):
     convert: Callable[[Any], Any]  # makes a `type` of what may pass for one, or raises TypeError
     column: str  # letter for column()
     format: Literal["q", "d"]  # of a memoryview
-    cells: CellPool
-    get: Callable[..., int]
+    cell: str  # the C type of a place for one
+    value: Callable[..., Any]
     put: Callable[..., int]
-    fold: Callable[..., int]
+    folded: Callable[..., Any]
     cas: Callable[..., int]
 
 
@@ -47,12 +48,12 @@ def _as_float(value: Any) -> float:
 
 
 _I64 = _Kind(
-    "i64", int, index, "i", "q", CellPool("int64_t *"),
-    lib.sk_i64_get, lib.sk_i64_put, lib.sk_i64_fold, lib.sk_i64_cas,
+    "i64", int, index, "i", "q", "int64_t *",
+    lib.sk_i64_value, lib.sk_i64_put, lib.sk_i64_folded, lib.sk_i64_cas,
 )  # fmt: skip
 _F64 = _Kind(
-    "f64", float, _as_float, "f", "d", CellPool("double *"),
-    lib.sk_f64_get, lib.sk_f64_put, lib.sk_f64_fold, lib.sk_f64_cas,
+    "f64", float, _as_float, "f", "d", "double *",
+    lib.sk_f64_value, lib.sk_f64_put, lib.sk_f64_folded, lib.sk_f64_cas,
 )  # fmt: skip
 
 
@@ -60,8 +61,8 @@ class NumberState(State, Generic[N]):
     """An i64 or f64 under each key."""
 
     __slots__ = (
-        "_convert", "_native_cas", "_native_fold", "_native_get", "_native_put", "_new",
-        "_number", "_pop", "_push", "_type",
+        "_convert", "_native_cas", "_native_folded", "_native_put", "_native_value", "_number",
+        "_type",
     )  # fmt: skip
 
     def __init__(
@@ -70,25 +71,19 @@ class NumberState(State, Generic[N]):
         super().__init__(ptr, state_id, name, kind, codec)
         self._number = number
         self._type, self._convert = number.type, number.convert
-        self._native_get, self._native_put = number.get, number.put
-        self._native_fold, self._native_cas = number.fold, number.cas
-        cells = number.cells
-        self._new, self._pop, self._push = cells.new, cells.pop, cells.push
+        self._native_value, self._native_put = number.value, number.put
+        self._native_folded, self._native_cas = number.folded, number.cas
 
     def get(self, key: Any, default: N | None = None) -> N | None:
-        encode, get, pop = self._encode, self._native_get, self._pop
+        encode, read = self._encode, self._native_value
         try:
             k = encode(key)
-            try:
-                cell = pop()
-            except IndexError:
-                cell = self._new()
-            status = get(self._ptr, self._id, k, len(k), cell)
+            value: N = read(self._ptr, self._id, k, len(k))
         except KEY_FAULTS as fault:
             raise self._fault(fault, key) from None
-        value: N = cell[0]
-        push = self._push
-        push(cell)
+        if value == value and value != _NONE:
+            return value
+        status = _value_status()
         if not status:
             return value
         if status == _MISSING:
@@ -110,7 +105,7 @@ class NumberState(State, Generic[N]):
     def add(self, key: Any, amount: N = 1, initial: N = 0, _fold: int = _ADD) -> N:
         """Adds to the value, or to `initial` if there is none; the new value."""
         # min() and max() are this with another _fold: a common helper would cost add() a call.
-        encode, fold, pop = self._encode, self._native_fold, self._pop
+        encode, fold = self._encode, self._native_folded
         number = self._type
         try:
             if amount.__class__ is not number:
@@ -118,18 +113,13 @@ class NumberState(State, Generic[N]):
             if initial.__class__ is not number:
                 initial = self._convert(initial)
             k = encode(key)
-            try:
-                cell = pop()
-            except IndexError:
-                cell = self._new()
-            status = fold(self._ptr, self._id, k, len(k), _fold, amount, initial, cell)
+            value: N = fold(self._ptr, self._id, k, len(k), _fold, amount, initial)
         except KEY_FAULTS as fault:
             wrong = amount if not self._fits(amount) else initial
             raise self._fault(fault, key, wrong) from None
-        value: N = cell[0]
-        push = self._push
-        push(cell)
-        if status:
+        if value == value and value != _NONE:
+            return value
+        if status := _value_status():
             raise self._refuse(status, key)
         return value
 
@@ -149,8 +139,7 @@ class NumberState(State, Generic[N]):
             desired = self._convert(desired)
             cell = ffi.NULL
             if expected is not None:
-                cell = self._new()
-                cell[0] = self._convert(expected)
+                cell = ffi.new(self._number.cell, self._convert(expected))
             status = native_cas(self._ptr, self._id, k, len(k), cell, desired, ffi.NULL)
         except KEY_FAULTS as fault:
             raise self._fault(fault, key, desired) from None
@@ -162,9 +151,8 @@ class NumberState(State, Generic[N]):
 
     def _checked(self, value: Any) -> N:
         """A number that fits into the state."""
-        cell = self._new()
         try:
-            cell[0] = self._convert(value)
+            cell = ffi.new(self._number.cell, self._convert(value))
         except KEY_FAULTS as fault:
             raise self._value_fault(fault, value, where(self.name)) from None
         number: N = cell[0]

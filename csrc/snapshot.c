@@ -58,6 +58,7 @@ struct sk_snapshot {
     uint32_t *since;    /* per leaf, or NULL */
     uint64_t bytes_max; /* of the queue */
     uint8_t *progress;  /* per leaf */
+    uint8_t *residency; /* per leaf: sk_residency when it was encoded */
     /* all below: under snapshots_lock */
     uint32_t cursor; /* leaves before it have been visited by the reader */
     queued *queue;
@@ -79,6 +80,7 @@ static void free_snapshot(sk_snapshot *snapshot) {
     }
     sk_raw_free(snapshot->since);
     sk_raw_free(snapshot->progress);
+    sk_raw_free(snapshot->residency);
     sk_raw_free(snapshot);
 }
 
@@ -91,8 +93,10 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     snapshot->store = store;
     snapshot->bytes_max = bytes_max != 0 ? bytes_max : SK_QUEUE_BYTES_DEFAULT;
     snapshot->progress = sk_raw_zalloc(store->leaf_count);
+    snapshot->residency = sk_raw_zalloc(store->leaf_count);
     if (since != NULL) snapshot->since = sk_raw_alloc(since_bytes);
-    if (snapshot->progress == NULL || (since != NULL && snapshot->since == NULL)) {
+    if (snapshot->progress == NULL || snapshot->residency == NULL ||
+        (since != NULL && snapshot->since == NULL)) {
         free_snapshot(snapshot);
         return SK_NO_MEMORY;
     }
@@ -103,6 +107,7 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     /* The list first, then the epoch: who sees the new epoch finds the snapshot. */
     snapshot->epoch = atomic_fetch_add(&store->epoch, 1);
     pthread_mutex_unlock(&store->snapshots_lock);
+    sk_store_hold(store);
     *out = snapshot;
     return SK_OK;
 }
@@ -119,6 +124,7 @@ void sk_snapshot_close(sk_snapshot *snapshot) {
     while (snapshot->users > 0) pthread_cond_wait(&store->snapshots_moved, &store->snapshots_lock);
     pthread_mutex_unlock(&store->snapshots_lock);
     free_snapshot(snapshot);
+    sk_store_release(store);
 }
 
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot) { return snapshot->epoch; }
@@ -142,6 +148,7 @@ void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
 static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     uint32_t since = snapshot->since != NULL ? snapshot->since[leaf_no] : 0;
+    snapshot->residency[leaf_no] = store->leaves[leaf_no].residency;
     if (since > 0 && store->leaves[leaf_no].changed <= since) return SK_OK;
     return sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
                                  since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, buf);
@@ -252,6 +259,19 @@ static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     pthread_mutex_unlock(&store->snapshots_lock);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
+}
+
+int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf_no) {
+    sk_store *store = snapshot->store;
+    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    /* Both locks: progress says that the leaf was encoded, the leaf's lock that nobody is at it. */
+    sk_leaf_lock(&store->leaves[leaf_no]);
+    pthread_mutex_lock(&store->snapshots_lock);
+    bool is_encoded = snapshot->progress[leaf_no] != WANTED;
+    pthread_mutex_unlock(&store->snapshots_lock);
+    int residency = is_encoded ? snapshot->residency[leaf_no] : store->leaves[leaf_no].residency;
+    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return residency;
 }
 
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {

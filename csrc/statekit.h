@@ -102,7 +102,7 @@ typedef struct sk_store sk_store;
 
 /* key_groups and subgroups: powers of two. bytes_max 0: no limit. */
 int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_store **store);
-void sk_close(sk_store *store); /* its snapshots must be closed before */
+void sk_close(sk_store *store); /* open snapshots can still be read, and must be closed */
 
 /* Declares a state, or finds it: the same name, kind and key type give the same id. */
 int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id);
@@ -401,6 +401,9 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot);
 /* Appends the blocks of one more leaf; -SK_END after the last one. */
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf, sk_buf *buf);
+/* What the leaf was when the snapshot was taken (or a negated status). A leaf that was not whole
+ * is in the snapshot only as far as it was here: the rest is its home's. */
+int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf);
 void sk_snapshot_close(sk_snapshot *snapshot);
 
 uint32_t sk_epoch(sk_store *store);

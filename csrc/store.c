@@ -40,6 +40,7 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->leaves = sk_raw_zalloc_lines((size_t)store->leaf_count * sizeof(sk_leaf));
     store->budget.max = bytes_max;
     store->epoch = 1;
+    store->users = 1;
     store->keep_after = SK_NO_TRACKING;
     if (store->leaves == NULL || init_locks(store) != SK_OK) {
         sk_raw_free(store->leaves);
@@ -51,8 +52,12 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
 }
 
 void sk_close(sk_store *store) {
-    if (store == NULL) return;
-    assert(store->snapshots == NULL); /* the contract: snapshots are closed first */
+    if (store != NULL) sk_store_release(store);
+}
+
+void sk_store_release(sk_store *store) {
+    if (atomic_fetch_sub(&store->users, 1) > 1) return;
+    assert(store->snapshots == NULL);
     for (uint32_t s = 0; s < store->state_count; s++) {
         sk_state *state = store->states[s];
         for (uint32_t i = 0; i < store->leaf_count; i++)

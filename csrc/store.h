@@ -45,6 +45,7 @@ typedef struct sk_state {
 } sk_state;
 
 struct sk_store {
+    _Atomic uint32_t users; /* its owner and its open snapshots: the last one frees it */
     uint32_t key_groups, subgroups;
     uint32_t leaf_count;
     uint8_t leaf_bits; /* log2 leaf_count */
@@ -78,6 +79,10 @@ typedef struct sk_at {
     uint32_t leaf_no;
     sk_table_env env;
 } sk_at;
+
+/* A snapshot keeps its store; the last to let go frees it. */
+static inline void sk_store_hold(sk_store *store) { atomic_fetch_add(&store->users, 1); }
+void sk_store_release(sk_store *store);
 
 /* NULL, with the reason set, if there is no such state. */
 sk_state *sk_state_at(sk_store *store, uint32_t id);

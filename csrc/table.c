@@ -29,16 +29,25 @@ static void free_key(sk_table *table, sk_slot *slot) {
     sk_free(&table->mem, (void *)(uintptr_t)key, len);
 }
 
-/* First free slot of the key's probe chain, tagged and counted as taken. *cost grows by what a
- * lookup of the key pays on the way there. */
-static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, uint32_t *cost) {
+/* What an insertion meets on its way to a free slot, and a lookup will meet again. */
+typedef struct way {
+    uint32_t groups;
+    uint32_t hits; /* slots with the key's tag, all of them other keys */
+} way;
+
+static bool is_too_long(way w) {
+    return w.groups > SK_WAY_GROUPS_MAX || w.hits > SK_WAY_HITS_MAX(w.groups);
+}
+
+/* First free slot of the key's probe chain, tagged and counted as taken. */
+static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, way *w) {
     uint32_t group = sk_group_of(hash, leaf_bits, table->groups);
     uint32_t free_bits;
     for (;; group = group + 1 == table->groups ? 0 : group + 1) {
         const uint8_t *tags = table->tags + (size_t)group * SK_GROUP;
-        *cost += 1;
+        w->groups++;
         for (uint32_t hits = sk_group_match(tags, sk_tag_of(hash)); hits != 0; hits &= hits - 1)
-            ++*cost;
+            w->hits++;
         free_bits = sk_group_match(tags, SK_TAG_EMPTY) | sk_group_match(tags, SK_TAG_DELETED);
         if (free_bits != 0) break;
     }
@@ -111,7 +120,7 @@ int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
      * headroom keeps the next rehash from following at once. */
     uint64_t modest = groups_for(more == 1 ? need + need / 4 : need);
     uint64_t likely = env->expected == 0 ? 0 : groups_for(need + env->expected);
-    if (likely > 16 * modest) likely = 16 * modest; /* it may be wrong */
+    if (likely > 4 * modest) likely = 4 * modest; /* it may be wrong */
     if (likely > modest && rehash(table, env, likely, table->is_flooded) == SK_OK) return SK_OK;
     return rehash(table, env, modest, table->is_flooded);
 }
@@ -130,8 +139,8 @@ sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t rout
         return NULL;
     }
     uint64_t hash = sk_table_hash(table, routing, key, len);
-    uint32_t cost = 0;
-    sk_slot *slot = take_slot(table, env->leaf_bits, hash, &cost);
+    way w = {0};
+    sk_slot *slot = take_slot(table, env->leaf_bits, hash, &w);
     *slot = (sk_slot){.key_len = (uint8_t)(heap_key ? SK_KEY_HEAP : len)};
     if (heap_key != NULL) {
         memcpy(slot->key + 2, &heap_key, sizeof heap_key);
@@ -140,7 +149,7 @@ sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t rout
     } else if (len > 0) { /* an empty key may come as NULL */
         memcpy(slot->key, key, len);
     }
-    if (cost > SK_PROBE_COST_MAX && go_secret(table, env))
+    if (is_too_long(w) && go_secret(table, env))
         slot = sk_table_find(table, env->leaf_bits, routing, key, len);
     return slot;
 }
@@ -214,14 +223,14 @@ static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing
     size_t len;
     const uint8_t *key = sk_slot_key(from, &len);
     uint64_t hash = sk_table_hash(into, routing, key, len);
-    uint32_t cost = 0;
-    sk_slot *slot = take_slot(into, env->leaf_bits, hash, &cost);
+    way w = {0};
+    sk_slot *slot = take_slot(into, env->leaf_bits, hash, &w);
     *slot = *from;
     if (slot->key_len == SK_KEY_HEAP) sk_store32(slot->key + 14, (uint32_t)(hash >> 8));
     into->live += sk_slot_is_live(slot);
     into->tombs += !sk_slot_is_live(slot);
     into->dirty += (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
-    if (cost > SK_PROBE_COST_MAX) go_secret(into, env);
+    if (is_too_long(w)) go_secret(into, env);
 }
 
 /* One entry of a later delta over the one that is here. */

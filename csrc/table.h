@@ -20,9 +20,9 @@
  * writes memory front to back) and the number of groups need not be a power of
  * two: it grows by a half or a third, which keeps 58 to 87 % of the slots filled.
  *
- * The hash is the public routing hash until an insertion finds that it costs
- * more than SK_PROBE_COST_MAX groups and comparisons; then the table rehashes
- * itself with a secret hash and stays so ("flooded"). Honest keys practically
+ * The hash is the public routing hash until an insertion finds its way too long
+ * (SK_WAY_GROUPS_MAX groups, or too many slots with its tag); then the table
+ * rehashes itself with a secret hash and stays so ("flooded"). Honest keys practically
  * never get there; crafted ones gain nothing.
  *
  * All functions expect the leaf's lock. Failures leave the table as it was.
@@ -44,9 +44,11 @@
 #define SK_GROUP_FILL 14 /* slots of a group that may be taken, on average */
 #define SK_KEY_INLINE 18 /* longest key kept in its slot */
 #define SK_KEY_HEAP 0xff /* key_len of a longer key */
-/* Groups + comparisons that an insertion may cost. At 14 of 16 slots taken, a run of L full groups
- * has a chance of about exp(-L / 7): 32 befalls honest tables of 10,000 entries, 128 none. */
-#define SK_PROBE_COST_MAX 128
+/* How long the way of an insertion may be. At 14 of 16 slots taken, a run of L full groups has a
+ * chance of about exp(-L / 7): 32 befalls honest tables of 10,000 entries, 128 none. An honest
+ * key's tag is met in vain once in 18 groups. */
+#define SK_WAY_GROUPS_MAX 128
+#define SK_WAY_HITS_MAX(groups) (12 + (groups) / 8)
 #define SK_GROUPS_MAX (1u << 27) /* 2^31 slots */
 
 #define SK_TAG_EMPTY 0

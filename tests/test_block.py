@@ -93,10 +93,10 @@ def test_columns_of_a_block_are_views_of_its_bytes(store: Store) -> None:
     state.put(5, 50)
     data = bytearray(store.encode_leaf(leaf(5, int)))
     block = Block(data)
-    assert (block.keys.tolist(), block.values.tolist()) == ([5], [50])
+    assert (block.key_column.tolist(), block.value_column.tolist()) == ([5], [50])
     at = data.index(struct.pack("<q", 50))
     data[at] = 51
-    assert block.values.tolist() == [51]
+    assert block.value_column.tolist() == [51]
     assert block.key_offsets is None
     assert block.value_offsets is None
 
@@ -154,3 +154,10 @@ def test_crc32c_is_that_of_the_polynomial(data: bytes) -> None:
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     assert crc32c(data) == crc ^ 0xFFFFFFFF
     assert crc32c(memoryview(data)[3:], crc32c(data[:3])) == crc32c(data)
+
+
+def test_a_block_is_a_mapping_to_dict() -> None:
+    store = Store(key_groups=1, subgroups=1)
+    store.state("n", "i64", int).put_many([1, 2], [10, 20])
+    (block,) = Block.each(store.encode_leaf(0))
+    assert dict(block) == {(1).to_bytes(8, "little"): 10, (2).to_bytes(8, "little"): 20}

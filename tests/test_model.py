@@ -755,7 +755,7 @@ def is_unknown(call: Callable[[], Any]) -> bool:
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(stateful_step_count=50)
+TestStore.settings = settings(stateful_step_count=80)
 
 
 # ---- Homes
@@ -1204,4 +1204,4 @@ class HomeMachine(RuleBasedStateMachine):
 
 
 TestHome = HomeMachine.TestCase
-TestHome.settings = settings(stateful_step_count=50)
+TestHome.settings = settings(stateful_step_count=80)

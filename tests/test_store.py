@@ -16,6 +16,7 @@ from statekit.errors import (
     SchemaError,
     UnknownEntryError,
 )
+from statekit.keys import decode_key
 from statekit.store.block import Block
 
 GROUPS, SUBGROUPS = 8, 4
@@ -426,3 +427,43 @@ def test_a_scan_does_not_pass_over_leaves_that_are_not_whole(store: Store) -> No
         list(store.scan(visits))
     here = dict(store.scan(visits, partial=True))
     assert len(here) == sum(leaf(key) != 0 for key in model)
+
+
+def test_a_snapshot_knows_what_each_leaf_was_when_it_was_taken() -> None:
+    store = Store(key_groups=4, subgroups=1)
+    state = store.state("n", "i64", int)
+    state.put_many(range(100), range(100))
+    store.mark(1, 2, "absent")
+    store.mark(2, 3, "partial")
+    with store.snapshot() as snapshot:
+        before = [snapshot.residency(leaf) for leaf in range(4)]
+        store.detach(0, 1)  # a change: the snapshot is served first
+        store.mark(1, 3, "whole")
+        during = [snapshot.residency(leaf) for leaf in range(4)]
+        entries = {key for _, data in snapshot for block in Block.each(data) for key, _ in block}
+        after = [snapshot.residency(leaf) for leaf in range(4)]
+        with pytest.raises(ArgumentError):
+            snapshot.residency(4)
+    assert before == during == after == ["whole", "absent", "partial", "whole"]
+    in_leaf = {leaf_of(int, key, 4, 1) for key in range(100)} - {1}
+    assert {leaf_of(int, decode_key(int, key), 4, 1) for key in entries} == in_leaf
+    with pytest.raises(ClosedError):
+        snapshot.residency(0)
+
+
+def test_a_snapshot_outlives_its_store() -> None:
+    for _ in range(50):  # the collector may finalise a cycle's store before its snapshot
+        store = Store(key_groups=4, subgroups=4)
+        store.state("a", "i64").put("x", 1)
+        cycle: list[Any] = [store, store.snapshot()]
+        cycle.append(cycle)
+        del store, cycle
+        gc.collect()
+    store = new_store()
+    store.state("a", "i64").put("x", 1)
+    snapshot = store.snapshot()
+    store.close()
+    del store
+    gc.collect()
+    assert [dict(block) for _, data in snapshot for block in Block.each(data)] == [{b"x": 1}]
+    snapshot.close()

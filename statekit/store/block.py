@@ -102,25 +102,25 @@ class Block:
         return self._column(self._info.hashes, 8 * self.entries, "Q")
 
     @property
-    def keys(self) -> memoryview:
+    def key_column(self) -> memoryview:
         """All encoded keys, one after the other; 'q' if they are ints."""
         code = "q" if self._info.key_width else "B"
         return self._column(self._info.keys, self._info.key_bytes, code)
 
     @property
     def key_offsets(self) -> memoryview | None:
-        """Key r is keys[key_offsets[r]:key_offsets[r + 1]]; None if the keys are ints."""
+        """Key r is key_column[key_offsets[r]:key_offsets[r + 1]]; None if the keys are ints."""
         return self._offsets(self._info.key_offsets) if self._info.key_offsets else None
 
     @property
-    def values(self) -> memoryview:
+    def value_column(self) -> memoryview:
         """All values: 'q' or 'd' for numbers, else bytes, one after the other."""
         code = {"i64": "q", "f64": "d"}.get(self.kind, "B")
         return self._column(self._info.values, self._info.value_bytes, code)
 
     @property
     def value_offsets(self) -> memoryview | None:
-        """Value r is values[value_offsets[r]:value_offsets[r + 1]]; None for numbers."""
+        """Value r is value_column[value_offsets[r]:value_offsets[r + 1]]; None for numbers."""
         return self._offsets(self._info.value_offsets) if self._info.value_offsets else None
 
     @property
@@ -153,8 +153,8 @@ class Block:
 
     def __iter__(self) -> Iterator[tuple[bytes, Any]]:
         """(encoded key, value) in the order of routing hashes; deletions have the value None."""
-        keys = _pieces(self.keys, self.key_offsets)
-        values: Any = self.values
+        keys = _pieces(self.key_column, self.key_offsets)
+        values: Any = self.value_column
         if self.value_offsets is not None:
             values = _pieces(values, self.value_offsets)
         marks = self.marks

@@ -1,8 +1,9 @@
-"""The kinds of state: their names in Python and their numbers in C."""
+"""The kinds of state and the residencies of leaves: names in Python, numbers in C."""
 
 from typing import Literal, TypeAlias
 
 from statekit._native import lib
+from statekit.errors import native_error
 
 Kind: TypeAlias = Literal["i64", "f64", "bytes", "list", "map", "nested"]
 
@@ -11,3 +12,14 @@ KIND_NUMBERS: dict[str, int] = {
     for name in ("i64", "f64", "bytes", "list", "map", "nested")
 }
 KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
+
+Residency: TypeAlias = Literal["whole", "partial", "absent"]
+
+RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent")  # by number
+
+
+def residency_name(answer: int) -> Residency:
+    """What a native function answered: a residency, or a negated status."""
+    if answer < 0:
+        raise native_error(-answer)
+    return RESIDENCIES[answer]

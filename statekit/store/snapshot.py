@@ -8,6 +8,7 @@ from typing import Any
 from statekit._native import ffi, lib
 from statekit.errors import ClosedError, native_error
 from statekit.store.buffers import empty_buffer
+from statekit.store.kinds import Residency, residency_name
 
 
 class Snapshot:
@@ -25,8 +26,7 @@ class Snapshot:
         status = lib.sk_snapshot_open(store, epochs, bytes_max, out)
         if status:
             raise native_error(status)
-        # The destructor holds the store: C wants snapshots to be closed before their store.
-        self._ptr = ffi.gc(out[0], _Closer(store))
+        self._ptr = ffi.gc(out[0], lib.sk_snapshot_close)
         self._lock = threading.Lock()  # one reader at a time, and no close() under it
         self.epoch: int = lib.sk_snapshot_epoch(self._ptr)
 
@@ -46,6 +46,16 @@ class Snapshot:
             raise native_error(-length)
         return leaf[0], buffer.take(length)
 
+    def residency(self, leaf: int) -> Residency:
+        """What the leaf was when the snapshot was taken.
+
+        One that was not whole is in the snapshot only as far as it was here.
+        """
+        with self._lock:
+            if self._ptr is None:
+                raise ClosedError("the snapshot is closed. Take another one.")
+            return residency_name(lib.sk_snapshot_residency(self._ptr, leaf))
+
     def close(self) -> None:
         """Lets go of the snapshot. Closing twice does no harm."""
         with self._lock:
@@ -58,13 +68,3 @@ class Snapshot:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Closer:
-    __slots__ = ("_store",)
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def __call__(self, snapshot: Any) -> None:
-        lib.sk_snapshot_close(snapshot)

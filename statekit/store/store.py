@@ -17,16 +17,21 @@ from statekit.keys import KeyType, key_codec
 from statekit.store.block import Block
 from statekit.store.buffers import empty_buffer, native_text, push_buffer, readable
 from statekit.store.containers import ContainerState
-from statekit.store.kinds import KIND_NAMES, KIND_NUMBERS, Kind
+from statekit.store.kinds import (
+    KIND_NAMES,
+    KIND_NUMBERS,
+    RESIDENCIES,
+    Kind,
+    Residency,
+    residency_name,
+)
 from statekit.store.numbers import F64State, I64State
 from statekit.store.snapshot import Snapshot
 from statekit.store.states import BytesState, State
 
-Residency: TypeAlias = Literal["whole", "partial", "absent"]
 DecodeMode: TypeAlias = Literal["replace", "under", "under_all", "over"]
 ContainerKind: TypeAlias = Literal["list", "map", "nested"]
 
-_RESIDENCY: tuple[Residency, ...] = ("whole", "partial", "absent")  # by number
 _MODES: dict[str, int] = {
     mode: getattr(lib, f"SK_{mode.upper()}") for mode in ("replace", "under", "under_all", "over")
 }
@@ -131,7 +136,7 @@ class Store:
         native, self._native = self._native, None
         if native is None:
             return
-        for handle in self._handles.values():
+        for handle in tuple(self._handles.values()):
             handle._ptr = None
         lib.sk_leaf_mark(native, 0, self.leaves, lib.SK_ABSENT)
 
@@ -168,6 +173,8 @@ class Store:
         if handle is None:
             made = _HANDLES[kind](self._ptr, state_id[0], name, kind, codec)
             handle = self._handles.setdefault(name, made)
+            if self._native is None:  # closed meanwhile, perhaps too early to see this handle
+                handle._ptr = None
         return handle
 
     def _other_schema(self, name: str, kind: str, keys: str) -> SchemaError:
@@ -222,16 +229,13 @@ class Store:
     def residency(self, leaf: int) -> Residency:
         """Whether all entries of a leaf are here ("whole"), some ("partial") or none ("absent")."""
         (leaf,) = _leaves(leaf)
-        answer: int = lib.sk_leaf_residency(self._ptr, leaf)
-        if not 0 <= answer < len(_RESIDENCY):
-            raise native_error(abs(answer))
-        return _RESIDENCY[answer]
+        return residency_name(lib.sk_leaf_residency(self._ptr, leaf))
 
     def mark(self, start: int, stop: int, residency: Residency) -> None:
         """Says what leaves [start, stop) are from now on; "absent" drops their entries."""
-        if residency not in _RESIDENCY:
-            raise ArgumentError(f"{shorten(residency)} is no residency. Use one of {_RESIDENCY}.")
-        number = _RESIDENCY.index(residency)
+        if residency not in RESIDENCIES:
+            raise ArgumentError(f"{shorten(residency)} is no residency. Use one of {RESIDENCIES}.")
+        number = RESIDENCIES.index(residency)
         self._expect(lib.sk_leaf_mark(self._ptr, *_leaves(start, stop), number))
 
     def clear(

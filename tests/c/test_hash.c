@@ -1,4 +1,5 @@
-/* test_hash.c: hashes and key types against answers computed by others (PyPI xxhash 3; RFC 3720).
+/* test_hash.c: hashes and key types against answers computed by others (PyPI xxhash 4.1.0; RFC
+ * 3720).
  */
 #include "hash.h"
 #include "store_util.h"

@@ -361,7 +361,7 @@ static void flood(size_t key_len, bool is_equal, bool by_batch) {
         cost_sum += cost;
         cost_max = cost > cost_max ? cost : cost_max;
     }
-    CHECK(cost_max <= SK_PROBE_COST_MAX);
+    CHECK(cost_max <= SK_WAY_GROUPS_MAX);
     CHECK(cost_sum < 4 * CRAFTED);
     sk_stats stats = util_stats(store, 16);
     CHECK_EQ(stats.flooded, 1);

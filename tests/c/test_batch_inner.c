@@ -1,0 +1,89 @@
+/*
+ * test_batch_inner.c: what goes on inside a batch (csrc/batch.c) and cannot be forced from outside:
+ * an array that comes to lie over an older one, a snapshot opened between two steps of locking.
+ * Compiles batch.c into itself, with a hook where it takes a leaf's lock.
+ */
+#include "store.h"
+#include "store_util.h"
+
+static sk_snapshot **open_at_lock; /* where the next lock opens a snapshot to, or NULL */
+
+static void hooked_lock(sk_store *store, sk_leaf *leaf) {
+    sk_snapshot **out = open_at_lock;
+    open_at_lock = NULL;
+    if (out != NULL) CHECK_EQ(sk_snapshot_open(store, NULL, 0, out), SK_OK);
+    sk_leaf_lock(leaf);
+}
+
+#define sk_leaf_lock(leaf) hooked_lock(store, leaf)
+#define sk_batch inner_batch
+#define sk_pack_keys inner_pack_keys
+#include "../../csrc/batch.c"
+#undef sk_leaf_lock
+#undef sk_batch
+#undef sk_pack_keys
+
+static void test_stale_slot_with_the_same_key_is_no_good_guess(void) {
+    sk_store *store = util_open(1, 1);
+    uint32_t id = util_state(store, "n", SK_I64, "i");
+    util_key bytes = util_int_key(5);
+    sk_key key = {bytes.data, bytes.len, sk_xxh64(bytes.data, bytes.len, SK_ROUTE_SEED)};
+    CHECK_EQ(sk_i64_put(store, id, bytes.data, bytes.len, 1), SK_OK);
+    sk_table *table = &sk_state_at(store, id)->tables[0];
+    sk_slot *slot = sk_table_find(table, 0, key.hash, key.data, key.len);
+    CHECK(is_good_guess(table, slot, &key));
+    CHECK(!is_good_guess(table, NULL, &key));
+    CHECK(!is_good_guess(table, table->slots - 1, &key));
+    CHECK(!is_good_guess(table, table->slots + SK_GROUP, &key));
+    uint8_t *tag = &table->tags[slot - table->slots], was = *tag;
+    *tag = SK_TAG_EMPTY; /* memory of an older array: the key is there, the entry is not */
+    CHECK(!is_good_guess(table, slot, &key));
+    *tag = SK_TAG_DELETED;
+    CHECK(!is_good_guess(table, slot, &key));
+    *tag = was;
+    sk_close(store);
+}
+
+/* The batch has served all snapshots, then one is opened, then it locks: it must look again, or the
+ * snapshot would miss the leaves as they were. */
+static void test_snapshot_opened_while_a_batch_locks_does_not_see_it(void) {
+    sk_store *store = util_open(4, 1), *copy = util_open(4, 1);
+    uint32_t id = util_state(store, "n", SK_I64, "i");
+    int64_t numbers[100], n;
+    uint8_t status[100];
+    for (int64_t k = 0; k < 100; k++) {
+        numbers[k] = k;
+        CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, 1), SK_OK);
+    }
+    sk_snapshot *snapshot = NULL;
+    sk_batch_args args = {.n = 100,
+                          .keys = {SK_COL_I64, 0, numbers, NULL, sizeof numbers},
+                          .operand_i64 = 1,
+                          .status = status};
+    open_at_lock = &snapshot;
+    CHECK_EQ(inner_batch(store, id, SK_B_ADD, &args), SK_OK);
+    CHECK(snapshot != NULL);
+    if (snapshot == NULL) abort();
+    sk_buf buf = {0};
+    uint32_t leaf;
+    while (sk_snapshot_next(snapshot, &leaf, &buf) > 0) {
+        CHECK_EQ(sk_leaf_decode(copy, leaf, buf.data, buf.len, SK_REPLACE), SK_OK);
+        buf.len = 0;
+    }
+    sk_snapshot_close(snapshot);
+    for (int64_t k = 0; k < 100; k++) {
+        CHECK_EQ(sk_i64_get(copy, 0, util_int_key(k).data, 8, &n), SK_OK);
+        CHECK_EQ(n, 1);
+        CHECK_EQ(sk_i64_get(store, id, util_int_key(k).data, 8, &n), SK_OK);
+        CHECK_EQ(n, 2);
+    }
+    sk_buf_free(&buf);
+    sk_close(store);
+    sk_close(copy);
+}
+
+int main(void) {
+    RUN(test_snapshot_opened_while_a_batch_locks_does_not_see_it);
+    RUN(test_stale_slot_with_the_same_key_is_no_good_guess);
+    return test_report();
+}

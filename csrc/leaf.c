@@ -385,19 +385,20 @@ struct sk_leaves {
     detached_leaf *leaves; /* [count] */
 };
 
-void sk_leaves_free(sk_leaves *leaves) {
-    if (leaves == NULL) return;
-    for (uint32_t s = 0; s < leaves->state_count; s++) {
-        sk_state *state = &leaves->states[s];
-        for (uint32_t i = 0; state->tables != NULL && i < leaves->count; i++) {
-            state->tables[i].mem.budget = &leaves->budget;
-            sk_table_clear(&state->tables[i], state->kind);
-        }
-        sk_raw_free(state->tables);
-    }
+/* Everything but what the tables hold: they were never filled, or moved on. */
+static void free_shell(sk_leaves *leaves) {
+    for (uint32_t s = 0; s < leaves->state_count; s++) sk_raw_free(leaves->states[s].tables);
     sk_raw_free(leaves->states);
     sk_raw_free(leaves->leaves);
     sk_raw_free(leaves);
+}
+
+void sk_leaves_free(sk_leaves *leaves) {
+    if (leaves == NULL) return;
+    for (uint32_t s = 0; s < leaves->state_count; s++)
+        for (uint32_t i = 0; i < leaves->count; i++)
+            sk_table_clear(&leaves->states[s].tables[i], leaves->states[s].kind);
+    free_shell(leaves);
 }
 
 static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
@@ -414,22 +415,24 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
         leaves->states[s] = *store->states[s];
         leaves->states[s].tables = sk_raw_alloc((size_t)count * sizeof(sk_table) + 1);
         is_made = leaves->states[s].tables != NULL;
-        if (is_made) memset(leaves->states[s].tables, 0, (size_t)count * sizeof(sk_table));
         leaves->state_count = s + 1;
     }
     if (is_made) return leaves;
-    sk_leaves_free(leaves);
+    free_shell(leaves);
     return NULL;
 }
 
-/* Moves the heads of `count` tables and returns the bytes they hold. */
-static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_budget *budget) {
+/* Moves the heads of `count` tables and returns the bytes they hold. Neither side has a delta that
+ * reaches back over this. */
+static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_budget *budget,
+                            uint32_t epoch) {
     uint64_t bytes = 0;
-    memcpy(to, from, (size_t)count * sizeof *to);
-    memset(from, 0, (size_t)count * sizeof *from);
     for (uint32_t i = 0; i < count; i++) {
+        to[i] = from[i];
         to[i].mem.budget = budget;
+        to[i].forgot = epoch;
         bytes += to[i].mem.used;
+        from[i] = (sk_table){.forgot = epoch};
     }
     return bytes;
 }
@@ -441,26 +444,27 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     sk_leaves *leaves = new_leaves(store, from, to - from);
     if (leaves == NULL) return SK_NO_MEMORY;
     if ((status = sk_leaves_lock_write(store, from, to, &leaves->epoch)) != SK_OK) {
-        sk_leaves_free(leaves);
+        free_shell(leaves);
         return status;
     }
     /* A state declared since new_leaves has no entries in leaves that were locked before it
      * could; one declared and filled in between is caught here. */
     if (store->state_count != leaves->state_count) {
         sk_leaves_unlock(store, from, to);
-        sk_leaves_free(leaves);
+        free_shell(leaves);
         return sk_detach(store, from, to, out); /* at most SK_STATES_MAX times */
     }
     /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
     for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++)
-        leaves->budget.used += move_tables(
-            leaves->states[s].tables, store->states[s]->tables + from, to - from, &leaves->budget);
+        leaves->budget.used +=
+            move_tables(leaves->states[s].tables, store->states[s]->tables + from, to - from,
+                        &leaves->budget, leaves->epoch);
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
         leaf->residency = SK_ABSENT;
-        forget_leaf(store, i, leaves->epoch);
+        leaf->changed = leaves->epoch;
     }
     sk_leaves_unlock(store, from, to);
     atomic_fetch_sub(&store->budget.used, leaves->budget.used);
@@ -515,13 +519,13 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
         /* a table without entries may still hold its array */
         for (uint32_t i = 0; i < count; i++)
             if (tables[i].groups > 0) sk_table_clear(&tables[i], leaves->states[s].kind);
-        move_tables(tables, leaves->states[s].tables, count, &store->budget);
+        move_tables(tables, leaves->states[s].tables, count, &store->budget, epoch);
     }
     for (uint32_t i = 0; i < count; i++) {
         sk_leaf *leaf = &store->leaves[from + i];
         if (leaves->leaves[i].seq > leaf->seq) leaf->seq = leaves->leaves[i].seq;
         leaf->residency = leaves->leaves[i].residency;
-        forget_leaf(store, from + i, epoch);
+        leaf->changed = epoch;
     }
     return SK_OK;
 }
@@ -543,9 +547,6 @@ int sk_attach(sk_store *store, sk_leaves *leaves) {
         sk_leaves_unlock(store, from, to);
     }
     sk_raw_free(ids);
-    if (status == SK_OK) {
-        leaves->budget.used = 0;
-        sk_leaves_free(leaves);
-    }
+    if (status == SK_OK) free_shell(leaves);
     return status;
 }

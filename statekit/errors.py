@@ -145,6 +145,7 @@ class _Case(NamedTuple):
     error: type[StateKitError]
     what: str
     advice: str
+    is_late: bool = False  # found when the work had begun: say that nothing came of it
 
 
 _CASES: dict[int, _Case] = {
@@ -156,12 +157,14 @@ _CASES: dict[int, _Case] = {
     lib.SK_NO_MEMORY: _Case(
         StoreMemoryError,
         "out of memory",
-        "Nothing was changed; free memory, evict entries, or move leaves elsewhere.",
+        "Free memory, evict entries, or move leaves elsewhere.",
+        is_late=True,
     ),
     lib.SK_LIMIT: _Case(
         MemoryLimitError,
         "the store's memory limit is reached",
-        "Nothing was changed; raise bytes_max, evict entries, or move leaves elsewhere.",
+        "Raise bytes_max, evict entries, or move leaves elsewhere.",
+        is_late=True,
     ),
     lib.SK_BAD_KEY: _Case(
         KeyTypeError,
@@ -189,7 +192,8 @@ _CASES: dict[int, _Case] = {
     lib.SK_OVERFLOW: _Case(
         OverflowStateError,
         "the result is out of range",
-        "Nothing was changed; use a float state or a smaller operand.",
+        "Use a float state or a smaller operand.",
+        is_late=True,
     ),
     lib.SK_TOO_LARGE: _Case(
         BadValueError,
@@ -255,6 +259,10 @@ def where(state: str | None, key: object = _NO_KEY, record: int | None = None) -
     return f" ({', '.join(parts)})" if parts else ""
 
 
+_UNCHANGED = "Nothing was changed. "
+_HALF_DONE = "The batch stopped here; `statuses` tells which records took effect (0) before it. "
+
+
 def native_error(
     status: int, state: str | None = None, key: object = _NO_KEY, record: int | None = None
 ) -> StateKitError:
@@ -265,7 +273,8 @@ def native_error(
         raise AssertionError(f"the native store answered {name} where it is no answer")
     reason = ffi.string(lib.sk_reason()).decode(errors="replace")
     detail = f": {reason}" if reason else ""
-    error = case.error(f"{case.what}{detail}{where(state, key, record)}. {case.advice}")
+    outcome = _HALF_DONE if record is not None else _UNCHANGED if case.is_late else ""
+    error = case.error(f"{case.what}{detail}{where(state, key, record)}. {outcome}{case.advice}")
     error.status, error.state, error.record = status, state, record
     error.key = None if key is _NO_KEY else key
     return error

@@ -396,7 +396,8 @@ int sk_value_status(void) { return value_status; }
     }
 
 #define IS_MIN(value) ((value) == INT64_MIN)
-#define IS_NAN(value) ((value) != (value))
+/* -2^63 too: a binding that compares with INT64_MIN sees an equal number */
+#define IS_NAN(value) ((value) != (value) || (value) == -9223372036854775808.0)
 
 VALUE_OPERATIONS(i64, int64_t, INT64_MIN, IS_MIN)
 VALUE_OPERATIONS(f64, double, (double)NAN, IS_NAN)

@@ -116,6 +116,7 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uin
                        sk_buf *buf) {
     if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
     if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return -SK_BAD_ARGUMENT;
+    if (since > store->epoch) return -sk_since_fail(store, since);
     size_t start = buf->len;
     sk_leaf_lock(&store->leaves[leaf_no]);
     int status = sk_leaf_encode_locked(store, leaf_no, state_id,
@@ -126,7 +127,10 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uin
 
 /* A block turned into a table, not yet in the store. */
 typedef struct fresh {
-    uint32_t state_id;
+    char name[SK_NAME_BYTES_MAX + 1];
+    sk_key_type key_type;
+    int kind;
+    uint32_t state_id; /* once all blocks are known to be good */
     bool is_delta;
     sk_table table;
 } fresh;
@@ -136,9 +140,9 @@ typedef struct fresh_list {
     size_t count, room;
 } fresh_list;
 
-static void free_fresh(sk_store *store, fresh_list *list) {
+static void free_fresh(fresh_list *list) {
     for (size_t k = 0; k < list->count; k++)
-        sk_table_clear(&list->items[k].table, store->states[list->items[k].state_id]->kind);
+        sk_table_clear(&list->items[k].table, list->items[k].kind);
     sk_raw_free(list->items);
 }
 
@@ -157,6 +161,13 @@ static fresh *add_fresh(sk_store *store, fresh_list *list) {
     return item;
 }
 
+/* SK_SCHEMA if the store has a state of that name and another type; declares nothing. */
+static int check_schema(sk_store *store, const sk_block_info *info) {
+    uint32_t id;
+    if (sk_state_find(store, info->name) == NULL) return SK_OK;
+    return sk_state_add(store, info->name, info->kind, info->key_type, &id);
+}
+
 /* Decodes the block at the head of `blocks`; *size is how long it is. */
 static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
                       fresh_list *list, size_t *size) {
@@ -168,15 +179,20 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
                        info.leaf, info.leaf_bits, leaf_no, store->leaf_bits);
     fresh *item = add_fresh(store, list);
     if (item == NULL) return SK_NO_MEMORY;
-    status = sk_state_add(store, info.name, info.kind, info.key_type, &item->state_id);
-    if (status != SK_OK) return status;
+    if ((status = check_schema(store, &info)) != SK_OK) return status;
     for (size_t k = 0; k < list->count; k++)
-        if (list->items[k].state_id == item->state_id)
+        if (strcmp(list->items[k].name, info.name) == 0)
             return sk_fail(SK_CORRUPT, "two blocks of state '%.80s' for leaf %u", info.name,
                            leaf_no);
+    strcpy(item->name, info.name);
+    sk_key_type_parse(info.key_type, &item->key_type);
+    item->kind = info.kind;
     item->is_delta = info.is_delta;
-    sk_table_env env = env_at(store, item->state_id, leaf_no, 0);
-    env.is_whole = false; /* tombstones stay while the table is on its own */
+    /* not whole: tombstones stay while the table is on its own */
+    sk_table_env env = {.key_type = &item->key_type,
+                        .kind = info.kind,
+                        .leaf_bits = store->leaf_bits,
+                        .keep_after = SK_NO_TRACKING};
     status = sk_block_decode(blocks, &info, &env, &store->leaves[leaf_no].seq, &item->table);
     if (status == SK_OK) list->count++;
     *size = info.size;
@@ -236,18 +252,29 @@ static void commit_merge(sk_store *store, uint32_t leaf_no, fresh_list *list, bo
     }
 }
 
+/* Declares the states of blocks that are all good; without memory for it the first may stay. */
+static int declare_all(sk_store *store, fresh_list *list) {
+    int status = SK_OK;
+    for (size_t k = 0; k < list->count && status == SK_OK; k++) {
+        fresh *item = &list->items[k];
+        status = sk_state_add(store, item->name, item->kind, item->key_type.text, &item->state_id);
+    }
+    return status;
+}
+
 static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, int mode,
                          uint32_t epoch) {
     sk_leaf *leaf = &store->leaves[leaf_no];
     for (size_t k = 0; k < list->count && mode == SK_REPLACE; k++)
         if (list->items[k].is_delta)
             return sk_fail(SK_BAD_ARGUMENT, "a delta block cannot replace leaf %u", leaf_no);
+    int status = declare_all(store, list);
+    if (status != SK_OK) return status;
     if (mode == SK_REPLACE) {
         commit_replace(store, leaf_no, list, epoch);
         return SK_OK;
     }
-    int status = reserve_all(store, leaf_no, list);
-    if (status != SK_OK) return status;
+    if ((status = reserve_all(store, leaf_no, list)) != SK_OK) return status;
     if (leaf->residency == SK_ABSENT && list->count > 0) leaf->residency = SK_PARTIAL;
     commit_merge(store, leaf_no, list, mode == SK_OVER);
     if (mode == SK_OVER) forget_leaf(store, leaf_no, epoch);
@@ -269,7 +296,7 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     bool is_late =
         (mode == SK_UNDER || mode == SK_UNDER_ALL) && store->leaves[leaf_no].residency == SK_WHOLE;
     if (status == SK_OK && !is_late) status = commit_decode(store, leaf_no, &list, mode, epoch);
-    free_fresh(store, &list);
+    free_fresh(&list);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return status;
 }

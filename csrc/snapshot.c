@@ -87,6 +87,8 @@ static void free_snapshot(sk_snapshot *snapshot) {
 int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
                      sk_snapshot **out) {
     *out = NULL;
+    for (uint32_t i = 0; since != NULL && i < store->leaf_count; i++)
+        if (since[i] > store->epoch) return sk_since_fail(store, since[i]);
     sk_snapshot *snapshot = sk_raw_zalloc(sizeof *snapshot);
     if (snapshot == NULL) return SK_NO_MEMORY;
     size_t since_bytes = (size_t)store->leaf_count * sizeof *since;
@@ -161,20 +163,31 @@ static sk_snapshot *first_wanting(sk_store *store, uint32_t leaf_no) {
     return snapshot;
 }
 
+static struct timespec stall_deadline(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += SK_STALL_MS / 1000;
+    return until;
+}
+
 /* Gives up the leaf's lock until the queue has room, the snapshot goes, or its reader proves dead.
  * Under snapshots_lock. */
 static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *leaf) {
     snapshot->users++;
     sk_leaf_unlock(leaf);
+    /* Other snapshots wake this one up too: only its own reader moves the deadline. */
+    struct timespec until = stall_deadline();
+    uint64_t taken = snapshot->taken;
     while (!snapshot->is_closing && !snapshot->is_overrun &&
            snapshot->queue_bytes >= snapshot->bytes_max) {
-        struct timespec until;
-        uint64_t taken = snapshot->taken;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += SK_STALL_MS / 1000;
         int waited =
             pthread_cond_timedwait(&store->snapshots_moved, &store->snapshots_lock, &until);
-        if (waited == ETIMEDOUT && snapshot->taken == taken) snapshot->is_overrun = true;
+        if (snapshot->taken != taken) {
+            taken = snapshot->taken;
+            until = stall_deadline();
+        } else if (waited == ETIMEDOUT) {
+            snapshot->is_overrun = true;
+        }
     }
     snapshot->users--;
     pthread_cond_broadcast(&store->snapshots_moved);

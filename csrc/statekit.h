@@ -316,8 +316,8 @@ int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_
 /* ---- Leaves ------------------------------------------------------------- */
 
 int sk_leaf_residency(sk_store *store, uint32_t leaf); /* an sk_residency, or a negated status */
-/* Marks leaves [from, to). SK_ABSENT drops their entries, SK_WHOLE forgets what was
- * only remembered for the home's sake (clean tombstones). */
+/* Marks leaves [from, to). SK_ABSENT drops their entries, SK_WHOLE forgets tombstones that
+ * neither sk_track nor (while they are dirty) sk_write_back still asks for. */
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
 /* Drops all entries of a state in [from, to). A leaf that is not whole answers SK_UNKNOWN
  * (its home has more) unless flags say SK_BLIND: then only what is here goes. */
@@ -339,14 +339,18 @@ typedef enum sk_decode_mode {
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
 
 /* What the home answered for one key: a clean entry, or (value NULL) that there is none.
- * Does nothing if the key is here already, because what is here is newer. */
+ * Does nothing if the key is here already, because what is here is newer. The caller must drop an
+ * answer that was asked for before a write-back and an eviction of the key: it may be old, and
+ * nothing here could tell. The same holds for SK_UNDER. */
 int sk_install(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
                const uint8_t *value, size_t value_len);
 
 /* on: deletions stay remembered, even in whole leaves, until they are written home. */
 int sk_write_back(sk_store *store, int on);
 /* Write-back: appends the dirty entries and tombstones of a leaf as delta blocks and holds
- * them as being written; sk_dirty_done says how that went. One write-back a leaf at a time. */
+ * them as being written; sk_dirty_done says how that went. One write-back a leaf at a time:
+ * after marking, replacing or moving a leaf in between, wait for its sk_dirty_done before the
+ * next sk_dirty_take. */
 int64_t sk_dirty_take(sk_store *store, uint32_t leaf, sk_buf *buf);
 int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
 /* Drops clean entries not used since the clock's hand last passed, until bytes_wanted are
@@ -402,7 +406,8 @@ uint32_t sk_snapshot_epoch(sk_snapshot *snapshot);
 /* Appends the blocks of one more leaf; -SK_END after the last one. */
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf, sk_buf *buf);
 /* What the leaf was when the snapshot was taken (or a negated status). A leaf that was not whole
- * is in the snapshot only as far as it was here: the rest is its home's. */
+ * is in the snapshot only as far as it was here, and the rest must come from its home, never from
+ * an older snapshot: what was written home and evicted has left no trace in a delta. */
 int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf);
 void sk_snapshot_close(sk_snapshot *snapshot);
 

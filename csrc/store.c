@@ -163,6 +163,11 @@ int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind,
 
 /* ---- Figures ---- */
 
+int sk_since_fail(sk_store *store, uint32_t since) {
+    return sk_fail(SK_BAD_ARGUMENT, "epoch %u is yet to come (it is %u now)", since,
+                   sk_epoch(store));
+}
+
 int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to) {
     if (from <= to && to <= store->leaf_count) return SK_OK;
     return sk_fail(SK_BAD_ARGUMENT, "leaves %u to %u are not within 0 to %u", from, to,
@@ -223,6 +228,7 @@ int sk_track(sk_store *store, uint32_t epoch) {
 }
 
 int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed) {
+    if (since > store->epoch) return sk_since_fail(store, since);
     for (uint32_t i = 0; i < store->leaf_count; i++) {
         sk_leaf_lock(&store->leaves[i]);
         changed[i] = store->leaves[i].changed > since;

@@ -88,6 +88,8 @@ void sk_store_release(sk_store *store);
 sk_state *sk_state_at(sk_store *store, uint32_t id);
 const char *sk_kind_name(int kind);
 sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is none */
+/* Epochs start again with each process: one that is yet to come is another store's. */
+int sk_since_fail(sk_store *store, uint32_t since);
 int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to);
 
 /* Takes the lock for changing the leaf (rule 4). On failure the lock is not held. *epoch is what

@@ -497,3 +497,26 @@ def test_what_an_unknown_batch_could_read_comes_with_the_exception(store: Store)
     with pytest.raises(UnknownEntryError) as caught:
         blobs.get_many(keys)
     assert caught.value.result.to_list()[::2] == [b"%d" % key for key in keys[::2]]
+
+
+class Liar(list[int]):
+    def __len__(self) -> int:
+        return 1000
+
+
+def test_a_list_is_as_long_as_its_items_not_as_it_says() -> None:
+    state = Store().state("n", "i64", int)
+    state.add_many(Liar([1, 2]))
+    assert sorted(key for key, _ in state_items(state)) == [1, 2]
+
+
+def state_items(state: Any) -> list[tuple[int, int]]:
+    return [(key, state.get(key)) for key in range(1000) if state.contains(key)]
+
+
+def test_a_misaligned_view_is_copied() -> None:
+    data = bytearray(1 + 16)
+    data[1:] = (7).to_bytes(8, "little") + (8).to_bytes(8, "little")
+    state = Store().state("n", "i64", int)
+    state.add_many(memoryview(data)[1:].cast("q"))
+    assert (state.get(7), state.get(8)) == (1, 1)

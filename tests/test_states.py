@@ -459,3 +459,12 @@ def test_threads_that_share_a_handle_get_their_own_results(store: Store) -> None
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("value", [-(2.0**63), float("-inf"), 5e-324])
+def test_a_float_that_looks_like_no_value_is_a_value(value: float) -> None:
+    state = Store().state("f", "f64")
+    state.put("a", value)
+    assert state.get("missing") is None  # leaves a status behind
+    assert state.get("a") == value
+    assert state.add("a", 0.0) == value

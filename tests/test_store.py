@@ -1,6 +1,7 @@
 """The store: states, leaves as units, homes, snapshots and scans."""
 
 import gc
+import signal
 import struct
 from typing import Any
 
@@ -11,6 +12,7 @@ from statekit import Store, leaf_of
 from statekit.errors import (
     ArgumentError,
     ClosedError,
+    CorruptBlockError,
     MemoryLimitError,
     OccupiedError,
     SchemaError,
@@ -467,3 +469,83 @@ def test_a_snapshot_outlives_its_store() -> None:
     gc.collect()
     assert [dict(block) for _, data in snapshot for block in Block.each(data)] == [{b"x": 1}]
     snapshot.close()
+
+
+def test_a_closed_store_leaves_its_snapshots_readable_however_little_they_may_queue() -> None:
+    store = new_store()
+    model = fill(store)
+    snapshot = store.snapshot(bytes_max=1)
+    store.close()
+    read = {key: value for _, data in snapshot for b in Block.each(data) for key, value in b}
+    assert read == {key.encode(): value for key, value in model.items()}
+
+
+def test_a_block_that_fails_to_decode_declares_no_state(store: Store) -> None:
+    other = new_store()
+    other.state("foreign", "i64").put("a", 1)
+    at = leaf("a")
+    damaged = bytearray(other.encode_leaf(at))
+    (block,) = Block.each(bytes(damaged))
+    damaged[bytes(damaged).index(block.hashes.tobytes())] ^= 1
+    with pytest.raises(CorruptBlockError):
+        store.decode_leaf(at, bytes(damaged))
+    assert store.states() == ()
+    store.state("foreign", "bytes")  # the name is free
+
+
+def test_an_epoch_that_is_yet_to_come_is_refused(store: Store) -> None:
+    fill(store)
+    future = store.epoch + 1
+    for ask in (
+        lambda: store.snapshot(since=future),
+        lambda: store.encode_leaf(0, since=future),
+        lambda: store.changed_leaves(future),
+    ):
+        with pytest.raises(ArgumentError, match="yet to come"):
+            ask()
+
+
+def test_a_scan_of_what_is_here_leaves_deletions_out(store: Store) -> None:
+    state = store.state("n", "i64")
+    store.mark(0, store.leaves, "absent")
+    state.put("here", 1)
+    state.delete("gone", blind=True)
+    assert list(store.scan(state, partial=True)) == [(b"here", 1)]
+    with pytest.raises(UnknownEntryError):
+        list(store.scan(state))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_leaves_survive_a_signal_that_interrupts_attach() -> None:
+    """CPython runs a handler right after the native call: whoever raises there must not free."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        source = Store(key_groups=2, subgroups=1)
+        source.state("n", "bytes").put_many(map(str, range(1000)), [b"x" * 100] * 1000)
+        entries = source.stats(start=0, stop=1).entries
+        leaves = source.detach(0, 1)
+        target = Store(key_groups=2, subgroups=1)
+        other = target.state("m", "bytes")
+        other.put_many(map(str, range(200)), [b"y"] * 200)
+        target.clear(other, 0, 1)
+        snapshot = target.snapshot(bytes_max=1)
+        target.clear(other, 1, 2)  # fills the queue: attach will wait for a reader that never comes
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            target.attach(leaves)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    snapshot.close()
+    del leaves
+    gc.collect()
+    assert target.stats(start=0, stop=1).entries == entries
+    (attached,) = (state for state in target.states() if state.name == "n")
+    assert sum(attached.contains_many(list(map(str, range(1000))))) == entries

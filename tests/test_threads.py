@@ -571,3 +571,26 @@ def test_a_store_may_be_closed_while_it_is_used(how: str) -> None:
     run(*[lambda number=number: work(number) for number in range(3)], close)
     with pytest.raises(ClosedError):
         store.stats()
+
+
+def test_a_dead_snapshot_is_given_up_though_others_come_and_go() -> None:
+    store = Store(key_groups=4, subgroups=1)
+    state = store.state("n", "i64", int)
+    state.put_many(range(100), range(100))
+    dead = store.snapshot(bytes_max=1)
+    done = threading.Event()
+
+    def others() -> None:
+        while not done.is_set():
+            store.snapshot().close()
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        for key in range(100):
+            state.put(key, 0)  # the second leaf finds the queue full, and waits
+    finally:
+        done.set()
+        thread.join()
+    with pytest.raises(SnapshotOverrunError):
+        list(dead)

@@ -142,7 +142,8 @@ def _find(source: Any, want: str) -> Column:
 # ---- Python items
 
 
-def _from_items(items: Any, want: str) -> Column:
+def _from_items(source: Any, want: str) -> Column:
+    items = tuple(source)  # a copy that no other thread and no __len__ of its own can change
     if want == "*":
         want = _letter_of(items[0]) if items else "s"
     try:
@@ -205,11 +206,15 @@ def _misfit(found: str, want: str) -> ColumnError:
 # ---- Buffers and NumPy
 
 
+def _is_misaligned(view: memoryview) -> bool:
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view))) % 8 != 0
+
+
 def _from_buffer(view: memoryview, want: str) -> Column:
     letter = "i" if view.format in _I64_FORMATS else "f" if view.format == "d" else ""
     if view.ndim != 1:
         raise ColumnError(f"the column has {view.ndim} dimensions. Pass a one-dimensional one.")
-    if not letter or view.itemsize != 8 or not view.c_contiguous:
+    if not letter or view.itemsize != 8 or not view.c_contiguous or _is_misaligned(view):
         return _from_items(view.tolist(), want)
     return _numbers(letter, view, len(view))
 

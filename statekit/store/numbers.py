@@ -7,7 +7,7 @@ they take for a number, which NumberState finds in its slots.
 from collections.abc import Callable
 from numbers import Number
 from operator import index
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from statekit._native import ffi, lib
 from statekit.errors import StateKitError, where
@@ -36,6 +36,7 @@ class _Kind(NamedTuple):
     format: Literal["q", "d"]  # of a memoryview
     cell: str  # the C type of a place for one
     value: Callable[..., Any]
+    get: Callable[..., int]
     put: Callable[..., int]
     folded: Callable[..., Any]
     cas: Callable[..., int]
@@ -49,11 +50,11 @@ def _as_float(value: Any) -> float:
 
 _I64 = _Kind(
     "i64", int, index, "i", "q", "int64_t *",
-    lib.sk_i64_value, lib.sk_i64_put, lib.sk_i64_folded, lib.sk_i64_cas,
+    lib.sk_i64_value, lib.sk_i64_get, lib.sk_i64_put, lib.sk_i64_folded, lib.sk_i64_cas,
 )  # fmt: skip
 _F64 = _Kind(
     "f64", float, _as_float, "f", "d", "double *",
-    lib.sk_f64_value, lib.sk_f64_put, lib.sk_f64_folded, lib.sk_f64_cas,
+    lib.sk_f64_value, lib.sk_f64_get, lib.sk_f64_put, lib.sk_f64_folded, lib.sk_f64_cas,
 )  # fmt: skip
 
 
@@ -83,9 +84,11 @@ class NumberState(State, Generic[N]):
             raise self._fault(fault, key) from None
         if value == value and value != _NONE:
             return value
-        status = _value_status()
+        # Perhaps no value. A signal handler may have left another status behind, so ask again.
+        cell = ffi.new(self._number.cell)
+        status = self._number.get(self._ptr, self._id, k, len(k), cell)
         if not status:
-            return value
+            return cast("N", cell[0])
         if status == _MISSING:
             return default
         raise self._refuse(status, key)

@@ -18,15 +18,16 @@ class Snapshot:
     yet must encode that leaf first.
     """
 
-    __slots__ = ("_lock", "_ptr", "epoch")
+    __slots__ = ("_cell", "_lock", "_ptr", "epoch")
 
     def __init__(self, store: Any, since: "array[int] | None", bytes_max: int) -> None:
-        out = ffi.new("sk_snapshot **")
+        # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
+        self._cell = ffi.gc(ffi.new("sk_snapshot **"), _close)
         epochs = ffi.NULL if since is None else ffi.from_buffer("uint32_t[]", since)
-        status = lib.sk_snapshot_open(store, epochs, bytes_max, out)
+        status = lib.sk_snapshot_open(store, epochs, bytes_max, self._cell)
         if status:
             raise native_error(status)
-        self._ptr = ffi.gc(out[0], lib.sk_snapshot_close)
+        self._ptr = self._cell[0]
         self._lock = threading.Lock()  # one reader at a time, and no close() under it
         self.epoch: int = lib.sk_snapshot_epoch(self._ptr)
 
@@ -59,12 +60,17 @@ class Snapshot:
     def close(self) -> None:
         """Lets go of the snapshot. Closing twice does no harm."""
         with self._lock:
-            if self._ptr is not None:
-                ffi.release(self._ptr)
-                self._ptr = None
+            self._ptr = None
+            cell, self._cell = self._cell, None
+            if cell is not None:
+                ffi.release(cell)
 
     def __enter__(self) -> "Snapshot":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _close(cell: Any) -> None:
+    lib.sk_snapshot_close(cell[0])

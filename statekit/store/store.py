@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from statekit._native import ffi, lib
@@ -64,8 +65,8 @@ class Leaves:
 
     __slots__ = ("_held", "start", "stop")
 
-    def __init__(self, native: Any, start: int, stop: int) -> None:
-        self._held = [ffi.gc(native, lib.sk_leaves_free)]
+    def __init__(self, cell: Any, start: int, stop: int) -> None:
+        self._held = [cell]
         self.start = start
         self.stop = stop
 
@@ -128,17 +129,14 @@ class Store:
         return self._native
 
     def close(self) -> None:
-        """Drops all entries; from now on the store and its handles raise ClosedError.
+        """Lets go of all entries; from now on the store and its handles raise ClosedError.
 
-        Safe while other threads are inside a call: they finish it on leaves that are absent,
-        and the last reference frees the rest.
+        Safe while other threads are inside a call, and open snapshots can still be read: native
+        memory goes with the last of them.
         """
-        native, self._native = self._native, None
-        if native is None:
-            return
+        self._native = None
         for handle in tuple(self._handles.values()):
             handle._ptr = None
-        lib.sk_leaf_mark(native, 0, self.leaves, lib.SK_ABSENT)
 
     def __enter__(self) -> "Store":
         return self
@@ -274,23 +272,25 @@ class Store:
 
     def detach(self, start: int, stop: int) -> Leaves:
         """Takes leaves [start, stop) out, with their entries; here they are absent then."""
-        out = ffi.new("sk_leaves **")
-        self._expect(lib.sk_detach(self._ptr, *_leaves(start, stop), out))
-        return Leaves(out[0], start, stop)
+        # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
+        cell = ffi.gc(ffi.new("sk_leaves **"), _free_leaves)
+        self._expect(lib.sk_detach(self._ptr, *_leaves(start, stop), cell))
+        return Leaves(cell, start, stop)
 
     def attach(self, leaves: Leaves) -> None:
         """Puts detached leaves in. OccupiedError if a leaf of theirs has entries here."""
         ptr = self._ptr
         try:
-            native = leaves._held.pop()  # atomic: of two threads, one gets it
+            cell = leaves._held.pop()  # atomic: of two threads, one gets it
         except IndexError:
             raise ClosedError(f"{leaves!r} were attached before. Detach them again.") from None
+        native, cell[0] = cell[0], ffi.NULL  # from here on they are C's
         status = lib.sk_attach(ptr, native)
         if status:
             error = native_error(status)
-            leaves._held.append(native)
+            cell[0] = native
+            leaves._held.append(cell)
             raise error
-        ffi.gc(native, None)  # they are the store's now
 
     # ---- Homes
 
@@ -414,7 +414,20 @@ class Scan:
         # Asked twice, because an eviction may have come in between.
         if not self._partial and not (was_whole and store.residency(leaf) == "whole"):
             raise _not_whole(self._state, f"leaf {leaf} is not whole")
-        return (entry for block in Block.each(data) for entry in block)
+        blocks = tuple(Block.each(data))
+        if not self._partial and any(block.is_delta for block in blocks):
+            raise _not_whole(self._state, f"leaf {leaf}")
+        # a leaf that is not whole remembers deletions
+        return (
+            entry
+            for block in blocks
+            for entry, mark in zip(block, block.marks or repeat(0), strict=False)
+            if not mark
+        )
+
+
+def _free_leaves(cell: Any) -> None:
+    lib.sk_leaves_free(cell[0])
 
 
 def _not_whole(state: State, what: str) -> UnknownEntryError:

@@ -275,6 +275,13 @@ static void op_snapshot(world *w) {
     end_snapshot(w);
 }
 
+static void op_delta(world *w, uint32_t leaf) {
+    uint32_t since = next(w);
+    w->buf.len = 0;
+    int64_t len = sk_leaf_encode(w->store, leaf, SK_ALL_STATES, since, &w->buf);
+    EXPECT(since > sk_epoch(w->store) ? len == -SK_BAD_ARGUMENT : len >= 0);
+}
+
 static void op_other(world *w, uint32_t leaf) {
     switch (next(w) % 5) {
     case 0:
@@ -292,8 +299,7 @@ static void op_other(world *w, uint32_t leaf) {
             EXPECT(sk_dirty_done(w->store, leaf, next(w) % 2) == SK_OK);
         break;
     default:
-        w->buf.len = 0;
-        EXPECT(sk_leaf_encode(w->store, leaf, SK_ALL_STATES, next(w), &w->buf) >= 0);
+        op_delta(w, leaf);
     }
 }
 

@@ -17,6 +17,7 @@ __all__ = [
     "ClosedError",
     "ColumnError",
     "CorruptBlockError",
+    "HomeError",
     "KeyTypeError",
     "KindError",
     "MemoryLimitError",
@@ -95,6 +96,10 @@ class SchemaError(StateKitError, TypeError):
 
 class OccupiedError(StateKitError):
     """Leaves cannot be attached where leaves of the same numbers have entries."""
+
+
+class HomeError(StateKitError, OSError):
+    """The home of the state failed: a file, a server or a peer. What memory holds is safe."""
 
 
 class SnapshotOverrunError(StateKitError, RuntimeError):

@@ -1,0 +1,149 @@
+"""Homes: where the entries are that memory does not hold, and how one is found by its URL.
+
+A home keeps rows. A row is named by its leaf, the number of its state and its encoded key, and
+holds the entry's value as bytes, which mean nothing to the home. It needs no locks of its own:
+the provider may read from several threads at once, but never writes twice at the same time,
+and never reads a row while it writes that row.
+
+To add one, subclass Home and register a factory under the URL scheme, either with
+register_home() or as an entry point of the group "statekit.homes"; docs/homes.md shows one
+that takes thirty lines. statekit.testing.HomeConformance tells whether it is right.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TypeAlias
+from urllib.parse import parse_qsl, unquote
+
+from statekit.errors import ArgumentError, shorten
+
+Row: TypeAlias = tuple[int, int, bytes]  # leaf, number of the state, encoded key
+Change: TypeAlias = tuple[Row, bytes | None]  # None: the row is deleted
+
+ENTRY_POINTS = "statekit.homes"
+_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+class Home(ABC):
+    """A place for rows. Failures are raised as HomeError, with nothing half done where it can."""
+
+    @abstractmethod
+    def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
+        """The values of rows, in their order; None for one that is not there."""
+
+    @abstractmethod
+    def load(self, leaf: int, state: int) -> Iterable[tuple[bytes, bytes]]:
+        """All (key, value) of a leaf and state, in any order."""
+
+    @abstractmethod
+    def write(self, changes: Sequence[Change]) -> None:
+        """Puts and deletes rows: all of them, or (if it raises) perhaps only some.
+
+        A row occurs once. After a failure the provider writes the same rows again.
+        """
+
+    @abstractmethod
+    def read_meta(self) -> bytes | None:
+        """The provider's own record (geometry and schemas); None in a new home."""
+
+    @abstractmethod
+    def write_meta(self, meta: bytes, expected: bytes | None) -> bool:
+        """Replaces the record if it still is what is expected; False if another was quicker."""
+
+    def clear(self, leaf: int, state: int) -> None:
+        """Deletes all rows of a leaf and state."""
+        self.write([((leaf, state, key), None) for key, _ in self.load(leaf, state)])
+
+    def flush(self) -> None:  # noqa: B027  (not abstract: a home may have nothing to do)
+        """Makes everything written so far survive a crash."""
+
+    def close(self) -> None:  # noqa: B027
+        """Lets go of files and connections. What was written stays."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Figures of the home's own, by name."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class HomeUrl:
+    """A URL taken apart: "rocksdb:/var/state?memory=2GiB"."""
+
+    text: str
+    scheme: str
+    place: str  # what follows "scheme:", without the query
+    options: dict[str, str] = field(default_factory=dict)  # the query
+
+    @classmethod
+    def parse(cls, text: str) -> "HomeUrl":
+        scheme, colon, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if not colon or not scheme:
+            raise ArgumentError(
+                f"{shorten(text)} is no URL of a home. "
+                'Use "memory:", "rocksdb:/path" or "redis://host:port/db".'
+            )
+        place, _, query = rest.partition("?")
+        pairs = parse_qsl(query, keep_blank_values=True)
+        return cls(text, scheme.lower(), unquote(place), dict(pairs))
+
+    def take_bytes(self, option: str, default: int) -> int:
+        """A size among the options, removed from them: "2GiB" or a number of bytes."""
+        text = self.options.pop(option, None)
+        return default if text is None else parse_bytes(text, f"{option} in {self.text!r}")
+
+    def refuse_rest(self) -> None:
+        """ArgumentError if options are left that nobody took."""
+        if self.options:
+            raise ArgumentError(
+                f"{self.text!r} has options that home {self.scheme!r} does not know: "
+                f"{', '.join(sorted(self.options))}. Remove them."
+            )
+
+
+def parse_bytes(text: str | int, what: str = "a size") -> int:
+    """A number of bytes: an int, or a text with a unit.
+
+    >>> parse_bytes("1.5GiB"), parse_bytes("64 MB"), parse_bytes(4096)
+    (1610612736, 64000000, 4096)
+    """
+    number = str(text).strip()
+    unit = number.lstrip("0123456789.").strip()
+    try:
+        size = int(float(number[: len(number) - len(unit)]) * _SIZES[unit])
+    except (KeyError, ValueError):
+        raise ArgumentError(
+            f"{shorten(text)} is no size ({what}). Write a number of bytes, or 512MiB, 2GiB."
+        ) from None
+    return size
+
+
+HomeFactory: TypeAlias = Callable[[HomeUrl, int], Home]
+_registered: dict[str, HomeFactory] = {}
+
+
+def register_home(scheme: str, factory: HomeFactory) -> None:
+    """Makes `statekit.open("scheme:...")` use a factory.
+
+    It is called with the URL (whose options it takes out, refusing those it does not know) and
+    the number of bytes that the home may use for caches of its own.
+    """
+    _registered[scheme.lower()] = factory
+
+
+def open_home(url: HomeUrl, cache_bytes: int) -> Home:
+    """The home that a URL names."""
+    factory = _registered.get(url.scheme)
+    if factory is None:
+        for point in entry_points(group=ENTRY_POINTS, name=url.scheme):
+            factory = point.load()
+            break
+    if factory is None:
+        known = {"memory", *_registered, *(point.name for point in entry_points(group=ENTRY_POINTS))}
+        raise ArgumentError(
+            f"{url.text!r} names the home {url.scheme!r}, which is not installed. "
+            f"There are: {', '.join(sorted(known))}."
+        )
+    return factory(url, cache_bytes)

@@ -1,19 +1,62 @@
 """statekit: elastic keyed state for Python stream processing.
 
 >>> import statekit as sk
->>> store = sk.Store()
->>> visits = store.state("visits", "i64")
->>> visits.add("alice")
-1
->>> visits.get("alice"), visits.get("bob")
-(1, None)
+>>> kv = sk.open("memory:")
+>>> visits = kv.value("visits", int, default=0)
+>>> visits["alice"] += 1
+>>> visits.add_many(["bob", "alice", "bob"])
+>>> visits["alice"], visits["bob"], visits["carol"]
+(2, 2, 0)
 """
 
 from statekit import errors
+from statekit.assignment import assign
 from statekit.errors import StateKitError
+from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
+from statekit.provider import KVProvider, open
+from statekit.state import (
+    AggregateState,
+    ListState,
+    ListView,
+    MapState,
+    MapView,
+    ReduceState,
+    SetState,
+    SetView,
+    Timer,
+    TimersState,
+    Values,
+    ValueState,
+)
 from statekit.store import Store
+from statekit.ttl import TTL
 
-__all__ = ["StateKitError", "Store", "__version__", "errors", "key_hash", "leaf_of"]
+__all__ = [
+    "TTL",
+    "AggregateState",
+    "Home",
+    "KVProvider",
+    "ListState",
+    "ListView",
+    "MapState",
+    "MapView",
+    "ReduceState",
+    "SetState",
+    "SetView",
+    "StateKitError",
+    "Store",
+    "Timer",
+    "TimersState",
+    "ValueState",
+    "Values",
+    "__version__",
+    "assign",
+    "errors",
+    "key_hash",
+    "leaf_of",
+    "open",
+    "register_home",
+]
 
 __version__ = "0.1.0"

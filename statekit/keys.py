@@ -157,6 +157,15 @@ def leaf_of(key_type: KeyType, key: Any, key_groups: int = 128, subgroups: int =
     return key_hash(key_type, key) >> 64 - (leaves.bit_length() - 1)
 
 
+def leaf_of_encoded(codec: KeyCodec, data: bytes, leaves: int) -> int:
+    """The leaf of an encoded key in a store of so many leaves."""
+    out = ffi.new("uint64_t *")
+    status = lib.sk_key_hash(codec.native, data, len(data), out)
+    if status:
+        raise native_error(status, key=codec.show(data))
+    return int(out[0]) >> 65 - leaves.bit_length()
+
+
 def key_error(codec: KeyCodec, key: object, state: str | None = None) -> KeyTypeError:
     """What to raise when codec.encode(key) raised one of KEY_FAULTS."""
     if isinstance(key, int) and codec.text == "i":

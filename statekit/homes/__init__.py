@@ -1,8 +1,8 @@
 """Homes: where the entries are that memory does not hold.
 
-    home.py       what a home is, its URL, and how one is registered
-    rocksdb.py    a RocksDB directory
-    redis.py      a Redis server or cluster
+home.py       what a home is, its URL, and how one is registered
+rocksdb.py    a RocksDB directory
+redis.py      a Redis server or cluster
 """
 
 from statekit.homes.home import Home, HomeUrl, Row, open_home, parse_bytes, register_home

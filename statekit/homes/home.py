@@ -10,6 +10,7 @@ register_home() or as an entry point of the group "statekit.homes"; docs/homes.m
 that takes thirty lines. statekit.testing.HomeConformance tells whether it is right.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,9 +73,9 @@ class Home(ABC):
 class HomeUrl:
     """A URL taken apart: "rocksdb:/var/state?memory=2GiB"."""
 
-    text: str
+    text: str = field(repr=False)  # may have a password: messages use `shown`
     scheme: str
-    place: str  # what follows "scheme:", without the query
+    place: str = field(repr=False)  # what follows "scheme:", without the query
     options: dict[str, str] = field(default_factory=dict)  # the query
 
     @classmethod
@@ -89,16 +90,25 @@ class HomeUrl:
         pairs = parse_qsl(query, keep_blank_values=True)
         return cls(text, scheme.lower(), unquote(place), dict(pairs))
 
+    @property
+    def shown(self) -> str:
+        """The text without user and password.
+
+        >>> HomeUrl.parse("redis://me:secret@host/0").shown
+        'redis://...@host/0'
+        """
+        return re.sub("//.*@", "//...@", self.text)
+
     def take_bytes(self, option: str, default: int) -> int:
         """A size among the options, removed from them: "2GiB" or a number of bytes."""
         text = self.options.pop(option, None)
-        return default if text is None else parse_bytes(text, f"{option} in {self.text!r}")
+        return default if text is None else parse_bytes(text, f"{option} in {self.shown!r}")
 
     def refuse_rest(self) -> None:
         """ArgumentError if options are left that nobody took."""
         if self.options:
             raise ArgumentError(
-                f"{self.text!r} has options that home {self.scheme!r} does not know: "
+                f"{self.shown!r} has options that home {self.scheme!r} does not know: "
                 f"{', '.join(sorted(self.options))}. Remove them."
             )
 
@@ -113,7 +123,7 @@ def parse_bytes(text: str | int, what: str = "a size") -> int:
     unit = number.lstrip("0123456789.").strip()
     try:
         size = int(float(number[: len(number) - len(unit)]) * _SIZES[unit])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise ArgumentError(
             f"{shorten(text)} is no size ({what}). Write a number of bytes, or 512MiB, 2GiB."
         ) from None
@@ -141,9 +151,10 @@ def open_home(url: HomeUrl, cache_bytes: int) -> Home:
             factory = point.load()
             break
     if factory is None:
-        known = {"memory", *_registered, *(point.name for point in entry_points(group=ENTRY_POINTS))}
+        installed = {point.name for point in entry_points(group=ENTRY_POINTS)}
+        known = {"memory", *_registered, *installed}
         raise ArgumentError(
-            f"{url.text!r} names the home {url.scheme!r}, which is not installed. "
+            f"{url.shown!r} names the home {url.scheme!r}, which is not installed. "
             f"There are: {', '.join(sorted(known))}."
         )
     return factory(url, cache_bytes)

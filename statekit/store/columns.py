@@ -39,6 +39,7 @@ class Column(NamedTuple):
     offsets: Any
     data_len: int
     keep: object
+    is_keys: bool = False  # encoded keys, of a tuple perhaps
 
     def fill(self, target: Any, *, raw: bool = False) -> None:
         """Writes the column into an sk_column. raw: bytes are bytes, not MessagePack."""
@@ -47,6 +48,15 @@ class Column(NamedTuple):
         target.data = self.data
         target.offsets = self.offsets
         target.data_len = self.data_len
+
+    def slice(self, start: int, stop: int) -> "Column":
+        """Items start to stop, in the same memory."""
+        n = max(0, min(stop, self.n) - start)
+        if self.offsets == ffi.NULL:
+            data = ffi.cast("char *", self.data) + 8 * start
+            return self._replace(n=n, data=data, data_len=8 * n)
+        width = 4 if self.type == lib.SK_COL_VAR32 else 8
+        return self._replace(n=n, offsets=ffi.cast("char *", self.offsets) + width * start)
 
     def encoded(self, record: int) -> bytes:
         """One item as bytes: a key as it is stored."""
@@ -73,8 +83,10 @@ def column(source: Any, want: str, what: str = "the column") -> Column:
 
 def key_column(source: Any, codec: KeyCodec, what: str = "the keys") -> Column:
     """A column of encoded keys. Tuple keys: a tuple of columns, or a list of tuples."""
+    if isinstance(source, Column) and source.is_keys:
+        return source
     if not codec.is_tuple:
-        return column(source, codec.parts, what)
+        return column(source, codec.parts, what)._replace(is_keys=True)
     parts = _tuple_parts(source, len(codec.parts))
     if parts is None:
         raise ColumnError(
@@ -98,7 +110,7 @@ def key_column(source: Any, codec: KeyCodec, what: str = "the keys") -> Column:
     data = owned_view(buf)
     if status:
         raise native_error(status)
-    return _variable("b", data, offsets, n)
+    return _variable("b", data, offsets, n)._replace(is_keys=True)
 
 
 def _tuple_parts(source: Any, count: int) -> Any:
@@ -116,6 +128,8 @@ def _tuple_parts(source: Any, count: int) -> Any:
 
 def _find(source: Any, want: str) -> Column:
     """The column that a source is, whatever it holds."""
+    if isinstance(source, Column):
+        return source
     if isinstance(source, list | tuple):
         return _from_items(source, want)
     if hasattr(source, "__arrow_c_array__"):

@@ -207,13 +207,19 @@ class ContainerState(State):
 
     # ---- The two native calls
 
-    def _read(
-        self, key: Any, op: int, path: Path, arg: bytes, i: int, j: int, wants_bytes: bool
+    def read(
+        self,
+        key: Any,
+        op: int,
+        steps: bytes,
+        arg: bytes = b"",
+        i: int = 0,
+        j: int = 0,
+        wants_bytes: bool = True,
     ) -> Any:
-        """sk_read: the bytes or the number that it gives, or None if there is nothing."""
+        """sk_read at an encoded path: the bytes or the number it gives, or None if nothing."""
         encode = self._encode
         try:
-            steps = encode_path(path) if path else b""
             k = encode(key)
             try:
                 buffer = pop_buffer()
@@ -224,7 +230,7 @@ class ContainerState(State):
                 arg, len(arg), i, j, buffer.ptr,
             )  # fmt: skip
         except _FAULTS as fault:
-            raise self._input_fault(fault, key, path, arg, (i, j)) from None
+            raise self._input_fault(fault, key, arg, (i, j)) from None
         if wants_bytes and length >= 0:
             return buffer.take(length)
         push_buffer(buffer)
@@ -232,14 +238,19 @@ class ContainerState(State):
             raise self._refuse(-length, key)
         return None if length < 0 else length
 
-    def _write(
-        self, key: Any, op: int, path: Path, arg: bytes, i: int, j: int, shape: str | None
+    def write(
+        self,
+        key: Any,
+        op: int,
+        steps: bytes,
+        arg: bytes = b"",
+        i: int = 0,
+        j: int = 0,
+        shape: bytes = b"",
     ) -> Any:
-        """sk_write: the element it took out, True, or None if there is nothing to write to."""
+        """sk_write at an encoded path: the element it took out, True, or None if nothing there."""
         encode = self._encode
         try:
-            steps = encode_path(path) if path else b""
-            levels = self._shape if shape is None else shape.encode()
             if arg.__class__ is not bytes:
                 arg = memoryview(arg).tobytes()
             k = encode(key)
@@ -248,11 +259,11 @@ class ContainerState(State):
             except IndexError:
                 buffer = Buffer()
             length: int = _sk_write(
-                self._ptr, self._id, k, len(k), op, steps, len(steps), levels,
+                self._ptr, self._id, k, len(k), op, steps, len(steps), shape,
                 arg, len(arg), i, j, buffer.ptr,
             )  # fmt: skip
         except _FAULTS as fault:
-            raise self._input_fault(fault, key, path, arg, (i, j)) from None
+            raise self._input_fault(fault, key, arg, (i, j)) from None
         if length > 0:
             return buffer.take(length)
         push_buffer(buffer)
@@ -260,15 +271,27 @@ class ContainerState(State):
             raise self._refuse(-length, key)
         return length == 0 or None
 
-    def _input_fault(
-        self, fault: Exception, key: Any, path: Path, arg: Any, positions: Any
-    ) -> StateKitError:
-        wrong = positions if isinstance(arg, bytes) else arg
+    def _read(
+        self, key: Any, op: int, path: Path, arg: bytes, i: int, j: int, wants_bytes: bool
+    ) -> Any:
+        return self.read(key, op, self._steps(key, path), arg, i, j, wants_bytes)
+
+    def _write(
+        self, key: Any, op: int, path: Path, arg: bytes, i: int, j: int, shape: str | None
+    ) -> Any:
+        levels = self._shape if shape is None else shape.encode()
+        return self.write(key, op, self._steps(key, path), arg, i, j, levels)
+
+    def _steps(self, key: Any, path: Path) -> bytes:
         try:
-            encode_path(path)
+            return encode_path(path) if path else b""
         except _FAULTS:
-            return PathError(
+            raise PathError(
                 f"{shorten(path)} is no path{where(self.name, key)}. "
                 "Pass a tuple of map keys and list positions."
-            )
-        return self._fault(fault, key, wrong)
+            ) from None
+
+    def _input_fault(
+        self, fault: Exception, key: Any, arg: Any, positions: tuple[Any, Any]
+    ) -> StateKitError:
+        return self._fault(fault, key, positions if isinstance(arg, bytes) else arg)

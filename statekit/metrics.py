@@ -1,0 +1,171 @@
+"""Metrics: what a provider counts, and how Prometheus reads it.
+
+Operations are counted in C, in memory that each of them touches anyway; fetches, spills and
+batches are counted here, where they are slow enough for it.
+
+    from statekit.metrics import prometheus_collector
+    prometheus_client.REGISTRY.register(prometheus_collector(kv, worker="3"))
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+BOUNDS_S = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
+
+
+class Latency:
+    """A histogram of seconds with fixed bounds."""
+
+    __slots__ = ("count", "counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.count = 0
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.count += 1
+        self.sum_s += seconds
+
+    def quantile(self, q: float) -> float:
+        """The bound below which a share q of the observations lies; 0.0 if there are none."""
+        wanted = q * self.count
+        seen = 0
+        for bound, count in zip((*BOUNDS_S, float("inf")), self.counts, strict=True):
+            seen += count
+            if count and seen >= wanted:
+                return bound
+        return 0.0
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts, as Prometheus wants them."""
+        total = 0
+        found = []
+        for bound, count in zip((*BOUNDS_S, float("inf")), self.counts, strict=True):
+            total += count
+            found.append(("+Inf" if bound == float("inf") else repr(bound), float(total)))
+        return found
+
+
+class StateCounters:
+    """Counts of one state since the provider was opened."""
+
+    __slots__ = ("batch_latency", "fetch_latency", "fetches", "spills")
+
+    def __init__(self) -> None:
+        self.fetches = 0  # entries asked of the home
+        self.spills = 0  # rows written home
+        self.fetch_latency = Latency()
+        self.batch_latency = Latency()
+
+    def fetched(self, entries: int, seconds: float) -> None:
+        self.fetches += entries
+        self.fetch_latency.observe(seconds)
+
+    def written_back(self, rows: int) -> None:
+        self.spills += rows
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetrics:
+    """One state."""
+
+    entries: int  # that are in memory
+    bytes: int  # native memory
+    dirty: int  # entries not yet written home
+    operations: int
+    hits: int  # operations that memory could answer
+    fetches: int
+    spills: int
+    fetch_latency: Latency = field(repr=False)
+    batch_latency: Latency = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A provider."""
+
+    states: dict[str, StateMetrics]
+    bytes: int  # native memory
+    bytes_max: int  # the budget; 0 for none
+    leaves: dict[str, int]  # whole, partial, absent, away
+    home: dict[str, float]  # the home's own figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for logs and JSON: latencies as count, p50 and p99 in seconds."""
+        plain = asdict(self)
+        for name, state in self.states.items():
+            for latency in ("fetch_latency", "batch_latency"):
+                seen: Latency = getattr(state, latency)
+                plain["states"][name][latency] = {
+                    "count": seen.count,
+                    "p50_s": seen.quantile(0.5),
+                    "p99_s": seen.quantile(0.99),
+                }
+        return plain
+
+
+_PER_STATE = {
+    "entries": ("gauge", "Entries in memory"),
+    "bytes": ("gauge", "Native memory"),
+    "dirty": ("gauge", "Entries not yet written home"),
+    "operations": ("counter", "Operations and batch records"),
+    "hits": ("counter", "Operations that memory could answer"),
+    "fetches": ("counter", "Entries asked of the home"),
+    "spills": ("counter", "Rows written home"),
+}
+
+
+class PrometheusCollector:
+    """Reads a provider's metrics whenever Prometheus asks. See prometheus_collector()."""
+
+    def __init__(self, read: Callable[[], Metrics], labels: dict[str, str]) -> None:
+        self._read = read
+        self._labels = labels
+
+    def describe(self) -> list[Any]:
+        """Nothing: what there is to collect depends on the states, which come later."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        metrics = self._read()
+        names, values = list(self._labels), list(self._labels.values())
+        for name, (kind, text) in _PER_STATE.items():
+            family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            found = family(f"statekit_{name}", text, labels=[*names, "state"])
+            for state, figures in metrics.states.items():
+                found.add_metric([*values, state], getattr(figures, name))
+            yield found
+        for name in ("fetch_latency", "batch_latency"):
+            found = HistogramMetricFamily(
+                f"statekit_{name}_seconds", f"{name} of a call", labels=[*names, "state"]
+            )
+            for state, figures in metrics.states.items():
+                seen: Latency = getattr(figures, name)
+                found.add_metric([*values, state], seen.buckets(), seen.sum_s)
+            yield found
+        leaves = GaugeMetricFamily("statekit_leaves", "Leaves", labels=[*names, "residency"])
+        for residency, count in metrics.leaves.items():
+            leaves.add_metric([*values, residency], count)
+        yield leaves
+        memory = GaugeMetricFamily("statekit_memory_bytes", "Native memory", labels=names)
+        memory.add_metric(values, metrics.bytes)
+        yield memory
+        home = GaugeMetricFamily("statekit_home", "The home's own figures", labels=[*names, "name"])
+        for name, figure in metrics.home.items():
+            home.add_metric([*values, name], figure)
+        yield home
+
+
+def prometheus_collector(provider: Any, **labels: str) -> PrometheusCollector:
+    """A collector to register with prometheus_client (extra "metrics")."""
+    return PrometheusCollector(provider.metrics, labels)

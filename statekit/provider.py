@@ -1,0 +1,823 @@
+"""KVProvider: what a stream engine programs against.
+
+A provider owns some key-groups and has the states under their keys: typed, in memory or larger
+than memory, to be split and merged by moving leaves. It ties together what is explained elsewhere:
+a native store (store/), a home for what memory does not hold (homes/), the traffic between them
+(residence.py), types (schema.py, codecs.py) and the states themselves (state/).
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from html import escape
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from statekit.assignment import KeyGroups, group_ranges, show_groups, subtract
+from statekit.codecs import ListShape, MapShape, SetShape, Shape, make_codec, make_shape
+from statekit.errors import (
+    ArgumentError,
+    ClosedError,
+    NotOwnedError,
+    OccupiedError,
+    SchemaError,
+    shorten,
+)
+from statekit.homes import Home, HomeUrl, open_home
+from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
+from statekit.metrics import Metrics, StateCounters, StateMetrics
+from statekit.residence import Residence
+from statekit.schema import StateSchema, Type, check_evolution
+from statekit.state import (
+    AggregateState,
+    ListState,
+    MapState,
+    ReduceState,
+    SetState,
+    TimersState,
+    ValueState,
+)
+from statekit.state.keyed import current_key
+from statekit.state.value import NO_DEFAULT, NumberValueState
+from statekit.store import Store
+from statekit.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+A = TypeVar("A")
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+
+META_VERSION = 1
+MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
+_HOME_SHARE = 4  # a quarter of the memory is for the home's own caches
+_KEY_GROUPS, _SUBGROUPS = 128, 16
+_NUMBERS = {"int": "i64", "float": "f64"}
+
+
+def open(  # noqa: A001  (sk.open, as in gzip.open)
+    url: str = "memory:",
+    *,
+    key_groups: int | None = None,
+    subgroups: int | None = None,
+    owned: KeyGroups | None = None,
+) -> "KVProvider":
+    """Opens a provider.
+
+    url: "memory:", "rocksdb:/path?memory=2GiB", "redis://host:port/db", or a home that another
+    package brings. `memory=` is how much memory may hold; the rest is at home.
+    key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
+    owned: the key-groups that are this provider's; all unless told.
+
+    >>> kv = open("memory:")
+    >>> visits = kv.value("visits", int, default=0)
+    >>> visits["alice"] += 1
+    >>> visits["alice"]
+    1
+    """
+    parsed = HomeUrl.parse(url)
+    home = None
+    share = 0
+    if parsed.scheme == "memory":
+        budget = parsed.take_bytes("memory", 0)
+        if parsed.place:
+            raise ArgumentError(f'{url!r} names a place in memory. Write "memory:".')
+        parsed.refuse_rest()
+    else:
+        memory = parsed.take_bytes("memory", MEMORY_DEFAULT)
+        share = memory // _HOME_SHARE
+        budget = memory - share
+        home = open_home(parsed, share)
+    try:
+        return _open_with(home, parsed.text, key_groups, subgroups, owned, budget)
+    except BaseException:
+        if home is not None:
+            home.close()
+        raise
+
+
+def _open_with(
+    home: Home | None,
+    url: str,
+    key_groups: int | None,
+    subgroups: int | None,
+    owned: KeyGroups | None,
+    budget: int,
+) -> "KVProvider":
+    meta = _Meta.read(home, url)
+    geometry = []
+    for name, asked, stored, default in (
+        ("key_groups", key_groups, meta.key_groups, _KEY_GROUPS),
+        ("subgroups", subgroups, meta.subgroups, _SUBGROUPS),
+    ):
+        if asked is not None and stored is not None and asked != stored:
+            raise ArgumentError(
+                f"{url!r} was made with {name}={stored}; asked for was {name}={asked}. "
+                "Leave it out, or copy the state into a new home."
+            )
+        geometry.append(asked or stored or default)
+    store = Store(geometry[0], geometry[1])
+    is_new = meta.key_groups is None
+    meta.key_groups, meta.subgroups = geometry
+    mine = group_ranges(range(geometry[0]) if owned is None else owned, geometry[0])
+    if not is_new:
+        store.mark(0, store.leaves, "absent")
+    for part in subtract((range(geometry[0]),), mine):
+        store.mark(part.start * geometry[1], part.stop * geometry[1], "away")
+    residence = Residence(store, home, budget)
+    return KVProvider(url, residence, meta, mine, _HomeShare(home), _Family())
+
+
+class _HomeShare:
+    """A home, and how many providers use it: the last one closes it."""
+
+    def __init__(self, home: Home | None) -> None:
+        self.home = home
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def share(self) -> "_HomeShare":
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or self.home is None:
+                return
+        self.home.close()
+
+
+class _Family:
+    """The providers of one process that were split from each other: who owns which key-group."""
+
+    def __init__(self) -> None:
+        self.owners: dict[int, KVProvider] = {}
+
+
+class _Meta:
+    """What a provider keeps about itself at home: geometry and schemas, as JSON."""
+
+    def __init__(
+        self, key_groups: int | None, subgroups: int | None, schemas: list[StateSchema]
+    ) -> None:
+        self.key_groups = key_groups
+        self.subgroups = subgroups
+        self.schemas = schemas  # a state's number at home is its place in this list
+
+    @classmethod
+    def read(cls, home: Home | None, url: str = "") -> "_Meta":
+        data = None if home is None else home.read_meta()
+        return cls(None, None, []) if data is None else cls.decode(data, url)
+
+    @classmethod
+    def decode(cls, data: bytes, url: str) -> "_Meta":
+        try:
+            found = json.loads(data)
+            if found["statekit"] != META_VERSION:
+                raise SchemaError(
+                    f"{url!r} was written by a statekit whose homes have version "
+                    f"{found['statekit']}; this one reads version {META_VERSION}. Update statekit."
+                )
+            schemas = [StateSchema(**schema) for schema in found["states"]]
+            return cls(found["key_groups"], found["subgroups"], schemas)
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, SchemaError):
+                raise
+            raise SchemaError(
+                f"{url!r} holds a description of its states that cannot be read ({error!r}). "
+                "Is it a home of statekit?"
+            ) from None
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "statekit": META_VERSION,
+                "key_groups": self.key_groups,
+                "subgroups": self.subgroups,
+                "states": [schema._asdict() for schema in self.schemas],
+            }
+        ).encode()
+
+    def find(self, name: str) -> StateSchema | None:
+        return next((schema for schema in self.schemas if schema.name == name), None)
+
+
+class _Declaration:
+    """How a state was asked for: enough to ask for it again on another provider."""
+
+    def __init__(self, schema: StateSchema, ttl: TTL | None, make: Callable[..., Any]) -> None:
+        self.schema = schema
+        self.ttl = ttl
+        self.make = make  # (raw, residence, schema) -> the typed state
+
+
+class KVProvider:
+    """Typed state under the keys of some key-groups. Make one with statekit.open().
+
+    Every method may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        residence: Residence,
+        meta: _Meta,
+        mine: tuple[range, ...],
+        home: _HomeShare,
+        family: _Family,
+    ) -> None:
+        self.url = url
+        self._residence = residence
+        self._meta = meta
+        self._mine = mine
+        self._home = home
+        self._family = family
+        self._lock = threading.RLock()
+        self._declared: dict[str, _Declaration] = {}
+        self._states: dict[str, Any] = {}
+        self._handles: list[Any] = []
+        self._sweeper: Sweeper | None = None
+        self._is_closed = False
+        residence.numbers = {schema.name: at for at, schema in enumerate(meta.schemas)}
+        for group in (group for part in mine for group in part):
+            family.owners[group] = self
+
+    # ---- Declaring states
+
+    @overload
+    def value(
+        self, name: str, type: type[T], *, default: T = ..., key: KeyType = ..., ttl: Any = ...
+    ) -> ValueState[T]: ...
+    @overload
+    def value(
+        self, name: str, type: Any, *, default: Any = ..., key: KeyType = ..., ttl: Any = ...
+    ) -> ValueState[Any]: ...
+    def value(  # type: ignore[misc]
+        self,
+        name: str,
+        type: Any,  # noqa: A002
+        *,
+        default: Any = NO_DEFAULT,
+        key: KeyType = str,
+        ttl: Any = None,
+    ) -> ValueState[Any]:
+        """One value of a type under each key. default: what reading a missing key gives."""
+        codec = make_codec(type)
+        kind = _value_kind(codec.type)
+        cls = ValueState if kind == "bytes" else NumberValueState
+
+        def make(raw: Any, residence: Residence, schema: StateSchema) -> ValueState[Any]:
+            return cls(raw, residence, schema, codec, default)
+
+        return self._declare(name, "value", key, codec.type, kind, ttl, make)  # type: ignore[no-any-return]
+
+    @overload
+    def list(
+        self, name: str, item: type[T], *, key: KeyType = ..., ttl: Any = ...
+    ) -> ListState[T]: ...
+    @overload
+    def list(self, name: str, item: Any, *, key: KeyType = ..., ttl: Any = ...) -> ListState[Any]: ...
+    def list(  # type: ignore[misc]
+        self, name: str, item: Any, *, key: KeyType = str, ttl: Any = None
+    ) -> ListState[Any]:
+        """A list of items of a type under each key."""
+        return self._container(name, make_shape(_list[item]), key, ttl)  # type: ignore[no-any-return]
+
+    @overload
+    def map(
+        self, name: str, map_key: type[K], value: type[V], *, key: KeyType = ..., ttl: Any = ...
+    ) -> MapState[K, V]: ...
+    @overload
+    def map(
+        self, name: str, map_key: Any, value: Any, *, key: KeyType = ..., ttl: Any = ...
+    ) -> MapState[Any, Any]: ...
+    def map(  # type: ignore[misc]
+        self, name: str, map_key: Any, value: Any, *, key: KeyType = str, ttl: Any = None
+    ) -> MapState[Any, Any]:
+        """A map under each key."""
+        return self._container(name, make_shape(dict[map_key, value]), key, ttl)  # type: ignore[no-any-return]
+
+    @overload
+    def state(
+        self, name: str, hint: "type[_list[T]]", *, key: KeyType = ..., ttl: Any = ...
+    ) -> ListState[T]: ...
+    @overload
+    def state(
+        self, name: str, hint: type[dict[K, V]], *, key: KeyType = ..., ttl: Any = ...
+    ) -> MapState[K, V]: ...
+    @overload
+    def state(
+        self, name: str, hint: "type[set[T]]", *, key: KeyType = ..., ttl: Any = ...
+    ) -> SetState[T]: ...
+    @overload
+    def state(
+        self, name: str, hint: type[T], *, key: KeyType = ..., ttl: Any = ...
+    ) -> ValueState[T]: ...
+    @overload
+    def state(self, name: str, hint: Any, *, key: KeyType = ..., ttl: Any = ...) -> Any: ...
+    def state(self, name: str, hint: Any, *, key: KeyType = str, ttl: Any = None) -> Any:
+        """What a type hint says: lists, dicts and sets, nested as you like; else a value."""
+        shape = make_shape(hint)
+        if shape.letter:
+            return self._container(name, shape, key, ttl)
+        return self.value(name, hint, key=key, ttl=ttl)
+
+    def _container(self, name: str, shape: Shape, key: KeyType, ttl: Any) -> Any:
+        form, kind, cls = next(
+            (form, kind, cls) for node, form, kind, cls in _CONTAINERS if isinstance(shape, node)
+        )
+
+        def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
+            return cls(raw, residence, schema, shape)
+
+        return self._declare(name, form, key, shape.codec.type, kind, ttl, make)
+
+    def reduce(
+        self,
+        name: str,
+        type: type[T],  # noqa: A002
+        function: Callable[[T, T], T],
+        *,
+        key: KeyType = str,
+        ttl: Any = None,
+    ) -> ReduceState[T]:
+        """A value that new ones are folded into: kv.reduce("total", int, operator.add)."""
+        state = ReduceState(self.value(name, type, key=key, ttl=ttl), function)
+        self._states[name] = state
+        return state
+
+    @overload
+    def aggregate(
+        self,
+        name: str,
+        type: type[A],
+        *,
+        initial: A,
+        add: Callable[[A, I], A],
+        result: Callable[[A], R],
+        key: KeyType = ...,
+        ttl: Any = ...,
+    ) -> AggregateState[A, I, R]: ...
+    @overload
+    def aggregate(
+        self,
+        name: str,
+        type: type[A],
+        *,
+        initial: A,
+        add: Callable[[A, I], A],
+        key: KeyType = ...,
+        ttl: Any = ...,
+    ) -> AggregateState[A, I, A]: ...
+    def aggregate(  # type: ignore[misc]
+        self,
+        name: str,
+        type: Any,  # noqa: A002
+        *,
+        initial: Any,
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any], Any] = lambda accumulator: accumulator,
+        key: KeyType = str,
+        ttl: Any = None,
+    ) -> AggregateState[Any, Any, Any]:
+        """An accumulator of a type that items are added to, and the result made of it."""
+        values = self.value(name, type, key=key, ttl=ttl)
+        state = AggregateState(values, initial, add, result)
+        self._states[name] = state
+        return state
+
+    def timers(self, name: str, *, key: KeyType = str) -> TimersState:
+        """Timers in event time under each key."""
+
+        def make(raw: Any, residence: Residence, schema: StateSchema) -> TimersState:
+            residence.load_state(raw)
+            return TimersState(raw, residence, schema)
+
+        return self._declare(name, "timers", key, "int", "timers", None, make)  # type: ignore[no-any-return]
+
+    def _declare(
+        self,
+        name: str,
+        form: str,
+        key: KeyType,
+        type_: Type,
+        kind: str,
+        ttl: Any,
+        make: Callable[..., Any],
+    ) -> Any:
+        self._check_open()
+        life = as_ttl(ttl)
+        asked = StateSchema(name, form, key_codec(key).text, type_, life is not None)
+        with self._lock:
+            before = self._declared.get(name)
+            if before is not None and (before.schema != asked or before.ttl != life):
+                self._refuse_second(before, asked, life)
+            stored = self._meta.find(name)
+            if stored is not None and before is None:
+                check_evolution(stored, asked)
+            return self._attach_state(_Declaration(asked, life, make), kind)
+
+    def _refuse_second(self, before: _Declaration, asked: StateSchema, life: TTL | None) -> None:
+        if before.schema == asked:
+            what, is_asked = f"ttl {before.ttl}", f"ttl {life}"
+        else:
+            what, is_asked = str(before.schema), str(asked)
+        error = SchemaError(
+            f"state {asked.name!r} is declared in this provider as {what}; asked for was "
+            f"{is_asked}. Declare a state once, or the same way each time."
+        )
+        error.state = asked.name
+        raise error
+
+    def _attach_state(self, declaration: _Declaration, kind: str | None = None) -> Any:
+        """The typed state of a declaration, on the native state of its name."""
+        schema, residence = declaration.schema, self._residence
+        raw = residence.store.state(
+            schema.name,
+            kind or _kind_of(schema),  # type: ignore[call-overload]
+            schema.key,
+            timed=schema.timed,
+        )
+        self._register(schema)
+        if declaration.ttl is not None:
+            life = declaration.ttl
+            raw.ttl(life.after_ms, clock=life.time, on_read=life.refresh == "read")
+            if self._sweeper is None and life.time == "processing":
+                self._sweeper = Sweeper(residence.store)
+        state = declaration.make(raw, residence, schema)
+        self._declared[schema.name] = declaration
+        self._states[schema.name] = state
+        self._handles.append(state)
+        return state
+
+    def _register(self, schema: StateSchema) -> None:
+        """Writes the schema into the home's description, where several providers may be at it."""
+        residence = self._residence
+        residence.counters.setdefault(schema.name, StateCounters())
+        home = residence.home
+        while True:
+            expected = None if home is None else home.read_meta()
+            if expected is not None:
+                self._meta.schemas = _Meta.decode(expected, self.url).schemas
+            schemas = self._meta.schemas
+            names = [known.name for known in schemas]
+            if schema in schemas:
+                break
+            changed = [*schemas, schema]
+            if schema.name in names:
+                changed = [schema if known.name == schema.name else known for known in schemas]
+            self._meta.schemas = changed
+            if home is None or home.write_meta(self._meta.encode(), expected):
+                break
+        residence.numbers = {known.name: at for at, known in enumerate(self._meta.schemas)}
+
+    # ---- Finding states
+
+    def __getitem__(self, name: str) -> Any:
+        """A state that was declared."""
+        try:
+            return self._states[name]
+        except KeyError:
+            stored = self._meta.find(name)
+            hint = f" (it is stored as {stored})" if stored is not None else ""
+            known = ", ".join(sorted(self._states)) or "none"
+            raise SchemaError(
+                f"there is no state {name!r} in this provider{hint}. Declare it first; "
+                f"declared are: {known}."
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._states
+
+    @property
+    def schemas(self) -> Mapping[str, StateSchema]:
+        """The schemas of all states that are stored, declared here or not."""
+        return {schema.name: schema for schema in self._meta.schemas}
+
+    # ---- The current key
+
+    @contextmanager
+    def key(self, key: Any) -> Iterator["Keyed"]:
+        """Sets the current key: inside, state.current is the state under this key.
+
+        >>> kv = open("memory:")
+        >>> clicks = kv.list("clicks", str)
+        >>> with kv.key("alice"):
+        ...     clicks.current.append("/home")
+        >>> clicks["alice"]
+        ['/home']
+        """
+        token = current_key.set(key)
+        try:
+            yield Keyed(self, key)
+        finally:
+            current_key.reset(token)
+
+    def keyed(self, key: Any) -> "Keyed":
+        """All states under one key, as attributes: kv.keyed("alice").visits.get()."""
+        return Keyed(self, key)
+
+    # ---- Time
+
+    def advance_watermark(self, watermark: Timestamp) -> None:
+        """Moves event time on (it never goes back): entries with a TTL in event time expire."""
+        store = self._residence.store
+        store.set_time("event", as_ms(watermark, "watermark"))
+        store.sweep(SWEEP_SLOTS)
+
+    def sweep(self) -> int:
+        """Clears away all entries that have expired; how many. (They are never returned anyway.)"""
+        return self._residence.sweep()
+
+    # ---- Homes
+
+    def flush(self) -> None:
+        """Writes all changes home and makes them durable there. Memory has nothing to do."""
+        self._check_open()
+        self._residence.flush()
+
+    def close(self) -> None:
+        """Flushes and lets go. From then on the provider and its states raise ClosedError."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._residence.flush()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.stop()
+        for state in self._handles:
+            state._ptr = None
+        self._residence.close()
+        self._home.release()
+        for group in (group for part in self._mine for group in part):
+            if self._family.owners.get(group) is self:
+                del self._family.owners[group]
+
+    def __enter__(self) -> "KVProvider":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"the provider of {self.url!r} is closed. Open another one.")
+
+    # ---- Key-groups
+
+    @property
+    def key_groups(self) -> tuple[range, ...]:
+        """The key-groups that this provider owns, as ascending ranges."""
+        return self._mine
+
+    @property
+    def key_group_count(self) -> int:
+        """How many key-groups there are in all."""
+        return self._residence.store.key_groups
+
+    @property
+    def subgroups(self) -> int:
+        """Sub-groups in each key-group."""
+        return self._residence.store.subgroups
+
+    def key_group_of(self, key: Any) -> int:
+        """The key-group of a key, whoever owns it."""
+        codec = key_codec(_key_type_of(key))
+        store = self._residence.store
+        data = encode_key(codec.text, key)
+        return leaf_of_encoded(codec, data, store.leaves) // store.subgroups
+
+    def owner_of(self, key: Any) -> "KVProvider | None":
+        """The provider that has a key: this one, or one it was split from or into, or None.
+
+        >>> kv = open("memory:")
+        >>> left, right = kv.split([range(0, 64), range(64, 128)])
+        >>> kv.owner_of("alice") is left, left.key_group_of("alice")
+        (True, 15)
+        """
+        return self._family.owners.get(self.key_group_of(key))
+
+    def split(self, ranges: Iterable[KeyGroups]) -> "_list[KVProvider]":
+        """Hands key-groups over to new providers, one for each range, by moving their leaves.
+
+        What is in no range stays here. The new providers have the same states and the same home;
+        memory is shared out by the number of key-groups.
+        """
+        self._check_open()
+        total = self.key_group_count
+        parts = [group_ranges(part, total) for part in ranges]
+        group_ranges([group for part in parts for group in part])  # each group once
+        for part in parts:
+            if missing := subtract(part, self._mine):
+                raise NotOwnedError(
+                    f"key-groups {show_groups(missing)} are not this provider's, which has "
+                    f"{show_groups(self._mine)}. Split what it has."
+                )
+        with self._lock:
+            return [self._split_off(part) for part in parts]
+
+    def _split_off(self, part: tuple[range, ...]) -> "KVProvider":
+        own = self._residence
+        groups = sum(map(len, self._mine)) or 1
+        share = own.budget * sum(map(len, part)) // groups
+        other = self._sibling(share)
+        try:
+            own.move_leaves(other._residence, self._leaf_ranges(part))
+        except BaseException:
+            other._let_go()
+            raise
+        own.set_budget(own.budget - share)
+        self._mine = subtract(self._mine, part)
+        other._take_over(part)
+        return other
+
+    def _sibling(self, budget: int) -> "KVProvider":
+        """A provider with the same states and home that owns nothing yet."""
+        store = Store(self.key_group_count, self.subgroups)
+        store.mark(0, store.leaves, "away")
+        residence = Residence(store, self._residence.home, budget)
+        meta = _Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
+        other = KVProvider(self.url, residence, meta, (), self._home.share(), self._family)
+        event_time = self._residence.store.time("event")
+        if event_time is not None:
+            store.set_time("event", event_time)
+        for declaration in self._declared.values():
+            other._attach_state(declaration)
+        return other
+
+    def _take_over(self, part: tuple[range, ...]) -> None:
+        self._mine = group_ranges([group for r in (*self._mine, *part) for group in r])
+        for group in (group for r in part for group in r):
+            self._family.owners[group] = self
+
+    def _leaf_ranges(self, part: tuple[range, ...]) -> "_list[range]":
+        return [range(r.start * self.subgroups, r.stop * self.subgroups) for r in part]
+
+    def merge(self, other: "KVProvider") -> None:
+        """Takes over all key-groups of another provider, which is left with none.
+
+        Refused, with nothing changed, if both have a key-group or their states do not agree.
+        """
+        self._check_open()
+        other._check_open()
+        self._check_mergeable(other)
+        first, second = sorted((self, other), key=id)
+        with first._lock, second._lock:
+            part = other._mine
+            for name, declaration in other._declared.items():
+                if name not in self._declared:
+                    self._attach_state(declaration)
+            for schema in other._meta.schemas:
+                self._register(schema)
+            leaves = self._leaf_ranges(part)
+            other._residence.give(self._residence, leaves)
+            self._residence.set_budget(self._residence.budget + other._residence.budget)
+            other._mine = ()
+            self._take_over(part)
+
+    def _check_mergeable(self, other: "KVProvider") -> None:
+        if other is self:
+            raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
+        ours = (self.key_group_count, self.subgroups)
+        theirs = (other.key_group_count, other.subgroups)
+        if ours != theirs:
+            raise ArgumentError(
+                f"a provider of {theirs[0]} x {theirs[1]} sub-groups cannot be merged into one of "
+                f"{ours[0]} x {ours[1]}. Open both with the same numbers."
+            )
+        common = subtract(self._mine, subtract(self._mine, other._mine))
+        if common:
+            raise OccupiedError(
+                f"both providers have key-groups {show_groups(common)}. "
+                "Merge providers that own different ones."
+            )
+        mine = self.schemas
+        for name, schema in other.schemas.items():
+            if name in mine and mine[name] != schema:
+                raise SchemaError(
+                    f"state {name!r} is {mine[name]} here and {schema} there. "
+                    "Nothing was merged; declare it alike on both sides."
+                )
+
+    # ---- Figures
+
+    def metrics(self) -> Metrics:
+        """What is held and what was done, per state and in all."""
+        self._check_open()
+        residence = self._residence
+        store = residence.store
+        states = {}
+        for name, counters in residence.counters.items():
+            raw = next((raw for raw in store.states() if raw.name == name), None)
+            if raw is None:
+                continue
+            stats = store.stats(raw)
+            states[name] = StateMetrics(
+                entries=stats.entries,
+                bytes=stats.bytes,
+                dirty=stats.dirty,
+                operations=stats.operations,
+                hits=max(0, stats.operations - counters.fetches),
+                fetches=counters.fetches,
+                spills=counters.spills,
+                fetch_latency=counters.fetch_latency,
+                batch_latency=counters.batch_latency,
+            )
+        total = store.stats()
+        leaves = {
+            "whole": total.whole,
+            "partial": total.partial,
+            "absent": total.absent,
+            "away": total.away,
+        }
+        figures = {} if residence.home is None else dict(residence.home.metrics())
+        return Metrics(states, store.bytes_used, residence.budget, leaves, figures)
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            return f"<KVProvider {self.url!r}, closed>"
+        states = ", ".join(sorted(self._states)) or "no states"
+        return (
+            f"<KVProvider {self.url!r}, key-groups {show_groups(self._mine)} of "
+            f"{self.key_group_count}, {self._residence.store.bytes_used} bytes: {states}>"
+        )
+
+    def _repr_html_(self) -> str:
+        if self._is_closed:
+            return f"<p>KVProvider {escape(self.url)}, closed</p>"
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(str(self.schemas[name]))}</td>"
+            f"<td>{figures.entries}</td><td>{figures.bytes}</td></tr>"
+            for name, figures in self.metrics().states.items()
+        )
+        return (
+            f"<table><caption>KVProvider {escape(self.url)}, key-groups "
+            f"{show_groups(self._mine)} of {self.key_group_count}</caption>"
+            f"<tr><th>state</th><th>schema</th><th>entries</th><th>bytes</th></tr>{rows}</table>"
+        )
+
+
+class Keyed:
+    """All states of a provider under one key, as attributes; see KVProvider.keyed().
+
+    A value state gives a handle with get, set and add; lists, maps and sets give their views.
+    """
+
+    __slots__ = ("_key", "_provider")
+
+    def __init__(self, provider: KVProvider, key: Any) -> None:
+        self._provider = provider
+        self._key = key
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        """A state whose name is no identifier."""
+        return self._provider[name]._bind(self._key)
+
+    def __repr__(self) -> str:
+        return f"<{self._provider!r} under {shorten(self._key)}>"
+
+
+_list = list  # the class has a method of that name
+_CONTAINERS = (
+    (ListShape, "list", "list", ListState),
+    (MapShape, "map", "map", MapState),
+    (SetShape, "set", "map", SetState),
+)
+_FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
+
+
+def _value_kind(stored: Type) -> str:
+    """The native kind of a value state: numbers have their own."""
+    return _NUMBERS.get(stored, "bytes") if isinstance(stored, str) else "bytes"
+
+
+def _kind_of(schema: StateSchema) -> str:
+    """The native kind of a stored state."""
+    if schema.form != "value":
+        return _FORM_KINDS[schema.form]
+    return _value_kind(schema.type)
+
+
+def _key_type_of(key: Any) -> str:
+    """The key type that a key has by itself."""
+    letters = {str: "s", bytes: "b", int: "i"}
+    if isinstance(key, tuple):
+        return f"({''.join(letters.get(type(part), '?') for part in key)})"
+    return letters.get(type(key), "?")

@@ -1,0 +1,408 @@
+"""Residence: what is here, what is at home, and the traffic between them.
+
+A store keeps the hot entries of its leaves in memory; its home has the rest. Four things move:
+
+    fetch      an operation found an entry unknown: ask the home, install the answer, do it again
+    write back changes go home in batches, when memory is short or the user says flush()
+    evict      clean entries that were not used lately leave memory
+    scan       a whole state is read leaf by leaf: what is here over what is at home
+
+Invariant: an entry that is not here and whose leaf is not whole is at home, in its newest
+version. It holds because only clean entries are evicted, and an entry is clean only after the
+home has confirmed it.
+
+The danger is an answer that is older than what happened since it was asked for:
+
+    thread A asks the home for k and gets v0
+    thread B fetches k too, changes it to v1; k is written home and evicted
+    thread A installs v0: v1 is lost
+
+So evictions are counted, and an answer is installed only if none came between; the lock makes
+the comparison and the installation one step. After two vain tries the question is asked with the
+lock held.
+
+A provider whose home is memory has no home here: its leaves are whole, or not its own.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import repeat
+from time import perf_counter
+from typing import Any, TypeVar
+
+from statekit.errors import MemoryLimitError, UnknownEntryError
+from statekit.homes import Home, Row
+from statekit.homes.home import Change
+from statekit.keys import leaf_of_encoded
+from statekit.metrics import StateCounters
+from statekit.rows import add_stamp, native_value, read_value, row_packer, split_stamp
+from statekit.store import Block, Store
+from statekit.store.states import State
+
+T = TypeVar("T")
+
+_TRIES_UNLOCKED = 2
+_EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
+_WRITE_ROWS_MAX = 8192  # rows that are written home at a time
+_WRITE_BYTES_MAX = 8 << 20
+BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
+
+
+class Residence:
+    """A store and its home. Every method may be called from any thread."""
+
+    def __init__(self, store: Store, home: Home | None, budget: int) -> None:
+        self.store = store
+        self.home = home
+        self.budget = budget  # bytes of memory; 0 for no limit
+        self.numbers: dict[str, int] = {}  # of the states, at home
+        self.counters: dict[str, StateCounters] = {}
+        self._lock = threading.RLock()
+        self._evictions = 0
+        self._hand = 0  # the next leaf to be written back
+        store.limit(budget)
+        if home is not None:
+            store.write_back(True)
+
+    # ---- Doing an operation that may need the home
+
+    def settle(self, raw: State, call: Callable[..., T], *args: Any) -> T:
+        """Calls until the answer is here and there is room for it."""
+        while True:
+            try:
+                return call(*args)
+            except UnknownEntryError as unknown:
+                encode = raw.codec.encode
+                self.fetch(raw, [encode(key) for key in unknown.keys])
+            except MemoryLimitError as limit:
+                self.make_room(limit)
+
+    @contextmanager
+    def gathered(self, raw: State, keys: Any, needs_values: bool) -> Iterator[None]:
+        """Brings the entries of a batch here and keeps them here while the batch runs.
+
+        needs_values: the operation reads what is there. Without it nothing needs to be fetched.
+        Memory may pass the budget meanwhile, by what one batch needs.
+        """
+        with self._lock:
+            self.store.limit(0)
+            try:
+                if needs_values:
+                    try:
+                        raw.contains_many(keys)
+                    except UnknownEntryError as unknown:
+                        encode = raw.codec.encode
+                        wanted = list(dict.fromkeys(encode(key) for key in unknown.keys))
+                        self.fetch(raw, wanted)
+                yield
+            finally:
+                self.store.limit(self.budget)
+                if self.budget and self.store.bytes_used > self.budget:
+                    self.make_room(None)
+
+    @contextmanager
+    def timed_batch(self, raw: State) -> Iterator[None]:
+        """Counts how long a batch takes."""
+        began = perf_counter()
+        yield
+        self.counters[raw.name].batch_latency.observe(perf_counter() - began)
+
+    def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
+        """Asks the home for entries and installs what it says."""
+        home = self.home
+        if home is None:
+            raise UnknownEntryError(
+                f"{len(keys)} entries of state {raw.name!r} are not here, and this provider has no "
+                "home to ask. Attach or restore their key-groups first.",
+                state=raw.name,
+                keys=lambda: tuple(raw.codec.show(key) for key in keys),
+            )
+        began = perf_counter()
+        number = self.numbers[raw.name]
+        leaves = self.store.leaves
+        rows = [(leaf_of_encoded(raw.codec, key, leaves), number, key) for key in keys]
+        tries = 0
+        while not self._fetch_once(raw, home, rows, locked=tries >= _TRIES_UNLOCKED):
+            tries += 1
+        self.counters[raw.name].fetched(len(keys), perf_counter() - began)
+
+    def _fetch_once(self, raw: State, home: Home, rows: list[Row], locked: bool) -> bool:
+        evictions = self._evictions
+        values = None if locked else home.get(rows)
+        with self._lock:
+            if values is None:
+                values = home.get(rows)
+            elif evictions != self._evictions:
+                return False
+            for (_, _, key), row in zip(rows, values, strict=True):
+                self._install(raw, key, row)
+        return True
+
+    def _install(self, raw: State, key: bytes, row: bytes | None) -> None:
+        encoded = None
+        stamp = None
+        if row is not None:
+            value, stamp = split_stamp(row)
+            encoded = native_value(raw.kind, value)
+        while True:
+            try:
+                raw.install_encoded(key, encoded, stamp)
+                return
+            except MemoryLimitError as limit:
+                self.make_room(limit)
+
+    # ---- Making room
+
+    def make_room(self, limit: MemoryLimitError | None) -> None:
+        """Frees a part of the budget, writing home what must be; raises if nothing can go."""
+        if self.home is None:
+            assert limit is not None
+            raise limit
+        with self._lock:
+            wanted = max(self.budget // _EVICT_SHARE, 1, self.store.bytes_used - self.budget)
+            freed = self._evict(wanted)
+            for is_cold in (True, False):
+                # Cold entries first: hot ones would be written again and again.
+                while freed < wanted:
+                    written = self._write_back(wanted - freed, is_cold)
+                    freed += self._evict(wanted - freed)
+                    if not written:
+                        break
+            if freed == 0 and limit is not None:
+                raise limit
+
+    def _evict(self, wanted: int) -> int:
+        self._evictions += 1  # before: an answer asked for earlier must not be installed after
+        return self.store.evict(wanted)
+
+    def _write_back(self, bytes_wanted: int, cold: bool) -> int:
+        """Writes some leaves' changes home, from where it last stopped; the number of rows."""
+        store = self.store
+        written = 0
+        for _ in range(store.leaves):
+            changes: list[Change] = []
+            size = 0
+            leaves = []
+            while size < _WRITE_BYTES_MAX and len(changes) < _WRITE_ROWS_MAX:
+                leaf, self._hand = self._hand, (self._hand + 1) % store.leaves
+                blocks = store.dirty_take(leaf, cold=cold)
+                if blocks:
+                    leaves.append(leaf)
+                    size += len(blocks)
+                    self._add_changes(blocks, changes)
+                if self._hand == 0:
+                    break
+            written += self._write(leaves, changes)
+            bytes_wanted -= size
+            if bytes_wanted <= 0 or self._hand == 0:
+                break
+        return written
+
+    def _write(self, leaves: list[int], changes: list[Change]) -> int:
+        if not leaves:
+            return 0
+        assert self.home is not None
+        is_written = False
+        try:
+            self.home.write(changes)
+            is_written = True
+        finally:
+            for leaf in leaves:
+                self.store.dirty_done(leaf, is_written)
+        return len(changes)
+
+    def _add_changes(self, blocks: bytes, changes: list[Change]) -> None:
+        for block in Block.each(blocks):
+            number, leaf, pack = self.numbers[block.name], block.leaf, row_packer(block.kind)
+            marks = block.marks or bytes(block.entries)
+            stamps = block.stamps
+            before = len(changes)
+            if stamps is None:
+                changes += [
+                    ((leaf, number, key), None if gone else pack(value))
+                    for (key, value), gone in zip(block, marks, strict=True)
+                ]
+            else:
+                changes += [
+                    ((leaf, number, key), None if gone else add_stamp(pack(value), stamp))
+                    for (key, value), gone, stamp in zip(block, marks, stamps, strict=True)
+                ]
+            self.counters[block.name].written_back(len(changes) - before)
+
+    def flush(self) -> None:
+        """Writes every change home and makes the home keep it."""
+        if self.home is None:
+            return
+        with self._lock:
+            self._hand = 0
+            while True:
+                self._write_back(1 << 62, cold=False)
+                if self._hand == 0:
+                    break
+            self.home.flush()
+
+    # ---- Whole states
+
+    def clear(self, raw: State) -> None:
+        """Drops all entries of a state in the leaves that are this provider's."""
+        with self._lock:
+            self._evictions += 1  # answers on their way are of the time before
+            for leaf in self.leaves():
+                if self.home is not None:
+                    self.home.clear(leaf, self.numbers[raw.name])
+                self.store.clear(raw, leaf, leaf + 1, blind=True)
+
+    def leaves(self) -> Iterator[int]:
+        """The leaves that are this provider's."""
+        store = self.store
+        return (leaf for leaf in range(store.leaves) if store.residency(leaf) != "away")
+
+    def scan(self, raw: State) -> Iterator[tuple[bytes, Any]]:
+        """All entries of a state as (encoded key, value), each leaf as it is when reached."""
+        for leaf in self.leaves():
+            yield from self.scan_leaf(raw, leaf)
+
+    def scan_leaf(self, raw: State, leaf: int) -> Iterator[tuple[bytes, Any]]:
+        # First what is here, then what is at home. The other way round, an entry that is written
+        # home and evicted in between would be in neither.
+        was_whole = self.store.residency(leaf) == "whole"
+        seen: set[bytes] = set()
+        for block in Block.each(self.store.encode_leaf(leaf, raw)):
+            for (key, value), gone in zip(block, block.marks or repeat(0), strict=False):
+                seen.add(key)
+                if not gone:
+                    yield key, value
+        # Asked before and after: an eviction may have come in between.
+        if self.home is None or (was_whole and self.store.residency(leaf) == "whole"):
+            return
+        for key, row in self.home.load(leaf, self.numbers[raw.name]):
+            if key not in seen:
+                value, stamp = split_stamp(row)
+                if not raw.is_expired(stamp):
+                    yield key, read_value(raw.kind, value)
+
+    def load_state(self, raw: State) -> None:
+        """Brings all entries of a state here: timers, which must be in sight to fire."""
+        if self.home is None:
+            return
+        for leaf in self.leaves():
+            with self._lock:
+                for key, row in self.home.load(leaf, self.numbers[raw.name]):
+                    self._install(raw, key, row)
+
+    def sweep(self) -> int:
+        """Removes all expired entries, at home too; how many."""
+        removed = self.store.sweep(1 << 62)
+        home = self.home
+        for raw in self.store.states():
+            if home is None or not raw.timed:
+                continue
+            for leaf in self.leaves():
+                removed += self._sweep_home(home, raw, leaf)
+        return removed
+
+    def _sweep_home(self, home: Home, raw: State, leaf: int) -> int:
+        # Memory may have a younger version of such a row, but then it is yet to be written.
+        number = self.numbers[raw.name]
+        with self._lock:
+            expired: list[Change] = [
+                ((leaf, number, key), None)
+                for key, row in home.load(leaf, number)
+                if raw.is_expired(split_stamp(row)[1])
+            ]
+            if expired:
+                home.write(expired)
+        return len(expired)
+
+    # ---- Moving leaves
+
+    def set_budget(self, budget: int) -> None:
+        """Changes how much memory may hold."""
+        self.budget = budget
+        self.store.limit(budget)
+        if budget and self.home is not None and self.store.bytes_used > budget:
+            self.make_room(None)
+
+    def give(self, target: "Residence", ranges: Sequence[range]) -> None:
+        """Hands leaves over: by moving them if both have the same home, else by way of rows."""
+        if self.home is target.home:
+            self.move_leaves(target, ranges)
+        elif target.home is None:
+            self.flush()
+            with self._lock:
+                self._load_whole(ranges)
+                self.move_leaves(target, ranges)
+        else:
+            self._give_rows(target, target.home, ranges)
+
+    def move_leaves(self, target: "Residence", ranges: Sequence[range]) -> None:
+        """Moves leaves from store to store: no entry is touched. All of them, or none."""
+        moved = []
+        first, second = sorted((self, target), key=id)
+        with first._lock, second._lock:
+            self._evictions += 1
+            target._evictions += 1
+            target.store.limit(0)  # what is too much is evicted afterwards
+            try:
+                for leaves in ranges:
+                    _move(self.store, target.store, leaves)
+                    moved.append(leaves)
+            except BaseException:
+                for leaves in moved:
+                    _move(target.store, self.store, leaves)
+                raise
+            finally:
+                target.store.limit(target.budget)
+
+    def _load_whole(self, ranges: Sequence[range]) -> None:
+        """Brings all entries of leaves here. The budget does not hold for it."""
+        assert self.home is not None
+        self.store.limit(0)
+        try:
+            for leaf in (leaf for leaves in ranges for leaf in leaves):
+                for raw in self.store.states():
+                    for key, row in self.home.load(leaf, self.numbers[raw.name]):
+                        self._install(raw, key, row)
+                self.store.mark(leaf, leaf + 1, "whole")
+        finally:
+            self.store.limit(self.budget)
+
+    def _give_rows(self, target: "Residence", home: Home, ranges: Sequence[range]) -> None:
+        """Writes leaves to another home, where they are from then on. Here they stay until then."""
+        with self._lock, target._lock:
+            if self.home is not None:
+                self.flush()
+            leaves = [leaf for part in ranges for leaf in part]
+            for leaf in leaves:
+                changes: list[Change] = []
+                if self.home is None:
+                    target._add_changes(self.store.encode_leaf(leaf), changes)
+                else:
+                    for raw in self.store.states():
+                        number = target.numbers[raw.name]
+                        rows = self.home.load(leaf, self.numbers[raw.name])
+                        changes += [((leaf, number, key), row) for key, row in rows]
+                if changes:
+                    home.write(changes)
+            home.flush()
+            for part in ranges:
+                target.store.mark(part.start, part.stop, "absent")
+                self.store.mark(part.start, part.stop, "away")
+            for raw in target.store.states():
+                if raw.kind == "timers":
+                    target.load_state(raw)
+
+    def close(self) -> None:
+        """Forgets the store. What was not flushed is lost with it."""
+        self.store.close()
+
+
+
+def _move(source: Store, target: Store, leaves: range) -> None:
+    held = source.detach(leaves.start, leaves.stop)
+    try:
+        target.attach(held)
+    except BaseException:
+        source.attach(held)
+        raise

@@ -1,0 +1,177 @@
+"""List, map, set and nested state: a container under each key, changed in place."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, TypeVar, overload
+
+from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
+from statekit.errors import KindError, where
+from statekit.residence import Residence
+from statekit.schema import StateSchema
+from statekit.state.keyed import KeyedState
+from statekit.state.results import EncodedValues, Values
+from statekit.state.views import ListView, MapView, SetView, root_view
+from statekit.store.columns import Column, column
+from statekit.store.containers import ContainerState as RawContainer
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")  # the view
+D = TypeVar("D")
+
+_NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
+
+
+class ContainerState(KeyedState[V]):
+    """What list, map and set state share. state[key] is a live view, empty if nothing is there."""
+
+    __slots__ = ("_shape",)
+    _raw: RawContainer
+
+    def __init__(
+        self, raw: Any, residence: Residence, schema: StateSchema, shape: Shape
+    ) -> None:
+        super().__init__(raw, residence, schema, shape.codec)
+        self._shape = shape
+
+    def _view(self, key: Any) -> Any:
+        return root_view(self, key, self._shape)
+
+    def _bind(self, key: Any) -> Any:
+        return self._view(key)
+
+    def _put(self, key: Any, value: Any) -> None:
+        view = getattr(value, "_key", None)
+        if view == key and getattr(value, "_state", None) is self and not value._steps:
+            return  # state[key] += ... has changed it in place already
+        data = self._encoded(self._codec, value, key)
+        self._settle(self._raw.put_encoded, key, data)
+
+    def get_many(self, keys: Any) -> Values[V | None]:
+        """Plain copies of many keys' containers; None where there is none."""
+        parts = self._chunked(self._raw.get_many, keys)
+        return EncodedValues(parts, None, self._codec.decode)
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        """Sets the containers of many keys."""
+        items = values.to_pylist() if hasattr(values, "to_pylist") else values
+        encoded = [self._encoded(self._codec, item, None) for item in items]
+        packed = column(encoded, "b", f"the values for state {self.name!r}")
+        self._chunked(self._raw.put_many, keys, packed, needs_values=False)
+
+    def _items_column(self, values: Any, codec: Codec, what: str) -> Column:
+        """A column of items: taken as it is where C can encode it, else encoded here."""
+        letter = _NATIVE.get(codec.type) if isinstance(codec.type, str) else None
+        name = f"the {what} for state {self.name!r}"
+        if letter is not None:
+            return column(values, letter, name)
+        items = values.to_pylist() if hasattr(values, "to_pylist") else values
+        return column([self._encoded(codec, item, None) for item in items], "b", name)
+
+
+class ListState(ContainerState[list[T]], Generic[T]):
+    """A list under each key.
+
+    >>> import statekit as sk
+    >>> clicks = sk.open("memory:").list("clicks", str)
+    >>> clicks["alice"].append("/home")
+    >>> clicks.append_many(["bob", "alice"], ["/faq", "/cart"])
+    >>> sorted(clicks.items())
+    [('alice', ['/home', '/cart']), ('bob', ['/faq'])]
+    """
+
+    __slots__ = ()
+    _shape: ListShape
+
+    def __getitem__(self, key: Any) -> ListView[T]:
+        view: ListView[T] = self._view(key)
+        return view
+
+    def __setitem__(self, key: Any, value: Iterable[T]) -> None:
+        self._put(key, value)
+
+    @overload
+    def get(self, key: Any) -> ListView[T] | None: ...
+    @overload
+    def get(self, key: Any, default: D) -> ListView[T] | D: ...
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The list's view if there is a list, else the default."""
+        return self._view(key) if key in self else default
+
+    def append(self, key: Any, value: T) -> None:
+        """Appends one item: state[key].append(value)."""
+        self._view(key).append(value)
+
+    def append_many(self, keys: Any, values: Any) -> None:
+        """Appends one item to each key's list, in one native call."""
+        items = self._items_column(values, self._shape.item.codec, "items")
+        self._chunked(self._raw.append_many, keys, items)
+
+
+class MapState(ContainerState[dict[K, V]], Generic[K, V]):
+    """A map under each key, in the order of insertion; its values may be containers again.
+
+    >>> import statekit as sk
+    >>> orders = sk.open("memory:").state("orders", dict[str, list[int]])
+    >>> orders["alice"]["2026-11"].append(7)
+    >>> orders["alice"]["2026-11"].append(8)
+    >>> orders["alice"]
+    {'2026-11': [7, 8]}
+    """
+
+    __slots__ = ()
+    _shape: MapShape
+
+    def __getitem__(self, key: Any) -> MapView[K, V]:
+        view: MapView[K, V] = self._view(key)
+        return view
+
+    def __setitem__(self, key: Any, value: Mapping[K, V]) -> None:
+        self._put(key, value)
+
+    @overload
+    def get(self, key: Any) -> MapView[K, V] | None: ...
+    @overload
+    def get(self, key: Any, default: D) -> MapView[K, V] | D: ...
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The map's view if there is a map, else the default."""
+        return self._view(key) if key in self else default
+
+    def update_many(self, keys: Any, map_keys: Any, values: Any) -> None:
+        """Puts one entry into each key's map, in one native call."""
+        if not isinstance(self._shape.value, ValueShape):
+            raise KindError(
+                f"update_many() puts values, and the values here are containers"
+                f"{where(self.name)}. Use put_many(), or the views."
+            )
+        names = self._items_column(map_keys, self._shape.key, "map keys")
+        items = self._items_column(values, self._shape.value.codec, "values")
+        self._chunked(self._raw.map_put_many, keys, names, items)
+
+
+class SetState(ContainerState[set[T]], Generic[T]):
+    """A set under each key.
+
+    >>> import statekit as sk
+    >>> tags = sk.open("memory:").state("tags", set[str])
+    >>> tags["alice"].add("new")
+    >>> tags["alice"], tags["bob"]
+    ({'new'}, set())
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> SetView[T]:
+        view: SetView[T] = self._view(key)
+        return view
+
+    def __setitem__(self, key: Any, value: Iterable[T]) -> None:
+        self._put(key, value)
+
+    @overload
+    def get(self, key: Any) -> SetView[T] | None: ...
+    @overload
+    def get(self, key: Any, default: D) -> SetView[T] | D: ...
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The set's view if there is a set, else the default."""
+        return self._view(key) if key in self else default

@@ -1,0 +1,235 @@
+"""What states of every type can do: keys, items, deletion, batches, and how they introduce themselves.
+
+A typed state stands on a handle of the native store (`_raw`) and on the provider's residence,
+which brings what is not here. Operations call C directly and look at the answer; only what C could
+not do at once goes the long way, through `_settle`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from html import escape
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from statekit.codecs import VALUE_FAULTS, Codec, fault_reason
+from statekit.errors import (
+    ArgumentError,
+    BadValueError,
+    ClosedError,
+    OverflowStateError,
+    StateKitError,
+    shorten,
+    where,
+)
+from statekit.residence import BATCH_RECORDS_MAX, Residence
+from statekit.schema import StateSchema, show
+from statekit.store.columns import Column, key_column
+from statekit.store.states import State
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+V = TypeVar("V")
+R = TypeVar("R")
+
+_SHOWN = 5  # entries in a repr
+
+# The key of `with kv.key(...)`, for all states of all providers in this context.
+current_key: ContextVar[Any] = ContextVar("statekit_current_key")
+
+
+class KeyedState(Generic[V]):
+    """A named collection of entries; V is what each key has."""
+
+    __slots__ = ("__weakref__", "_codec", "_encode", "_id", "_ptr", "_raw", "_residence", "schema")
+
+    def __init__(
+        self, raw: State, residence: Residence, schema: StateSchema, codec: Codec | None
+    ) -> None:
+        self._raw = raw
+        self._ptr = raw._ptr  # None once the provider is closed; then cffi raises TypeError
+        self._id = raw._id
+        self._encode = raw.codec.encode
+        self._residence = residence
+        self._codec: Codec = codec  # type: ignore[assignment]  # timers have none, and need none
+        self.schema = schema
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    # ---- One key
+
+    def __contains__(self, key: Any) -> bool:
+        return self._settle(self._raw.contains, key)
+
+    def __delitem__(self, key: Any) -> None:
+        if not self._settle(self._raw.delete, key):
+            raise KeyError(key)
+
+    def discard(self, key: Any) -> bool:
+        """Removes the entry if there is one; True if there was."""
+        return self._settle(self._raw.delete, key)
+
+    # ---- All entries
+
+    def keys(self) -> Iterator[Any]:
+        """All keys, leaf by leaf, each leaf as it is when it is reached."""
+        decode = self._raw.codec.decode
+        return (decode(key) for key, _ in self._residence.scan(self._raw))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys()
+
+    def items(self) -> Iterator[tuple[Any, V]]:
+        """All (key, value), the values as plain copies; see keys()."""
+        decode_key, decode = self._raw.codec.decode, self._decoded
+        return ((decode_key(key), decode(value)) for key, value in self._residence.scan(self._raw))
+
+    def values(self) -> Iterator[V]:
+        """All values, as plain copies; see keys()."""
+        decode = self._decoded
+        return (decode(value) for _, value in self._residence.scan(self._raw))
+
+    def _decoded(self, stored: Any) -> V:
+        """A value from what a scan gives."""
+        value: V = self._codec.decode(stored)
+        return value
+
+    def __len__(self) -> int:
+        """The number of entries. Counts at home too, so it may take long there."""
+        if self._residence.home is None and not self.schema.timed:
+            return self._residence.store.stats(self._raw).entries
+        return sum(1 for _ in self._residence.scan(self._raw))
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self._residence.scan(self._raw))
+
+    def clear(self) -> None:
+        """Removes all entries, at home too."""
+        self._residence.clear(self._raw)
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """All entries as a table: key (or one column for each part of a tuple), value."""
+        from statekit.state.export import to_arrow
+
+        return to_arrow(self)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """All entries as a data frame; see to_arrow()."""
+        return self.to_arrow().to_pandas()
+
+    # ---- Batches
+
+    def contains_many(self, keys: Any) -> list[bool]:
+        """Whether each key is there."""
+        found = b"".join(self._chunked(self._raw.contains_many, keys))
+        return list(map(bool, found))
+
+    def delete_many(self, keys: Any) -> int:
+        """Removes entries; how many there were."""
+        return sum(map(sum, self._chunked(self._raw.delete_many, keys)))
+
+    def _chunked(
+        self,
+        call: Callable[..., R],
+        keys: Any,
+        *columns: Column,
+        needs_values: bool = True,
+    ) -> list[R]:
+        """Runs a batch: as one if all is here, else in parts that are brought here one by one."""
+        column = key_column(keys, self._raw.codec, f"the keys for state {self.name!r}")
+        with self._residence.timed_batch(self._raw):
+            if self._residence.home is None:
+                return [call(column, *columns)]
+            results = []
+            for start in range(0, max(column.n, 1), BATCH_RECORDS_MAX):
+                part = column.slice(start, start + BATCH_RECORDS_MAX)
+                rest = [other.slice(start, start + BATCH_RECORDS_MAX) for other in columns]
+                with self._residence.gathered(self._raw, part, needs_values):
+                    results.append(call(part, *rest))
+            return results
+
+    # ---- The current key
+
+    @property
+    def current(self) -> Any:
+        """This state under the key of `with kv.key(...)`: what kv.keyed(key) gives for it."""
+        try:
+            key = current_key.get()
+        except LookupError:
+            raise ArgumentError(
+                f"there is no current key{where(self.name)}. Use it inside `with kv.key(...)`."
+            ) from None
+        return self._bind(key)
+
+    def _bind(self, key: Any) -> Any:
+        raise NotImplementedError
+
+    # ---- What can go wrong
+
+    def _settle(self, call: Callable[..., R], *args: Any) -> R:
+        if self._ptr is None:
+            raise ClosedError(f"the provider is closed{where(self.name)}. Open another one.")
+        return self._residence.settle(self._raw, call, *args)
+
+    def _misfit(self, fault: Exception, value: object, key: object, codec: Codec) -> StateKitError:
+        """The error for a value that codec.encode() did not take."""
+        kind: type[StateKitError] = BadValueError
+        problem = f"is of type {type(value).__name__}, not {show(codec.type)}"
+        if isinstance(fault, OverflowError):
+            kind, problem = OverflowStateError, "does not fit into 64 bits"
+        elif isinstance(fault, UnicodeEncodeError):
+            problem = "has no UTF-8 form"
+        elif isinstance(fault, RecursionError):
+            problem = "is nested too deeply or contains itself"
+        elif reason := fault_reason(fault):
+            problem = f"does not fit {show(codec.type)}: {reason}"
+        error = kind(
+            f"{shorten(value)} {problem}{where(self.name, key)}. Pass a {show(codec.type)}."
+        )
+        error.state, error.key = self.name, key
+        return error
+
+    def _encoded(self, codec: Codec, value: Any, key: Any) -> bytes:
+        try:
+            return codec.encode(value)
+        except VALUE_FAULTS as fault:
+            raise self._misfit(fault, value, key, codec) from None
+
+    # ---- How it introduces itself
+
+    def _title(self) -> str:
+        return f"{type(self).__name__} {self.name!r}: {self._raw.codec.python} -> {show(self.schema.type)}"
+
+    def _sample(self) -> list[tuple[Any, Any]]:
+        """The first entries that are in memory: a repr must not ask a server."""
+        found: list[tuple[Any, Any]] = []
+        if self._ptr is None:
+            return found
+        decode = self._raw.codec.decode
+        for key, value in self._residence.store.scan(self._raw, partial=True):
+            found.append((decode(key), self._decoded(value)))
+            if len(found) > _SHOWN:
+                break
+        return found
+
+    def __repr__(self) -> str:
+        if self._ptr is None:
+            return f"<{self._title()}, closed>"
+        entries = self._residence.store.stats(self._raw).entries
+        shown = [f"{shorten(key)}: {shorten(value)}" for key, value in self._sample()[:_SHOWN]]
+        more = ["..."] if entries > _SHOWN else []
+        body = ", ".join([*shown, *more])
+        return f"<{self._title()}, {entries} in memory {{{body}}}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(shorten(key))}</td><td>{escape(shorten(value))}</td></tr>"
+            for key, value in self._sample()[:_SHOWN]
+        )
+        closed = "" if self._ptr is not None else ", closed"
+        return (
+            f"<table><caption>{escape(self._title())}{closed}</caption>"
+            f"<tr><th>key</th><th>value</th></tr>{rows}</table>"
+        )

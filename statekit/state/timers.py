@@ -1,0 +1,124 @@
+"""Timers: per key, in event time, in order, each fired once. They live in the key's leaf."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from statekit.residence import Residence
+from statekit.schema import StateSchema
+from statekit.state.keyed import KeyedState
+from statekit.store.timers import TimersState as RawTimers
+from statekit.ttl import Timestamp, as_ms
+
+
+class Timer(NamedTuple):
+    """A timer that was due."""
+
+    due: int
+    key: Any
+
+
+class TimersState(KeyedState[tuple[int, ...]]):
+    """Any number of timers under each key; setting one twice is setting it once.
+
+    Times are ints (milliseconds since 1970, or whatever your watermarks count in) or aware
+    datetimes. All timers are kept in memory, wherever the home is: what is to fire must be in
+    sight.
+
+    >>> import statekit as sk
+    >>> timers = sk.open("memory:").timers("expiry")
+    >>> timers.set("alice", 300); timers.set("bob", 100); timers.set("alice", 300)
+    >>> timers["alice"], timers.next_due
+    ((300,), 100)
+    >>> timers.pop_due(200)
+    [Timer(due=100, key='bob')]
+    >>> timers.pop_due(300), timers.pop_due(300)
+    ([Timer(due=300, key='alice')], [])
+    """
+
+    __slots__ = ()
+    _raw: RawTimers
+
+    def __init__(self, raw: Any, residence: Residence, schema: StateSchema) -> None:
+        super().__init__(raw, residence, schema, None)
+
+    def set(self, key: Any, due: Timestamp) -> None:
+        """Sets a timer. One that is set for this key and time already stays as it is."""
+        self._settle(self._raw.set, key, as_ms(due, "due time"))
+
+    def move(self, key: Any, due: Timestamp) -> None:
+        """Cancels the key's timers and sets this one: the end of a session that went on."""
+        at = as_ms(due, "due time")
+        self.set(key, at)
+        for other in self[key]:
+            if other != at:
+                self.cancel(key, other)
+
+    def cancel(self, key: Any, due: Timestamp | None = None) -> bool:
+        """Cancels one timer, or all of a key; True if there was one."""
+        if due is None:
+            return self.discard(key)
+        return self._settle(self._raw.cancel, key, as_ms(due, "due time"))
+
+    def __getitem__(self, key: Any) -> tuple[int, ...]:
+        """The due times of a key, in order; empty if it has none."""
+        return self._settle(self._raw.get, key)
+
+    def get(self, key: Any) -> tuple[int, ...]:
+        return self[key]
+
+    def pop_due(self, watermark: Timestamp, limit: int | None = None) -> list[Timer]:
+        """Takes out the timers that are due at the watermark, ordered by time, then by key.
+
+        Each timer is given to one caller once. limit: take only the first so many.
+        """
+        at = as_ms(watermark, "watermark")
+        if limit is None:
+            return [Timer(due, key) for due, key in self._raw.due(at)]
+        taken: list[Timer] = []
+        for due, key in self._raw.due(at, peek=True):
+            if len(taken) >= limit:
+                break
+            if self.cancel(key, due):  # else another caller has it
+                taken.append(Timer(due, key))
+        return taken
+
+    @property
+    def next_due(self) -> int | None:
+        """When the next timer is due; None if there is none."""
+        return self._raw.next_due
+
+    def _decoded(self, stored: Any) -> tuple[int, ...]:
+        return self._raw.decode(stored)
+
+    def _bind(self, key: Any) -> "KeyedTimers":
+        return KeyedTimers(self, key)
+
+    def __len__(self) -> int:
+        """The number of keys that have timers."""
+        return super().__len__()
+
+    def all(self) -> Iterator[Timer]:
+        """All timers, in no order."""
+        return (Timer(due, key) for key, dues in self.items() for due in dues)
+
+
+class KeyedTimers:
+    """Timers under one key."""
+
+    __slots__ = ("_key", "_state")
+
+    def __init__(self, state: TimersState, key: Any) -> None:
+        self._state = state
+        self._key = key
+
+    def set(self, due: Timestamp) -> None:
+        self._state.set(self._key, due)
+
+    def move(self, due: Timestamp) -> None:
+        self._state.move(self._key, due)
+
+    def cancel(self, due: Timestamp | None = None) -> bool:
+        return self._state.cancel(self._key, due)
+
+    def get(self) -> tuple[int, ...]:
+        return self._state[self._key]

@@ -1,0 +1,385 @@
+"""Value state: one value of any type under each key.
+
+ints and floats live in the slots of the native store, eight bytes each; every other type is
+encoded (codecs.py). The methods for one key are written for speed: they call C themselves and
+hand everything but the expected answer to `_settle`. See statekit/store/states.py.
+"""
+
+from collections.abc import Callable
+from numbers import Number
+from typing import Any, Generic, TypeVar, overload
+
+from statekit._native import lib
+from statekit.codecs import VALUE_FAULTS, Codec
+from statekit.errors import KindError, MemoryLimitError, UnknownEntryError, where
+from statekit.keys import KEY_FAULTS
+from statekit.residence import Residence
+from statekit.schema import StateSchema, show
+from statekit.state.keyed import KeyedState
+from statekit.state.results import EncodedValues, NumberValues, Values
+from statekit.store.batch import Numbers
+from statekit.store.buffers import new_read, pop_read, push_read, take_grown
+from statekit.store.columns import column
+from statekit.store.numbers import NumberState
+from statekit.store.states import BytesState
+
+V = TypeVar("V")
+D = TypeVar("D")
+N = TypeVar("N", int, float)
+
+_NO_NUMBER = -(2**63)  # this, or a NaN, may stand for "no value"
+_get: Callable[..., int] = lib.sk_get
+_put: Callable[..., int] = lib.sk_put
+NO_DEFAULT: Any = object()
+_AWAITED = (UnknownEntryError, MemoryLimitError)
+
+
+class ValueState(KeyedState[V]):
+    """One value under each key.
+
+    >>> import statekit as sk
+    >>> kv = sk.open("memory:")
+    >>> visits = kv.value("visits", int, default=0)
+    >>> visits["alice"] += 1
+    >>> visits.add("alice", 5), visits["bob"]
+    (6, 0)
+    >>> emails = kv.value("emails", str)
+    >>> emails["alice"] = "alice@example.org"
+    >>> emails.get("bob", "unknown")
+    'unknown'
+    >>> emails["bob"]
+    Traceback (most recent call last):
+    ...
+    KeyError: 'bob'
+    """
+
+    __slots__ = ("_decode", "_default", "_encode_value")
+    _raw: BytesState
+
+    def __init__(
+        self,
+        raw: Any,
+        residence: Residence,
+        schema: StateSchema,
+        codec: Codec,
+        default: Any = NO_DEFAULT,
+    ) -> None:
+        super().__init__(raw, residence, schema, codec)
+        self._encode_value = codec.encode
+        self._decode = codec.decode
+        self._default = NO_DEFAULT
+        if default is not NO_DEFAULT:
+            self._encoded(codec, default, None)  # a default must be of the type as well
+            self._default = default
+
+    # ---- One key
+
+    def __getitem__(self, key: Any) -> V:
+        encode, decode = self._encode, self._decode
+        try:
+            k = encode(key)
+            try:
+                read = pop_read()
+            except IndexError:
+                read = new_read()
+            pointer, view, room = read
+            length = _get(self._ptr, self._id, k, len(k), pointer)
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key) from None
+        if length > room:
+            value: V = decode(take_grown(pointer, length))
+            return value
+        if length >= 0:
+            data = view[:length]
+            push_read(read)
+            value = decode(data)
+            return value
+        push_read(read)
+        return self._read(key, NO_DEFAULT)
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        encode, encode_value = self._encode, self._encode_value
+        try:
+            data = encode_value(value)
+        except VALUE_FAULTS as fault:
+            raise self._misfit(fault, value, key, self._codec) from None
+        try:
+            k = encode(key)
+            status = _put(self._ptr, self._id, k, len(k), data, len(data))
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key, data) from None
+        if status:
+            self._settle(self._raw.put_encoded, key, data)
+
+    @overload
+    def get(self, key: Any) -> V | None: ...
+    @overload
+    def get(self, key: Any, default: D) -> V | D: ...
+    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """The value; else the default given here, else the state's default, else None."""
+        if default is NO_DEFAULT and self._default is NO_DEFAULT:
+            default = None
+        return self._read(key, default)
+
+    def _read(self, key: Any, default: Any) -> Any:
+        """The value, or the default for this call, or the state's; KeyError without either."""
+        data = self._settle(self._raw.get_encoded, key)
+        if data is not None:
+            return self._decode(data)
+        if default is NO_DEFAULT:
+            default = self._fresh_default()
+        if default is NO_DEFAULT:
+            raise KeyError(key)
+        return default
+
+    def _fresh_default(self) -> Any:
+        # A copy: the caller may change what it gets.
+        default = self._default
+        return default if default is NO_DEFAULT else self._decode(self._encode_value(default))
+
+    def put(self, key: Any, value: V) -> None:
+        """The same as state[key] = value."""
+        self[key] = value
+
+    def setdefault(self, key: Any, value: V) -> V:
+        """The value; if there is none, `value` is put there first."""
+        found = self._read(key, None)
+        if found is None and key not in self:
+            self[key] = value
+            return value
+        return found  # type: ignore[no-any-return]
+
+    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """Removes the entry and returns its value; KeyError if there is none and no default."""
+        data = self._settle(self._raw.get_encoded, key)
+        if data is None or not self.discard(key):
+            if default is NO_DEFAULT:
+                raise KeyError(key)
+            return default
+        return self._decode(data)
+
+    # ---- Numbers only
+
+    def add(self: "ValueState[N]", key: Any, amount: N = 1) -> N:
+        """Adds to the number, or to the default (0 without one); the new number."""
+        raise self._not_numbers("add")
+
+    def min(self: "ValueState[N]", key: Any, value: N) -> N:
+        """Lowers the number to this one, if that is less; the new number."""
+        raise self._not_numbers("min")
+
+    def max(self: "ValueState[N]", key: Any, value: N) -> N:
+        """Raises the number to this one, if that is more; the new number."""
+        raise self._not_numbers("max")
+
+    def compare_and_set(
+        self: "ValueState[N]", key: Any, expected: N | None, desired: N
+    ) -> bool:
+        """Sets the number if it is `expected` (None: if there is none); True if it was."""
+        raise self._not_numbers("compare_and_set")
+
+    def add_many(
+        self: "ValueState[N]", keys: Any, amounts: Any = 1, *, returning: bool = False
+    ) -> "Values[N] | None":
+        """Adds to each key's number: one amount for all, or a column with one for each.
+
+        returning: give back the new numbers, as of each record's turn.
+        """
+        raise self._not_numbers("add_many")
+
+    def _not_numbers(self, what: str) -> KindError:
+        return KindError(
+            f"values of type {show(self.schema.type)} have no {what}(){where(self.name)}. "
+            "Declare the state with int or float."
+        )
+
+    # ---- Batches
+
+    def get_many(self, keys: Any) -> Values[V]:
+        """The values of many keys, in their order; see Values for missing ones."""
+        parts = self._chunked(self._raw.get_many, keys)
+        default = None if self._default is NO_DEFAULT else self._default
+        return EncodedValues(parts, default, self._decode)
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        """Sets the values of many keys. values: a list, an Arrow or NumPy array, a series."""
+        encode = self._encode_value
+        items = values.to_pylist() if hasattr(values, "to_pylist") else values
+        encoded = []
+        for item in items:
+            try:
+                encoded.append(encode(item))
+            except VALUE_FAULTS as fault:
+                error = self._misfit(fault, item, None, self._codec)
+                error.record = len(encoded)
+                raise error from None
+        packed = column(encoded, "b", f"the values for state {self.name!r}")
+        self._chunked(self._raw.put_many, keys, packed, needs_values=False)
+
+    def update(self, entries: Any) -> None:
+        """Puts every entry of a mapping."""
+        self.put_many(list(entries), list(entries.values()))
+
+    def _bind(self, key: Any) -> "KeyedValue[V]":
+        return KeyedValue(self, key)
+
+
+class NumberValueState(ValueState[N]):
+    """ValueState of int or float: no encoding, and arithmetic in C."""
+
+    __slots__ = ("_convert", "_native_put", "_native_value", "_type", "_zero")
+    _raw: NumberState[N]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        raw: NumberState[N],
+        residence: Residence,
+        schema: StateSchema,
+        codec: Codec,
+        default: Any = NO_DEFAULT,
+    ) -> None:
+        super().__init__(raw, residence, schema, codec)
+        self._native_value, self._native_put = raw._native_value, raw._native_put
+        self._type, self._convert = raw._type, raw._convert
+        if default is not NO_DEFAULT:
+            default = raw._checked(default)
+        self._default = default
+        self._zero = raw._checked(0) if default is NO_DEFAULT else default
+
+    def __getitem__(self, key: Any) -> N:
+        encode, read = self._encode, self._native_value
+        try:
+            k = encode(key)
+            value: N = read(self._ptr, self._id, k, len(k))
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key) from None
+        if value == value and value != _NO_NUMBER:
+            return value
+        number: N = self._read(key, NO_DEFAULT)
+        return number
+
+    def __setitem__(self, key: Any, value: N) -> None:
+        encode, put = self._encode, self._native_put
+        try:
+            if value.__class__ is not self._type:
+                value = self._convert(value)
+            k = encode(key)
+            status = put(self._ptr, self._id, k, len(k), value)
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key, value) from None
+        if status:
+            self._settle(self._raw.put, key, value)
+
+    def _read(self, key: Any, default: Any) -> Any:
+        value = self._settle(self._raw.get, key)
+        if value is not None:
+            return value
+        if default is NO_DEFAULT:
+            default = self._default
+        if default is NO_DEFAULT:
+            raise KeyError(key)
+        return default
+
+    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        value = self._settle(self._raw.get, key)
+        if value is None or not self.discard(key):
+            if default is NO_DEFAULT:
+                raise KeyError(key)
+            return default
+        return value
+
+    def add(self, key: Any, amount: N = 1) -> N:  # type: ignore[override]
+        add = self._raw.add
+        try:
+            return add(key, amount, self._zero)
+        except _AWAITED:
+            return self._settle(add, key, amount, self._zero)
+
+    def min(self, key: Any, value: N) -> N:  # type: ignore[override]
+        return self._settle(self._raw.min, key, value)
+
+    def max(self, key: Any, value: N) -> N:  # type: ignore[override]
+        return self._settle(self._raw.max, key, value)
+
+    def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:  # type: ignore[override]
+        return self._settle(self._raw.compare_and_set, key, expected, desired)
+
+    def _decoded(self, stored: Any) -> N:
+        number: N = stored
+        return number
+
+    def get_many(self, keys: Any) -> Values[N]:
+        parts = self._chunked(self._raw.get_many, keys)
+        return NumberValues(parts, None if self._default is NO_DEFAULT else self._default)
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        letter = self._raw._number.column
+        packed = column(values, letter, f"the values for state {self.name!r}")
+        self._chunked(self._raw.put_many, keys, packed, needs_values=False)
+
+    def add_many(  # type: ignore[override]
+        self, keys: Any, amounts: Any = 1, *, returning: bool = False
+    ) -> "Values[N] | None":
+        raw, zero = self._raw, self._zero
+        columns = []
+        if not isinstance(amounts, Number):
+            letter = raw._number.column
+            columns = [column(amounts, letter, f"the amounts for state {self.name!r}")]
+
+        def add_part(part: Any, part_amounts: Any = amounts) -> Any:
+            return raw.add_many(part, part_amounts, initial=zero, returning=returning)
+
+        parts = self._chunked(add_part, keys, *columns)
+        if not returning:
+            return None
+        return NumberValues(
+            [Numbers(part, memoryview(b"\1" * len(part))) for part in parts], None
+        )
+
+
+class KeyedValue(Generic[V]):
+    """A value state under one key: what kv.keyed(key).visits is.
+
+    >>> import statekit as sk
+    >>> kv = sk.open("memory:")
+    >>> _ = kv.value("visits", int, default=0)
+    >>> visits = kv.keyed("alice").visits
+    >>> visits.set(3)
+    >>> visits.add(2), visits.get()
+    (5, 5)
+    """
+
+    __slots__ = ("_key", "_state")
+
+    def __init__(self, state: ValueState[V], key: Any) -> None:
+        self._state = state
+        self._key = key
+
+    def get(self, default: Any = NO_DEFAULT) -> Any:
+        return self._state.get(self._key, default)
+
+    def set(self, value: V) -> None:
+        self._state[self._key] = value
+
+    @property
+    def value(self) -> V:
+        """The value; KeyError if there is none and the state has no default."""
+        return self._state[self._key]
+
+    @value.setter
+    def value(self, value: V) -> None:
+        self._state[self._key] = value
+
+    def add(self, amount: Any = 1) -> Any:
+        """Adds to a number; the new one."""
+        return self._state.add(self._key, amount)  # type: ignore[misc]
+
+    def exists(self) -> bool:
+        return self._key in self._state
+
+    def clear(self) -> None:
+        """Removes the value."""
+        self._state.discard(self._key)
+
+    def __repr__(self) -> str:
+        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"

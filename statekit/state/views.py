@@ -1,0 +1,642 @@
+"""Live views of lists, maps and sets in a state: Python's containers, with the native store behind.
+
+A view is a place, not a copy: a state, a key, and the path from the value's root, encoded as C
+reads it. Reading gives what is there now, and an empty container where nothing is; writing creates
+what is missing on the way (`_shape` tells C what). Views of nested containers are made by adding a
+step to the path, so a change touches the nodes on its path and nothing else is decoded.
+
+One call is one step to other threads; a method that reads and then writes (sort, setdefault,
+slices with a step) is not.
+
+An item that is a list, dict or set is handed out as a view, and taken as a plain container. A view
+of a list's item stands for a position: after an insertion before it, for the item that is there then.
+"""
+
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Set as AbstractSet,
+    ValuesView,
+)
+from operator import index
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from statekit._native import lib
+from statekit.codecs import (
+    VALUE_FAULTS,
+    Codec,
+    ListShape,
+    MapShape,
+    SetShape,
+    Shape,
+    ValueShape,
+    make_codec,
+)
+from statekit.errors import MemoryLimitError, UnknownEntryError, where
+
+if TYPE_CHECKING:
+    from statekit.state.containers import ContainerState
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+_MISSING: Any = object()
+_AWAITED = (UnknownEntryError, MemoryLimitError)
+_END = 2**63 - 1
+_PAGE = 1024  # elements that an iteration over a list reads at a time
+_NIL = b"\xc0"
+_EMPTY_ARRAY = b"\x90"
+_encode_index = make_codec(int).encode
+_decode_keys: dict[Any, Callable[[bytes], list[Any]]] = {}
+
+
+class View:
+    """A place in a state. See the module."""
+
+    __slots__ = ("_key", "_levels", "_shape", "_state", "_steps")
+
+    def __init__(
+        self, state: "ContainerState[Any]", key: Any, steps: bytes, shape: Shape, levels: bytes
+    ) -> None:
+        self._state = state
+        self._key = key
+        self._steps = steps  # the encoded path
+        self._shape: Any = shape
+        self._levels = levels  # what to create on the way: a letter per level, down to here
+
+    # ---- The two calls
+
+    def _read(
+        self,
+        op: int,
+        steps: bytes | None = None,
+        arg: bytes = b"",
+        i: int = 0,
+        j: int = 0,
+        wants_bytes: bool = True,
+    ) -> Any:
+        read = self._state._raw.read
+        if steps is None:
+            steps = self._steps
+        try:
+            return read(self._key, op, steps, arg, i, j, wants_bytes)
+        except _AWAITED:
+            return self._state._settle(read, self._key, op, steps, arg, i, j, wants_bytes)
+
+    def _write(
+        self,
+        op: int,
+        steps: bytes | None = None,
+        arg: bytes = b"",
+        i: int = 0,
+        j: int = 0,
+        creates: bool = True,
+    ) -> Any:
+        write = self._state._raw.write
+        if steps is None:
+            steps = self._steps
+        levels = self._levels if creates else b""
+        try:
+            return write(self._key, op, steps, arg, i, j, levels)
+        except _AWAITED:
+            return self._state._settle(write, self._key, op, steps, arg, i, j, levels)
+
+    # ---- What views share
+
+    def __len__(self) -> int:
+        return self._read(lib.SK_R_LEN, wants_bytes=False) or 0
+
+    def _plain(self) -> Any:
+        """A plain copy of what is here."""
+        data = self._read(lib.SK_R_GET)
+        codec = self._shape.codec
+        return codec.decode(_EMPTY[self._shape.letter] if data is None else data)
+
+    def _encoded(self, codec: Codec, value: Any) -> bytes:
+        try:
+            return codec.encode(value)
+        except VALUE_FAULTS as fault:
+            raise self._state._misfit(fault, value, self._key, codec) from None
+
+    def _at(self, step: bytes, shape: Shape) -> Any:
+        """The view of a container one step further."""
+        levels = self._levels + shape.letter.encode()
+        return _VIEWS[type(shape)](self._state, self._key, self._steps + step, shape, levels)
+
+    def _is_view_of(self, value: Any, step: bytes) -> bool:
+        """True for the item itself: `view[key] += ...` has changed it in place already."""
+        return (
+            isinstance(value, View)
+            and value._state is self._state
+            and value._key == self._key
+            and value._steps == self._steps + step
+        )
+
+    def __repr__(self) -> str:
+        return repr(self._plain())
+
+
+_EMPTY = {"l": _EMPTY_ARRAY, "m": b"\x80"}
+
+
+class ListView(View, MutableSequence[T], Generic[T]):
+    """A live list.
+
+    >>> import statekit as sk
+    >>> clicks = sk.open("memory:").list("clicks", str)
+    >>> clicks["alice"].append("/home")
+    >>> clicks["alice"] += ["/cart", "/pay"]
+    >>> clicks["alice"][-2:], len(clicks["alice"]), clicks["bob"] == []
+    (['/cart', '/pay'], 3, True)
+    """
+
+    __slots__ = ()
+    _shape: ListShape
+
+    # ---- Reading
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return self._slice(at)
+        item = self._shape.item
+        if isinstance(item, ValueShape):
+            data = self._read(lib.SK_R_GET, self._steps + _encode_index(at))
+            if data is None:
+                raise self._out_of_range(at)
+            return item.codec.decode(data)
+        return self._at(_encode_index(self._position(at)), item)
+
+    def _slice(self, at: slice) -> list[T]:
+        start, stop, step = at.indices(len(self))
+        if step < 0:
+            start, stop = stop + 1, start + 1  # the same items, from the front
+        return self._range(start, stop)[::step]
+
+    def _range(self, start: int, stop: int) -> list[T]:
+        """Plain copies of the items from start to stop."""
+        data = self._read(lib.SK_R_SLICE, None, b"", start, max(start, stop))
+        found: list[T] = self._shape.codec.decode(_EMPTY_ARRAY if data is None else data)
+        return found
+
+    def _position(self, at: Any) -> int:
+        """A position from the front, of an item that is there."""
+        position = index(at)
+        length = len(self)
+        if position < 0:
+            position += length
+        if not 0 <= position < length:
+            raise self._out_of_range(at)
+        return position
+
+    def _out_of_range(self, at: Any) -> IndexError:
+        return IndexError(
+            f"list index {at} out of range: there are {len(self)} items"
+            f"{where(self._state.name, self._key)}"
+        )
+
+    def __iter__(self) -> Iterator[T]:
+        if not isinstance(self._shape.item, ValueShape):
+            at = 0
+            while at < len(self):
+                yield self[at]
+                at += 1
+            return
+        start = 0
+        while page := self._range(start, start + _PAGE):
+            yield from page
+            start += len(page)
+
+    def __reversed__(self) -> Iterator[T]:
+        return iter(self[::-1])
+
+    def __contains__(self, value: object) -> bool:
+        return any(item is value or item == value for item in self)
+
+    def index(self, value: Any, start: int = 0, stop: int = _END) -> int:
+        """The position of the first item that is equal; ValueError if there is none."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        for at, item in enumerate(self._range(start, stop), start):
+            if item is value or item == value:
+                return at
+        raise ValueError(f"{value!r} is not in the list{where(self._state.name, self._key)}")
+
+    def count(self, value: Any) -> int:
+        return self.copy().count(value)
+
+    def copy(self) -> list[T]:
+        """A plain list of what is here now."""
+        found: list[T] = self._plain()
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ListView):
+            other = other.copy()
+        return self.copy() == other if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __lt__(self, other: Any) -> bool:
+        return self.copy() < _listed(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.copy() <= _listed(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.copy() > _listed(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.copy() >= _listed(other)
+
+    def __add__(self, other: Iterable[T]) -> list[T]:
+        return self.copy() + _listed(other)
+
+    def __radd__(self, other: list[T]) -> list[T]:
+        return other + self.copy()
+
+    def __mul__(self, times: int) -> list[T]:
+        return self.copy() * times
+
+    __rmul__ = __mul__
+
+    # ---- Writing
+
+    @overload
+    def __setitem__(self, at: int, value: T) -> None: ...
+    @overload
+    def __setitem__(self, at: slice, value: Iterable[T]) -> None: ...
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if isinstance(at, slice):
+            self._set_slice(at, value)
+            return
+        if self._is_view_of(value, _encode_index(at)):
+            return
+        data = self._encoded(self._shape.item.codec, value)
+        if self._write(lib.SK_W_SET, self._steps + _encode_index(at), data, creates=False) is None:
+            raise self._out_of_range(at)
+
+    def _set_slice(self, at: slice, values: Iterable[T]) -> None:
+        items = list(values)
+        start, stop, step = at.indices(len(self))
+        if at.step not in (None, 1):
+            changed = self.copy()
+            changed[at] = items  # ValueError if the lengths differ
+            start, stop, items = 0, _END, changed
+        self._splice(start, max(start, stop), items)
+
+    def _splice(self, start: int, stop: int, items: list[T]) -> None:
+        data = self._encoded(self._shape.codec, items)
+        if self._write(lib.SK_W_SPLICE, None, data, start, stop, creates=False) is None and items:
+            self._write(lib.SK_W_EXTEND, None, data)  # there is no list yet
+
+    def __delitem__(self, at: Any) -> None:
+        if isinstance(at, slice):
+            if at.step in (None, 1):
+                start, stop, _ = at.indices(len(self))
+                self._splice(start, max(start, stop), [])
+            else:
+                kept = self.copy()
+                del kept[at]
+                self._splice(0, _END, kept)
+            return
+        if self._write(lib.SK_W_DELETE, self._steps + _encode_index(at), creates=False) is None:
+            raise self._out_of_range(at)
+
+    def append(self, value: T) -> None:
+        codec = self._shape.item.codec
+        try:
+            data = codec.encode(value)
+        except VALUE_FAULTS as fault:
+            raise self._state._misfit(fault, value, self._key, codec) from None
+        self._write(lib.SK_W_APPEND, None, data)
+
+    def extend(self, values: Iterable[T]) -> None:
+        items = list(values)
+        if items:
+            self._write(lib.SK_W_EXTEND, None, self._encoded(self._shape.codec, items))
+
+    def __iadd__(self, values: Iterable[T]) -> "ListView[T]":  # type: ignore[misc,override]
+        self.extend(values)
+        return self
+
+    def __imul__(self, times: int) -> "ListView[T]":
+        items = self.copy()
+        self._splice(0, _END, items * times)
+        return self
+
+    def insert(self, at: int, value: T) -> None:
+        data = self._encoded(self._shape.item.codec, value)
+        self._write(lib.SK_W_INSERT, None, data, _clamped(at))
+
+    def pop(self, at: int = -1) -> T:
+        data = self._write(lib.SK_W_POP, None, b"", _clamped(at), creates=False)
+        if data is None:
+            raise self._out_of_range(at)
+        item: T = self._shape.item.codec.decode(data)
+        return item
+
+    def remove(self, value: T) -> None:
+        del self[self.index(value)]
+
+    def clear(self) -> None:
+        self._write(lib.SK_W_CLEAR, creates=False)
+
+    def reverse(self) -> None:
+        self._splice(0, _END, self[::-1])
+
+    def sort(self, *, key: Callable[[T], Any] | None = None, reverse: bool = False) -> None:
+        self._splice(0, _END, sorted(self.copy(), key=key, reverse=reverse))  # type: ignore[type-var,arg-type]
+
+
+def _listed(values: Any) -> list[Any]:
+    return values.copy() if isinstance(values, ListView) else values  # type: ignore[no-any-return]
+
+
+def _clamped(at: Any) -> int:
+    return max(-_END, min(_END, index(at)))
+
+
+class MapView(View, MutableMapping[K, V], Generic[K, V]):
+    """A live dict, in the order of insertion.
+
+    A value that is a container is a view even under a key that is not there yet, as with a
+    defaultdict; the key comes into being with the first write. get() and `in` tell the truth.
+
+    >>> import statekit as sk
+    >>> prefs = sk.open("memory:").map("prefs", str, float)
+    >>> prefs["alice"]["volume"] = 0.7
+    >>> prefs["alice"] |= {"speed": 1.5}
+    >>> prefs["alice"], prefs["alice"].get("tone"), len(prefs["bob"])
+    ({'volume': 0.7, 'speed': 1.5}, None, 0)
+    """
+
+    __slots__ = ()
+    _shape: MapShape
+
+    def _step(self, key: Any) -> bytes:
+        return self._encoded(self._shape.key, key)
+
+    # ---- Reading
+
+    def __getitem__(self, key: K) -> V:
+        shape = self._shape
+        step = self._step(key)
+        if not isinstance(shape.value, ValueShape):
+            view: V = self._at(step, shape.value)
+            return view
+        data = self._read(lib.SK_R_GET, self._steps + step)
+        if data is None:
+            raise KeyError(key)
+        value: V = shape.value.codec.decode(data)
+        return value
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: Any, default: Any = None) -> Any:
+        if not isinstance(self._shape.value, ValueShape):
+            return self[key] if key in self else default
+        data = self._read(lib.SK_R_GET, self._steps + self._step(key))
+        return default if data is None else self._shape.value.codec.decode(data)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            step = self._shape.key.encode(key)
+        except VALUE_FAULTS:
+            return False
+        return self._read(lib.SK_R_HAS, None, step, wants_bytes=False) is not None
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._key_list())
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._key_list())
+
+    def _key_list(self) -> list[K]:
+        data = self._read(lib.SK_R_KEYS)
+        return [] if data is None else _array_decoder(self._shape.key)(data)
+
+    def keys(self) -> KeysView[K]:
+        return KeysView(self)
+
+    def values(self) -> ValuesView[V]:
+        return _Values(self)
+
+    def items(self) -> ItemsView[K, V]:
+        return _Items(self)
+
+    def copy(self) -> dict[K, V]:
+        """A plain dict of what is here now."""
+        found: dict[K, V] = self._plain()
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MapView):
+            other = other.copy()
+        return self.copy() == other if isinstance(other, Mapping) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __or__(self, other: Mapping[K, V]) -> dict[K, V]:
+        return self.copy() | dict(other)
+
+    def __ror__(self, other: Mapping[K, V]) -> dict[K, V]:
+        return dict(other) | self.copy()
+
+    # ---- Writing
+
+    def __setitem__(self, key: K, value: V) -> None:
+        shape = self._shape
+        codec = shape.value.codec
+        try:
+            step = shape.key.encode(key)
+        except VALUE_FAULTS as fault:
+            raise self._state._misfit(fault, key, self._key, shape.key) from None
+        if self._is_view_of(value, step):
+            return
+        try:
+            data = codec.encode(value)
+        except VALUE_FAULTS as fault:
+            raise self._state._misfit(fault, value, self._key, codec) from None
+        self._write(lib.SK_W_SET, self._steps + step, data)
+
+    def __delitem__(self, key: K) -> None:
+        if self._write(lib.SK_W_DELETE, self._steps + self._step(key), creates=False) is None:
+            raise KeyError(key)
+
+    @overload
+    def pop(self, key: K) -> V: ...
+    @overload
+    def pop(self, key: K, default: V | D) -> V | D: ...
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        data = self._write(lib.SK_W_TAKE, None, self._step(key), creates=False)
+        if data is not None:
+            return self._shape.value.codec.decode(data)
+        if default is _MISSING:
+            raise KeyError(key)
+        return default
+
+    def popitem(self) -> tuple[K, V]:
+        keys = self._key_list()
+        if not keys:
+            raise KeyError(f"the map is empty{where(self._state.name, self._key)}")
+        return keys[-1], self.pop(keys[-1])
+
+    def setdefault(self, key: K, default: Any = None) -> V:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, other: Any = (), /, **more: Any) -> None:
+        entries = dict(other, **more)
+        if entries:
+            self._write(lib.SK_W_UPDATE, None, self._encoded(self._shape.codec, entries))
+
+    def __ior__(self, other: Any) -> "MapView[K, V]":  # type: ignore[misc,override]
+        self.update(other)
+        return self
+
+    def clear(self) -> None:
+        self._write(lib.SK_W_CLEAR, creates=False)
+
+
+class _Values(ValuesView[V]):
+    """All values, read at once."""
+
+    _mapping: MapView[Any, V]
+
+    def __iter__(self) -> Iterator[V]:
+        if isinstance(self._mapping._shape.value, ValueShape):
+            return iter(self._mapping.copy().values())
+        return (self._mapping[key] for key in self._mapping)
+
+    def __reversed__(self) -> Iterator[V]:
+        return reversed(list(self))
+
+
+class _Items(ItemsView[K, V]):
+    """All entries, read at once."""
+
+    _mapping: MapView[K, V]
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        if isinstance(self._mapping._shape.value, ValueShape):
+            return iter(self._mapping.copy().items())
+        return ((key, self._mapping[key]) for key in self._mapping)
+
+    def __reversed__(self) -> Iterator[tuple[K, V]]:
+        return reversed(list(self))
+
+
+class SetView(View, MutableSet[T], Generic[T]):
+    """A live set, in the order of insertion.
+
+    >>> import statekit as sk
+    >>> tags = sk.open("memory:").state("tags", set[str])
+    >>> tags["alice"] |= {"new", "eu"}
+    >>> "eu" in tags["alice"], "eu" in tags["bob"], len(tags["alice"])
+    (True, False, 2)
+    """
+
+    __slots__ = ()
+    _shape: SetShape
+
+    @classmethod
+    def _from_iterable(cls, values: Iterable[Any]) -> set[Any]:  # type: ignore[override]
+        return set(values)
+
+    def __contains__(self, value: object) -> bool:
+        try:
+            step = self._shape.item.encode(value)
+        except VALUE_FAULTS:
+            return False
+        return self._read(lib.SK_R_HAS, None, step, wants_bytes=False) is not None
+
+    def __iter__(self) -> Iterator[T]:
+        data = self._read(lib.SK_R_KEYS)
+        return iter([] if data is None else _array_decoder(self._shape.item)(data))
+
+    def add(self, value: T) -> None:
+        self._write(lib.SK_W_SET, self._steps + self._encoded(self._shape.item, value), _NIL)
+
+    def discard(self, value: Any) -> None:
+        try:
+            step = self._shape.item.encode(value)
+        except VALUE_FAULTS:
+            return  # of another type: it cannot be here
+        self._write(lib.SK_W_DELETE, self._steps + step, creates=False)
+
+    def remove(self, value: Any) -> None:
+        step = self._encoded(self._shape.item, value)
+        if self._write(lib.SK_W_DELETE, self._steps + step, creates=False) is None:
+            raise KeyError(value)
+
+    def update(self, *others: Iterable[T]) -> None:
+        values = [value for other in others for value in other]
+        if values:
+            self._write(lib.SK_W_UPDATE, None, self._encoded(self._shape.codec, values))
+
+    def __ior__(self, other: AbstractSet[Any]) -> "SetView[T]":  # type: ignore[misc,override]
+        self.update(other)
+        return self
+
+    def clear(self) -> None:
+        self._write(lib.SK_W_CLEAR, creates=False)
+
+    def copy(self) -> set[T]:
+        """A plain set of what is here now."""
+        found: set[T] = self._plain()
+        return found
+
+    def union(self, *others: Iterable[Any]) -> set[Any]:
+        return self.copy().union(*others)
+
+    def intersection(self, *others: Iterable[Any]) -> set[T]:
+        return self.copy().intersection(*others)
+
+    def difference(self, *others: Iterable[Any]) -> set[T]:
+        return self.copy().difference(*others)
+
+    def issubset(self, other: Iterable[Any]) -> bool:
+        return self.copy().issubset(other)
+
+    def issuperset(self, other: Iterable[Any]) -> bool:
+        return self.copy().issuperset(other)
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == set(other) if isinstance(other, AbstractSet) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_VIEWS: dict[type[Shape], type[Any]] = {
+    ListShape: ListView,
+    MapShape: MapView,
+    SetShape: SetView,
+}
+
+
+def root_view(state: "ContainerState[Any]", key: Any, shape: Shape) -> Any:
+    """The view of a whole value."""
+    return _VIEWS[type(shape)](state, key, b"", shape, shape.letter.encode())
+
+
+def _array_decoder(codec: Codec) -> Callable[[bytes], list[Any]]:
+    """Decodes an array of what the codec decodes; made once per codec."""
+    decode = _decode_keys.get(codec)
+    if decode is None:
+        decode = _decode_keys[codec] = make_codec(list[codec.hint]).decode  # type: ignore[name-defined]
+    return decode

@@ -1,0 +1,146 @@
+"""Real servers for tests: a Redis server, and a Redis Cluster of three.
+
+Nothing waits for a fixed time: a server is asked until it answers or a deadline passes.
+"""
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+HOST = "127.0.0.1"
+SLOT_COUNT = 16384
+SECONDS_MAX = 10.0
+
+
+class RedisServer:
+    """A redis-server of this test on a free port of the loopback interface."""
+
+    def __init__(self, directory: Path, *settings: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        directory.mkdir(parents=True, exist_ok=True)
+        binary = shutil.which("redis-server")
+        assert binary is not None, "need_redis() comes first"
+        self.log = directory / "redis.log"
+        command = [binary, "--bind", HOST, "--port", str(self.port), "--dir", str(directory)]
+        command += ["--save", "", "--appendonly", "no", "--logfile", str(self.log)]
+        self.process = subprocess.Popen([*command, *settings], stdin=subprocess.DEVNULL)
+
+    def client(self, **settings: object) -> "redis.Redis":
+        return redis.Redis(host=HOST, port=self.port, **settings)  # type: ignore[arg-type]
+
+    def is_up(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"redis-server ended: {self.log.read_text()[-2000:]}")
+        with self.client() as client:
+            try:
+                client.ping()
+            except redis.AuthenticationError:
+                return True  # it is up, and asks for a password
+            except redis.RedisError:
+                return False
+        return True
+
+    def kill(self) -> None:
+        """As kill -9 does."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def need_redis() -> None:
+    """Skips the test where there is no redis-server."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (apt-get install redis-server)")
+
+
+@contextmanager
+def redis_server(directory: Path, *settings: str, port: int | None = None) -> Iterator[RedisServer]:
+    need_redis()
+    server = RedisServer(directory, *settings, port=port)
+    try:
+        wait_until(server.is_up, "redis-server answers")
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def redis_cluster(directory: Path, count: int = 3) -> Iterator[list[RedisServer]]:
+    """A Redis Cluster of so many primaries; skips the test if it does not come up in time."""
+    need_redis()
+    with ExitStack() as stack:
+        bus_ports = [free_port() for _ in range(count)]
+        try:
+            servers = [
+                stack.enter_context(
+                    redis_server(
+                        directory / str(bus_port),
+                        "--cluster-enabled",
+                        "yes",
+                        "--cluster-port",
+                        str(bus_port),
+                    )
+                )
+                for bus_port in bus_ports
+            ]
+            join_cluster(servers, bus_ports)
+        except (AssertionError, redis.RedisError) as error:
+            pytest.skip(f"no Redis Cluster here: {error}")
+        yield servers
+
+
+def join_cluster(servers: list[RedisServer], bus_ports: list[int]) -> None:
+    step = -(-SLOT_COUNT // len(servers))
+    for at, server in enumerate(servers):
+        with server.client() as client:
+            first, last = at * step, min((at + 1) * step, SLOT_COUNT) - 1
+            client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", at + 1)
+            if at:
+                client.execute_command("CLUSTER MEET", HOST, servers[0].port, bus_ports[0])
+
+    def is_joined() -> bool:
+        for server in servers:
+            with server.client() as client:
+                info = client.execute_command("CLUSTER INFO")
+                lines = info if isinstance(info, dict) else parse_info(info)
+                if lines["cluster_state"] != "ok" or int(lines["cluster_known_nodes"]) < len(
+                    servers
+                ):
+                    return False
+        return True
+
+    wait_until(is_joined, "the cluster is joined")
+
+
+def parse_info(info: bytes | str) -> dict[str, str]:
+    text = info.decode() if isinstance(info, bytes) else info
+    return dict(line.split(":", 1) for line in text.split() if ":" in line)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def wait_until(is_true: Callable[[], bool], what: str, seconds_max: float = SECONDS_MAX) -> None:
+    deadline = time.monotonic() + seconds_max
+    while not is_true():
+        assert time.monotonic() < deadline, f"not within {seconds_max} s: {what}"
+        time.sleep(0.01)

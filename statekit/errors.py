@@ -20,6 +20,7 @@ __all__ = [
     "KeyTypeError",
     "KindError",
     "MemoryLimitError",
+    "NotOwnedError",
     "OccupiedError",
     "OverflowStateError",
     "PathError",
@@ -95,6 +96,10 @@ class SchemaError(StateKitError, TypeError):
 
 class OccupiedError(StateKitError):
     """Leaves cannot be attached where leaves of the same numbers have entries."""
+
+
+class NotOwnedError(StateKitError, LookupError):
+    """The key's leaf is away: it is not this store's, and nothing was read or changed here."""
 
 
 class SnapshotOverrunError(StateKitError, RuntimeError):
@@ -224,6 +229,11 @@ _CASES: dict[int, _Case] = {
         SnapshotOverrunError,
         "the snapshot was given up: its reader fell too far behind the writers",
         "Take another one, read it faster, or give it a larger bytes_max.",
+    ),
+    lib.SK_NOT_OWNED: _Case(
+        NotOwnedError,
+        "the key belongs to a leaf that is not this store's",
+        "Route it to its owner, or attach the leaf first.",
     ),
 }
 

@@ -182,7 +182,7 @@ const char *sk_status_name(int status) {
     static const char *const names[] = {
         "ok",       "missing",   "unknown",  "changed",  "end",          "no memory", "limit",
         "bad key",  "bad value", "bad path", "bad kind", "bad argument", "overflow",  "too large",
-        "too deep", "corrupt",   "schema",   "occupied", "overrun"};
+        "too deep", "corrupt",   "schema",   "occupied", "overrun",      "not owned"};
     int count = (int)(sizeof names / sizeof names[0]);
     return status >= 0 && status < count ? names[status] : "no such status";
 }

@@ -201,6 +201,8 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     sk_slot *slot;
     sk_at at;
     uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
+    /* Here only: an away leaf has no entry for the short way to find, and is not whole. */
+    if (b->store->leaves[leaf_no].residency == SK_AWAY) return sk_away_fail(leaf_no);
     sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
     at.env.expected = b->expected;
     switch (b->op) {

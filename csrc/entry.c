@@ -48,8 +48,13 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
         status = sk_leaf_lock_write(store, leaf_no, &epoch);
     else
         sk_leaf_lock(&store->leaves[leaf_no]);
-    if (status == SK_OK) sk_at_set(at, store, state, leaf_no, epoch);
-    return status;
+    if (status != SK_OK) return status;
+    if (__builtin_expect(store->leaves[leaf_no].residency == SK_AWAY, 0)) {
+        sk_leaf_unlock(&store->leaves[leaf_no]);
+        return sk_away_fail(leaf_no);
+    }
+    sk_at_set(at, store, state, leaf_no, epoch);
+    return SK_OK;
 }
 
 static void end(sk_at *at) { sk_leaf_unlock(at->leaf); }

@@ -32,13 +32,14 @@ int sk_leaf_residency(sk_store *store, uint32_t leaf_no) {
 }
 
 static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch) {
+    bool drops = residency == SK_ABSENT || residency == SK_AWAY;
     store->leaves[leaf_no].residency = (uint8_t)residency;
     for (uint32_t s = 0; s < store->state_count; s++) {
         sk_table_env env = env_at(store, s, leaf_no, epoch);
         if (residency == SK_WHOLE) sk_table_purge(table_of(store, s, leaf_no), &env);
-        if (residency == SK_ABSENT) sk_table_clear(table_of(store, s, leaf_no), env.kind);
+        if (drops) sk_table_clear(table_of(store, s, leaf_no), env.kind);
     }
-    if (residency == SK_ABSENT) {
+    if (drops) {
         store->leaves[leaf_no].is_writing = false;
         forget_leaf(store, leaf_no, epoch);
     }
@@ -47,7 +48,7 @@ static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency) {
     int status = sk_leaf_range_check(store, from, to);
     if (status != SK_OK) return status;
-    if (residency < SK_WHOLE || residency > SK_ABSENT)
+    if (residency < SK_WHOLE || residency > SK_AWAY)
         return sk_fail(SK_BAD_ARGUMENT, "there is no residency %d", residency);
     uint32_t epoch;
     if ((status = sk_leaves_lock_write(store, from, to, &epoch)) != SK_OK) return status;
@@ -78,10 +79,11 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
     uint32_t epoch;
     if ((status = sk_leaves_lock_write(store, from, to, &epoch)) != SK_OK) return status;
     for (uint32_t i = from; i < to && !(flags & SK_BLIND); i++)
-        if (store->leaves[i].residency != SK_WHOLE) status = SK_UNKNOWN;
+        if (store->leaves[i].residency != SK_WHOLE && store->leaves[i].residency != SK_AWAY)
+            status = SK_UNKNOWN;
     for (uint32_t i = from; i < to && status == SK_OK; i++) {
         sk_table *table = table_of(store, state_id, i);
-        if (table->live + table->tombs == 0) continue;
+        if (table->live + table->tombs == 0) continue; /* as in a leaf that is away */
         if (store->writes_back && store->leaves[i].residency == SK_WHOLE)
             entomb_all(table, state->kind, epoch); /* the home has them still, and must be told */
         else
@@ -98,6 +100,8 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
                           uint32_t since, sk_buf *buf) {
     size_t start = buf->len;
+    /* It has no entries; nor is it empty, which a delta would say. */
+    if (store->leaves[leaf_no].residency == SK_AWAY) return SK_OK;
     uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
     for (uint32_t s = first; s < last; s++) {
@@ -290,7 +294,10 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     fresh_list list = {0};
     int status = sk_leaf_lock_write(store, leaf_no, &epoch);
     if (status != SK_OK) return status;
-    status = decode_all(store, leaf_no, blocks, len, &list);
+    if (mode != SK_REPLACE && store->leaves[leaf_no].residency == SK_AWAY)
+        status = sk_away_fail(leaf_no);
+    else
+        status = decode_all(store, leaf_no, blocks, len, &list);
     /* A whole leaf has nothing to learn from its home: a late or repeated answer must not bring
      * back what was deleted here in the meantime. */
     bool is_late =
@@ -474,6 +481,13 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         free_shell(leaves);
         return status;
     }
+    for (uint32_t i = from; i < to && status == SK_OK; i++)
+        if (store->leaves[i].residency == SK_AWAY) status = sk_away_fail(i);
+    if (status != SK_OK) {
+        sk_leaves_unlock(store, from, to);
+        free_shell(leaves);
+        return status;
+    }
     /* A state declared since new_leaves has no entries in leaves that were locked before it
      * could; one declared and filled in between is caught here. */
     if (store->state_count != leaves->state_count) {
@@ -490,7 +504,7 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
-        leaf->residency = SK_ABSENT;
+        leaf->residency = SK_AWAY;
         leaf->changed = leaves->epoch;
     }
     sk_leaves_unlock(store, from, to);

@@ -7,8 +7,9 @@
  *
  * Vocabulary (docs/glossary.md): a key hashes to one LEAF; a leaf holds one
  * TABLE per STATE; a STORE is an array of leaves. A leaf is WHOLE (all its
- * entries are here), ABSENT (none is) or PARTIAL (some are, and those are newer
- * than what is at the leaf's HOME, the place that has the rest).
+ * entries are here), ABSENT (none is), PARTIAL (some are, and those are newer
+ * than what is at the leaf's HOME, the place that has the rest) or AWAY (it is
+ * not this store's: no call about a key of it does anything but say so).
  *
  * Rules that hold for every function
  *  - Thread safe, unless it says otherwise. Only sk_close and sk_*_free need
@@ -55,7 +56,8 @@ typedef enum sk_status {
     SK_CORRUPT = 15,      /* a block that cannot be what sk_leaf_encode wrote */
     SK_SCHEMA = 16,       /* the name is in use with another kind or key type */
     SK_OCCUPIED = 17,     /* sk_attach: a leaf of that number has entries here */
-    SK_OVERRUN = 18       /* the snapshot was given up: its reader fell too far behind */
+    SK_OVERRUN = 18,      /* the snapshot was given up: its reader fell too far behind */
+    SK_NOT_OWNED = 19     /* the leaf is away: it is another store's */
 } sk_status;
 
 /* What a state holds under each key. The numbers are stored in blocks. */
@@ -68,7 +70,7 @@ typedef enum sk_kind {
     SK_NESTED = 6 /* MessagePack; the root is an array or a map, or any scalar */
 } sk_kind;
 
-typedef enum sk_residency { SK_WHOLE = 0, SK_PARTIAL = 1, SK_ABSENT = 2 } sk_residency;
+typedef enum sk_residency { SK_WHOLE = 0, SK_PARTIAL = 1, SK_ABSENT = 2, SK_AWAY = 3 } sk_residency;
 
 /* Memory that the caller owns and the library grows. Zero-initialised is empty. */
 typedef struct sk_buf {
@@ -116,7 +118,7 @@ typedef struct sk_stats {
     uint64_t tombstones; /* deletions still remembered */
     uint64_t dirty;      /* entries and tombstones not yet written home */
     uint64_t bytes;      /* native memory: slots, keys, values, containers */
-    uint64_t leaves[3];  /* leaves whole, partial, absent */
+    uint64_t leaves[4];  /* leaves whole, partial, absent, away */
     uint64_t flooded;    /* tables that went over to the secret hash */
 } sk_stats;
 
@@ -316,15 +318,15 @@ int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_
 /* ---- Leaves ------------------------------------------------------------- */
 
 int sk_leaf_residency(sk_store *store, uint32_t leaf); /* an sk_residency, or a negated status */
-/* Marks leaves [from, to). SK_ABSENT drops their entries, SK_WHOLE forgets tombstones that
- * neither sk_track nor (while they are dirty) sk_write_back still asks for. */
+/* Marks leaves [from, to). SK_ABSENT and SK_AWAY drop their entries, SK_WHOLE forgets tombstones
+ * that neither sk_track nor (while they are dirty) sk_write_back still asks for. */
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
-/* Drops all entries of a state in [from, to). A leaf that is not whole answers SK_UNKNOWN
- * (its home has more) unless flags say SK_BLIND: then only what is here goes. */
+/* Drops all entries of a state in [from, to), away leaves aside. A leaf that is not whole answers
+ * SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is here goes. */
 int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int flags);
 
 /* Appends one block per state that has entries (or the one state asked for). since > 0:
- * only what changed after that epoch, with deletions, as delta blocks. */
+ * only what changed after that epoch, with deletions, as delta blocks. An away leaf has none. */
 int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t since, sk_buf *buf);
 
 typedef enum sk_decode_mode {
@@ -335,7 +337,7 @@ typedef enum sk_decode_mode {
 } sk_decode_mode;
 
 /* blocks: any number of blocks of this leaf, one after the other. States that are not
- * declared yet are declared from the block. */
+ * declared yet are declared from the block. An away leaf takes SK_REPLACE only. */
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
 
 /* What the home answered for one key: a clean entry, or (value NULL) that there is none.
@@ -358,7 +360,9 @@ int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
 int64_t sk_evict(sk_store *store, uint64_t bytes_wanted);
 
 typedef struct sk_leaves sk_leaves;
-/* Takes leaves [from, to) out of the store; they are absent there from then on. */
+/* Takes leaves [from, to) out of the store; they are away there from then on, so that a write on
+ * its way finds out rather than land in a leaf that is gone. SK_NOT_OWNED if one is away already:
+ * of two that want a leaf, one gets it. */
 int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **leaves);
 /* Puts them into a store with as many leaves. On success *leaves is freed; else untouched. */
 int sk_attach(sk_store *store, sk_leaves *leaves);

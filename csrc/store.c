@@ -174,6 +174,8 @@ int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to) {
                    store->leaf_count);
 }
 
+int sk_away_fail(uint32_t leaf_no) { return sk_fail(SK_NOT_OWNED, "leaf %u is away", leaf_no); }
+
 int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, sk_stats *stats) {
     *stats = (sk_stats){0};
     int status = sk_leaf_range_check(store, from, to);

@@ -91,6 +91,8 @@ sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is 
 /* Epochs start again with each process: one that is yet to come is another store's. */
 int sk_since_fail(sk_store *store, uint32_t since);
 int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to);
+/* Sets the reason and returns SK_NOT_OWNED. */
+int sk_away_fail(uint32_t leaf_no);
 
 /* Takes the lock for changing the leaf (rule 4). On failure the lock is not held. *epoch is what
  * the changes are to be stamped with. */

@@ -50,7 +50,7 @@ def main() -> None:
     print("\nsplit between two workers, go on counting, merge")
     half = store.leaves // 2
     other = sk.Store()
-    other.mark(0, other.leaves, "absent")  # it owns nothing yet
+    other.mark(0, other.leaves, "away")  # it owns nothing yet
     with timed("split: half of the leaves move to another store"):
         other.attach(store.detach(0, half))
     visits_there = other.state("visits", "i64")

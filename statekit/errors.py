@@ -21,6 +21,7 @@ __all__ = [
     "KeyTypeError",
     "KindError",
     "MemoryLimitError",
+    "NotOwnedError",
     "OccupiedError",
     "OverflowStateError",
     "PathError",
@@ -100,6 +101,10 @@ class OccupiedError(StateKitError):
 
 class HomeError(StateKitError, OSError):
     """The home of the state failed: a file, a server or a peer. What memory holds is safe."""
+
+
+class NotOwnedError(StateKitError, LookupError):
+    """The key's leaf is away: it is not this store's, and nothing was read or changed here."""
 
 
 class SnapshotOverrunError(StateKitError, RuntimeError):
@@ -229,6 +234,11 @@ _CASES: dict[int, _Case] = {
         SnapshotOverrunError,
         "the snapshot was given up: its reader fell too far behind the writers",
         "Take another one, read it faster, or give it a larger bytes_max.",
+    ),
+    lib.SK_NOT_OWNED: _Case(
+        NotOwnedError,
+        "the key belongs to a leaf that is not this store's",
+        "Route it to its owner, or attach the leaf first.",
     ),
 }
 

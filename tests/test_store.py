@@ -14,6 +14,7 @@ from statekit.errors import (
     ClosedError,
     CorruptBlockError,
     MemoryLimitError,
+    NotOwnedError,
     OccupiedError,
     SchemaError,
     UnknownEntryError,
@@ -183,9 +184,14 @@ def test_detach_and_attach_split_and_merge(store: Store) -> None:
     half = store.detach(0, LEAVES // 2)
     assert len(half) == LEAVES // 2
     gone = {key: value for key, value in model.items() if leaf(key) < LEAVES // 2}
-    assert store.stats().absent == LEAVES // 2
-    with pytest.raises(UnknownEntryError):
+    assert store.stats().away == LEAVES // 2
+    with pytest.raises(NotOwnedError, match="attach the leaf"):
         visits.get(next(iter(gone)))
+    with pytest.raises(NotOwnedError) as refused:
+        visits.add_many(list(model))
+    assert refused.value.record is not None
+    with pytest.raises(NotOwnedError):
+        store.detach(0, LEAVES)
     other = new_store()
     other.attach(half)
     assert contents(other, other.state("visits", "i64")) == gone

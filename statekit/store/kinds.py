@@ -13,9 +13,9 @@ KIND_NUMBERS: dict[str, int] = {
 }
 KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
 
-Residency: TypeAlias = Literal["whole", "partial", "absent"]
+Residency: TypeAlias = Literal["whole", "partial", "absent", "away"]
 
-RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent")  # by number
+RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent", "away")  # by number
 
 
 def residency_name(answer: int) -> Residency:

@@ -57,6 +57,7 @@ class Stats(NamedTuple):
     whole: int  # leaves
     partial: int
     absent: int
+    away: int  # leaves that are not this store's
     flooded: int  # tables that went over to the secret hash
 
 
@@ -217,20 +218,20 @@ class Store:
         out = ffi.new("sk_stats *")
         stop = self.leaves if stop is None else stop
         self._expect(lib.sk_stats_read(self._ptr, _id(state), *_leaves(start, stop), out))
-        whole, partial, absent = out.leaves
-        return Stats(
-            out.entries, out.tombstones, out.dirty, out.bytes, whole, partial, absent, out.flooded
-        )
+        return Stats(out.entries, out.tombstones, out.dirty, out.bytes, *out.leaves, out.flooded)
 
     # ---- Leaves
 
     def residency(self, leaf: int) -> Residency:
-        """Whether all entries of a leaf are here ("whole"), some ("partial") or none ("absent")."""
+        """Whether all entries of a leaf are here ("whole"), some ("partial") or none ("absent").
+
+        "away": the leaf is not this store's, and every call about a key of it is refused.
+        """
         (leaf,) = _leaves(leaf)
         return residency_name(lib.sk_leaf_residency(self._ptr, leaf))
 
     def mark(self, start: int, stop: int, residency: Residency) -> None:
-        """Says what leaves [start, stop) are from now on; "absent" drops their entries."""
+        """Says what leaves [start, stop) are now; "absent" and "away" drop their entries."""
         if residency not in RESIDENCIES:
             raise ArgumentError(f"{shorten(residency)} is no residency. Use one of {RESIDENCIES}.")
         number = RESIDENCIES.index(residency)
@@ -271,7 +272,10 @@ class Store:
         self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, len(native), _MODES[mode]))
 
     def detach(self, start: int, stop: int) -> Leaves:
-        """Takes leaves [start, stop) out, with their entries; here they are absent then."""
+        """Takes leaves [start, stop) out, with their entries; here they are away then.
+
+        NotOwnedError if one of them is away already.
+        """
         # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
         cell = ffi.gc(ffi.new("sk_leaves **"), _free_leaves)
         self._expect(lib.sk_detach(self._ptr, *_leaves(start, stop), cell))

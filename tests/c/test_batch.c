@@ -376,6 +376,9 @@ static void test_batches_on_partial_leaves_report_what_is_unknown(void) {
             CHECK_EQ(sk_leaf_mark(store, 7, 12, SK_PARTIAL), SK_OK);
         }
         run_random(&t, 60, 1001 + (uint64_t)kind);
+        for (int s = 0; s < 2; s++) /* and stop at leaves that are away */
+            CHECK_EQ(sk_leaf_mark(s ? t.batch : t.single, 3, 5, SK_AWAY), SK_OK);
+        run_random(&t, 30, 1101 + (uint64_t)kind);
         close_twins(&t);
     }
 }

@@ -36,7 +36,7 @@ static void test_new_leaves_are_whole_and_marks_are_kept(void) {
     CHECK_EQ(stats.leaves[SK_ABSENT], 2);
     CHECK_EQ(sk_leaf_mark(store, 0, 9, SK_WHOLE), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_leaf_mark(store, 3, 2, SK_WHOLE), SK_BAD_ARGUMENT);
-    CHECK_EQ(sk_leaf_mark(store, 0, 1, 3), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_leaf_mark(store, 0, 1, 4), SK_BAD_ARGUMENT);
     sk_close(store);
 }
 
@@ -99,6 +99,73 @@ static void test_install_never_overwrites_what_is_here(void) {
     CHECK_EQ(sk_install(store, id, key[2].data, 8, (uint8_t *)&other, 8), SK_OK);
     CHECK_EQ(sk_contains(store, id, key[2].data, 8), SK_MISSING);
     sk_close(store);
+}
+
+static void test_away_leaf_refuses_every_call_until_it_comes_back(void) {
+    sk_store *store = util_open(1, 1), *other = util_open(1, 1);
+    uint32_t n = util_state(store, "n", SK_I64, "i"), l = util_state(store, "l", SK_LIST, "i");
+    util_key key = util_int_key(7);
+    int64_t value = 5;
+    uint64_t cursor = 0, version = 0;
+    uint8_t status = 0;
+    sk_buf buf = {0}, blocks = {0};
+    sk_leaves *leaves = NULL;
+    sk_snapshot *snapshot = NULL;
+    CHECK_EQ(sk_i64_put(store, n, key.data, 8, 5), SK_OK);
+    uint32_t since = sk_epoch_advance(store);
+    CHECK(sk_leaf_encode(store, 0, SK_ALL_STATES, 0, &blocks) > 0);
+    CHECK_EQ(sk_detach(store, 0, 1, &leaves), SK_OK);
+    CHECK_EQ(sk_i64_get(store, n, key.data, 8, &value), SK_NOT_OWNED);
+    CHECK_EQ(sk_i64_put(store, n, key.data, 8, 1), SK_NOT_OWNED);
+    CHECK_EQ(sk_i64_fold(store, n, key.data, 8, SK_ADD, 1, 0, NULL), SK_NOT_OWNED);
+    CHECK_EQ(sk_i64_cas(store, n, key.data, 8, NULL, 1, NULL), SK_NOT_OWNED);
+    CHECK_EQ(sk_contains(store, n, key.data, 8), SK_NOT_OWNED);
+    CHECK_EQ(sk_delete(store, n, key.data, 8, SK_BLIND), SK_NOT_OWNED);
+    CHECK_EQ(sk_get(store, n, key.data, 8, &buf), -SK_NOT_OWNED);
+    CHECK_EQ(sk_put(store, n, key.data, 8, (uint8_t *)&value, 8), SK_NOT_OWNED);
+    CHECK_EQ(sk_install(store, n, key.data, 8, (uint8_t *)&value, 8), SK_NOT_OWNED);
+    CHECK_EQ(sk_install(store, n, key.data, 8, NULL, 0), SK_NOT_OWNED);
+    CHECK_EQ(sk_read(store, l, key.data, 8, SK_R_LEN, NULL, 0, NULL, 0, 0, 0, &buf), -SK_NOT_OWNED);
+    CHECK_EQ(sk_write(store, l, key.data, 8, SK_W_APPEND, NULL, 0, "l", key.data, 1, 0, 0, &buf),
+             -SK_NOT_OWNED);
+    CHECK_EQ(sk_page(store, l, key.data, 8, NULL, 0, &cursor, &version, 1, &buf), -SK_NOT_OWNED);
+    for (int op = SK_B_GET; op <= SK_B_DELETE; op++) {
+        sk_batch_args args = {.n = 1,
+                              .flags = SK_BLIND,
+                              .keys = {SK_COL_I64, 0, key.data, NULL, 8},
+                              .values = {SK_COL_I64, 0, &value, NULL, 8},
+                              .out = &value,
+                              .status = &status};
+        CHECK_EQ(sk_batch(store, n, op, &args), SK_NOT_OWNED);
+        CHECK_EQ(args.failed, 0);
+        CHECK_EQ(status, SK_END);
+    }
+    for (int mode = SK_UNDER; mode <= SK_OVER; mode++)
+        CHECK_EQ(sk_leaf_decode(store, 0, blocks.data, blocks.len, mode), SK_NOT_OWNED);
+    CHECK_EQ(sk_clear(store, n, 0, 1, 0), SK_OK); /* nothing of it is here */
+    CHECK_EQ(sk_evict(store, UINT64_MAX), 0);
+    CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, 0, &buf), 0);
+    CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, since, &buf), 0); /* nor "all was deleted" */
+    CHECK_EQ(sk_dirty_take(store, 0, &buf), 0);
+    CHECK_EQ(sk_snapshot_open(store, &since, 0, &snapshot), SK_OK);
+    CHECK_EQ(sk_snapshot_residency(snapshot, 0), SK_AWAY);
+    CHECK_EQ(sk_leaf_residency(store, 0), SK_AWAY);
+    CHECK_EQ(sk_attach(store, leaves), SK_OK);
+    CHECK_EQ(sk_snapshot_residency(snapshot, 0), SK_AWAY);
+    CHECK_EQ(sk_snapshot_next(snapshot, &since, &buf), -SK_END);
+    sk_snapshot_close(snapshot);
+    CHECK_EQ(sk_i64_get(store, n, key.data, 8, &value), SK_OK);
+    CHECK_EQ(value, 5);
+    CHECK_EQ(sk_leaf_mark(other, 0, 1, SK_AWAY), SK_OK);
+    CHECK_EQ(sk_leaf_decode(other, 0, blocks.data, blocks.len, SK_REPLACE), SK_OK);
+    CHECK_EQ(sk_leaf_residency(other, 0), SK_WHOLE);
+    CHECK_EQ(sk_i64_get(other, 0, key.data, 8, &value), SK_OK);
+    CHECK_EQ(sk_leaf_mark(other, 0, 1, SK_AWAY), SK_OK); /* drops what is there */
+    CHECK_EQ(sk_bytes_used(other), 0);
+    sk_buf_free(&buf);
+    sk_buf_free(&blocks);
+    sk_close(store);
+    sk_close(other);
 }
 
 static void test_marking_absent_drops_and_marking_whole_forgets_tombstones(void) {
@@ -475,7 +542,7 @@ static void step_change(homed *h, uint32_t k, test_rng *rng) {
 static void step_move(homed *h, uint32_t leaf) {
     sk_leaves *leaves = NULL;
     CHECK_EQ(sk_detach(h->store, leaf, leaf + 1, &leaves), SK_OK);
-    CHECK_EQ(sk_leaf_residency(h->store, leaf), SK_ABSENT);
+    CHECK_EQ(sk_leaf_residency(h->store, leaf), SK_AWAY);
     CHECK_EQ(sk_attach(h->store, leaves), SK_OK);
     h->is_writing[leaf] = false;
 }
@@ -571,11 +638,15 @@ static void test_detached_leaves_move_with_their_bytes(void) {
     util_encode_all(store, LEAVES, &before);
     uint64_t bytes = sk_bytes_used(store);
     CHECK_EQ(sk_detach(store, 2, 6, &leaves), SK_OK);
-    CHECK_EQ(util_stats(store, LEAVES).leaves[SK_ABSENT], 4);
+    CHECK_EQ(util_stats(store, LEAVES).leaves[SK_AWAY], 4);
     uint64_t left = sk_bytes_used(store);
     CHECK(left < bytes);
     CHECK_EQ(sk_attach(other, leaves), SK_OK);
     CHECK_EQ(sk_bytes_used(other), bytes - left);
+    CHECK_EQ(sk_detach(store, 0, 8, &leaves), SK_NOT_OWNED); /* 2 to 6 went before */
+    CHECK(leaves == NULL);
+    CHECK_EQ(sk_bytes_used(store), left);
+    CHECK_EQ(sk_leaf_mark(store, 2, 6, SK_ABSENT), SK_OK);
     CHECK_EQ(sk_detach(store, 0, 8, &leaves), SK_OK);
     CHECK_EQ(sk_bytes_used(store), 0);
     CHECK_EQ(sk_attach(other, leaves), SK_OCCUPIED); /* 2 to 6 are there already */
@@ -698,6 +769,7 @@ int main(void) {
     RUN(test_new_leaves_are_whole_and_marks_are_kept);
     RUN(test_absent_leaf_answers_unknown_until_written_or_told);
     RUN(test_install_never_overwrites_what_is_here);
+    RUN(test_away_leaf_refuses_every_call_until_it_comes_back);
     RUN(test_marking_absent_drops_and_marking_whole_forgets_tombstones);
     RUN(test_each_decode_mode_does_what_it_says);
     RUN(test_decode_refuses_what_does_not_belong);

@@ -137,18 +137,16 @@ static void op_batch(world *w, uint32_t k) {
     if (op == SK_B_ADD || op == SK_B_PUT)
         args.values = (sk_column){SK_COL_I64, 0, values, NULL, sizeof values};
     int result = sk_batch(w->store, N, op, &args);
-    EXPECT(result == SK_OK || result == SK_OVERFLOW);
+    EXPECT(result == SK_OK || result == SK_OVERFLOW || result == SK_NOT_OWNED);
+    EXPECT(result != SK_NOT_OWNED || w->leaves != NULL);
     for (int64_t r = 0; r < n; r++) {
         uint32_t j = (k + (uint32_t)r * step) % KEYS;
         entry *e = &w->model[N][j];
         if (status[r] == SK_END) {
-            EXPECT(result == SK_OVERFLOW);
+            EXPECT(result != SK_OK);
             continue;
         }
-        if (is_away(w, w->leaf[j]) && op != SK_B_PUT) {
-            EXPECT(status[r] == SK_UNKNOWN);
-            continue;
-        }
+        EXPECT(!is_away(w, w->leaf[j]));
         int64_t now = 0;
         if (e->is_there) memcpy(&now, e->data, 8);
         if (op == SK_B_GET || op == SK_B_DELETE)
@@ -306,7 +304,12 @@ static void op_other(world *w, uint32_t leaf) {
 static void step(world *w) {
     uint8_t what = next(w), where = next(w);
     uint32_t k = where % KEYS, leaf = where % LEAVES;
-    if (what % 12 < 3 && is_away(w, w->leaf[k])) return; /* a put would keep it from coming back */
+    if (what % 12 < 6 && what % 12 != 3 && is_away(w, w->leaf[k])) {
+
+        EXPECT(sk_contains(w->store, N, w->key[k], w->key_len[k]) == SK_NOT_OWNED);
+        EXPECT(sk_i64_put(w->store, N, w->key[k], w->key_len[k], 1) == SK_NOT_OWNED);
+        return;
+    }
     switch (what % 12) {
     case 0:
         op_number(w, k);
@@ -318,11 +321,11 @@ static void step(world *w) {
         op_delete(w, k);
         break;
     case 3:
-        if (w->leaves == NULL) op_batch(w, k);
+        op_batch(w, k);
         break;
     case 4:
     case 5:
-        if (!is_away(w, w->leaf[k])) op_container(w, k);
+        op_container(w, k);
         break;
     case 6:
         op_encode(w, leaf);

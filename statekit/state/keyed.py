@@ -58,6 +58,10 @@ class KeyedState(Generic[V]):
     def name(self) -> str:
         return self.schema.name
 
+    @property
+    def _shown_as(self) -> str:
+        return type(self).__name__
+
     # ---- One key
 
     def __contains__(self, key: Any) -> bool:
@@ -200,7 +204,8 @@ class KeyedState(Generic[V]):
     # ---- How it introduces itself
 
     def _title(self) -> str:
-        return f"{type(self).__name__} {self.name!r}: {self._raw.codec.python} -> {show(self.schema.type)}"
+        kinds = f"{self._raw.codec.python} -> {show(self.schema.type)}"
+        return f"{self._shown_as} {self.name!r}: {kinds}"
 
     def _sample(self) -> list[tuple[Any, Any]]:
         """The first entries that are in memory: a repr must not ask a server."""

@@ -229,6 +229,7 @@ class NumberValueState(ValueState[N]):
 
     __slots__ = ("_convert", "_native_put", "_native_value", "_type", "_zero")
     _raw: NumberState[N]  # type: ignore[assignment]
+    _shown_as = "ValueState"
 
     def __init__(
         self,

@@ -112,6 +112,8 @@ class Block:
         """Key r is key_column[key_offsets[r]:key_offsets[r + 1]]; None if the keys are ints."""
         return self._offsets(self._info.key_offsets) if self._info.key_offsets else None
 
+    stamps = None
+
     @property
     def value_column(self) -> memoryview:
         """All values: 'q' or 'd' for numbers, else bytes, one after the other."""

@@ -179,6 +179,18 @@ class State:
         if status:
             raise self._refuse(status, key)
 
+    timed = False
+
+    def is_expired(self, stamp: int) -> bool:
+        return False
+
+    def install_encoded(self, k: bytes, encoded: bytes | None, stamp: int | None) -> None:
+        value = ffi.NULL if encoded is None else encoded
+        size = 0 if encoded is None else len(encoded)
+        status = lib.sk_install(self._ptr, self._id, k, len(k), value, size)
+        if status:
+            raise self._refuse(status, self.codec.show(k))
+
     def probe_cost(self, key: Any) -> int:
         """Groups of slots visited plus keys compared to find this key."""
         try:

@@ -155,7 +155,7 @@ class Store:
     def state(self, name: str, kind: Literal["bytes"], key_type: KeyType = ...) -> BytesState: ...
     @overload
     def state(self, name: str, kind: ContainerKind, key_type: KeyType = ...) -> ContainerState: ...
-    def state(self, name: str, kind: Kind, key_type: KeyType = str) -> State:
+    def state(self, name: str, kind: Kind, key_type: KeyType = str, *, timed: bool = False) -> State:
         """Declares a state, or finds it. SchemaError if it is there with another type."""
         codec = key_codec(key_type)
         number = KIND_NUMBERS.get(kind)
@@ -302,7 +302,15 @@ class Store:
         """Whether deletions stay remembered, even in whole leaves, until they are written home."""
         self._expect(lib.sk_write_back(self._ptr, on))
 
-    def dirty_take(self, leaf: int) -> bytes:
+    def time(self, clock: str) -> int | None:
+        return None
+
+    def set_time(self, clock: str, ms: int) -> None: ...
+
+    def sweep(self, slots_max: int) -> int:
+        return 0
+
+    def dirty_take(self, leaf: int, *, cold: bool = False) -> bytes:
         """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow."""
         (leaf,) = _leaves(leaf)
         buffer = empty_buffer()

@@ -146,13 +146,13 @@ class PrometheusCollector:
                 found.add_metric([*values, state], getattr(figures, name))
             yield found
         for name in ("fetch_latency", "batch_latency"):
-            found = HistogramMetricFamily(
+            histogram = HistogramMetricFamily(
                 f"statekit_{name}_seconds", f"{name} of a call", labels=[*names, "state"]
             )
             for state, figures in metrics.states.items():
                 seen: Latency = getattr(figures, name)
-                found.add_metric([*values, state], seen.buckets(), seen.sum_s)
-            yield found
+                histogram.add_metric([*values, state], seen.buckets(), seen.sum_s)
+            yield histogram
         leaves = GaugeMetricFamily("statekit_leaves", "Leaves", labels=[*names, "residency"])
         for residency, count in metrics.leaves.items():
             leaves.add_metric([*values, residency], count)

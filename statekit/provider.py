@@ -256,7 +256,7 @@ class KVProvider:
     def value(
         self, name: str, type: Any, *, default: Any = ..., key: KeyType = ..., ttl: Any = ...
     ) -> ValueState[Any]: ...
-    def value(  # type: ignore[misc]
+    def value(
         self,
         name: str,
         type: Any,  # noqa: A002
@@ -280,10 +280,10 @@ class KVProvider:
         self, name: str, item: type[T], *, key: KeyType = ..., ttl: Any = ...
     ) -> ListState[T]: ...
     @overload
-    def list(self, name: str, item: Any, *, key: KeyType = ..., ttl: Any = ...) -> ListState[Any]: ...
-    def list(  # type: ignore[misc]
-        self, name: str, item: Any, *, key: KeyType = str, ttl: Any = None
-    ) -> ListState[Any]:
+    def list(
+        self, name: str, item: Any, *, key: KeyType = ..., ttl: Any = ...
+    ) -> ListState[Any]: ...
+    def list(self, name: str, item: Any, *, key: KeyType = str, ttl: Any = None) -> ListState[Any]:
         """A list of items of a type under each key."""
         return self._container(name, make_shape(_list[item]), key, ttl)  # type: ignore[no-any-return]
 
@@ -295,22 +295,22 @@ class KVProvider:
     def map(
         self, name: str, map_key: Any, value: Any, *, key: KeyType = ..., ttl: Any = ...
     ) -> MapState[Any, Any]: ...
-    def map(  # type: ignore[misc]
+    def map(
         self, name: str, map_key: Any, value: Any, *, key: KeyType = str, ttl: Any = None
     ) -> MapState[Any, Any]:
         """A map under each key."""
         return self._container(name, make_shape(dict[map_key, value]), key, ttl)  # type: ignore[no-any-return]
 
     @overload
-    def state(
+    def state(  # type: ignore[overload-overlap]
         self, name: str, hint: "type[_list[T]]", *, key: KeyType = ..., ttl: Any = ...
     ) -> ListState[T]: ...
     @overload
-    def state(
+    def state(  # type: ignore[overload-overlap]
         self, name: str, hint: type[dict[K, V]], *, key: KeyType = ..., ttl: Any = ...
     ) -> MapState[K, V]: ...
     @overload
-    def state(
+    def state(  # type: ignore[overload-overlap]
         self, name: str, hint: "type[set[T]]", *, key: KeyType = ..., ttl: Any = ...
     ) -> SetState[T]: ...
     @overload
@@ -373,7 +373,7 @@ class KVProvider:
         key: KeyType = ...,
         ttl: Any = ...,
     ) -> AggregateState[A, I, A]: ...
-    def aggregate(  # type: ignore[misc]
+    def aggregate(
         self,
         name: str,
         type: Any,  # noqa: A002
@@ -728,8 +728,8 @@ class KVProvider:
                 entries=stats.entries,
                 bytes=stats.bytes,
                 dirty=stats.dirty,
-                operations=getattr(stats, 'operations', 0),
-                hits=max(0, getattr(stats, 'operations', 0) - counters.fetches),
+                operations=getattr(stats, "operations", 0),
+                hits=max(0, getattr(stats, "operations", 0) - counters.fetches),
                 fetches=counters.fetches,
                 spills=counters.spills,
                 fetch_latency=counters.fetch_latency,

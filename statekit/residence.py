@@ -398,7 +398,6 @@ class Residence:
         self.store.close()
 
 
-
 def _move(source: Store, target: Store, leaves: range) -> None:
     held = source.detach(leaves.start, leaves.stop)
     try:

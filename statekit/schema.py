@@ -158,7 +158,7 @@ def _fields(cls: type) -> dict[str, tuple[Any, bool]] | None:
             if field.init
         }
     if typing.is_typeddict(cls):
-        required: frozenset[str] = cls.__required_keys__
+        required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
         return {name: (hint, name in required) for name, hint in hints.items()}
     defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})
     names: tuple[str, ...] = getattr(cls, "_fields", ())

@@ -29,6 +29,14 @@ LAYERS = [
     {"store.states", "store.numbers", "store.containers", "store.block", "store.snapshot"},
     {"store.store"},
     {"store"},
+    {"assignment", "codecs", "homes.home", "metrics", "rows", "schema", "ttl"},
+    {"homes", "homes.redis", "homes.rocksdb"},
+    {"residence"},
+    {"state.keyed", "state.results", "state.export"},
+    {"state.value", "state.views", "state.containers", "state.reduce", "state.timers"},
+    {"state"},
+    {"provider"},
+    {"testing"},
     {"statekit"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
@@ -56,10 +64,14 @@ def header_functions() -> set[str]:
     return set(re.findall(r"\b(sk_\w+)\s*\(", code))
 
 
-def test_core_dependencies_are_cffi_and_msgpack_only() -> None:
+def test_core_dependencies_are_the_binding_and_the_codecs_only() -> None:
     needed = importlib.metadata.requires("statekit") or []
     core = [line for line in needed if "extra ==" not in line]
-    assert sorted(re.split(r"[<>=!~ ]", line)[0] for line in core) == ["cffi", "msgpack"]
+    assert sorted(re.split(r"[<>=!~ ]", line)[0] for line in core) == [
+        "cffi",
+        "msgpack",
+        "msgspec",
+    ]
 
 
 def test_version_is_the_one_in_pyproject() -> None:
@@ -76,7 +88,7 @@ def test_extras_are_those_of_the_design() -> None:
 
 def test_import_loads_no_optional_package() -> None:
     loaded = run_python(
-        "import sys, statekit; store = statekit.Store(); v = store.state('v', 'i64');"
+        "import sys, statekit; kv = statekit.open('memory:'); v = kv.value('v', int);"
         "v.add_many(['a', 'b']); v.get_many(['a']); print(' '.join(sys.modules))"
     ).split()
     optional = {"numpy", "pyarrow", "pandas", "grpc", "rocksdict", "redis", "click", "pyspark"}

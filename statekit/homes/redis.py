@@ -43,7 +43,8 @@ return 0
 # Names of redis-py's exceptions and words of Redis, and what to do; the first that occurs counts.
 _ADVICE = (
     (
-        ("AuthenticationError", "NOAUTH", "WRONGPASS", "HELLO must be called", "username-password"),
+        # a cluster's client tells only in words why its nodes refused
+        ("AuthenticationError", "Authentication required", "HELLO must", "username-password"),
         "Check user and password: redis://user:password@host:port/db. "
         "Percent-encode special characters in them.",
     ),

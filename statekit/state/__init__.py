@@ -1,13 +1,13 @@
 """Typed state: what `kv.value`, `kv.list`, `kv.map` and their like return.
 
-    keyed.py        what states of every type can do
-    value.py        one value under each key
-    containers.py   lists, maps and sets under each key
-    views.py        live lists, maps and sets, nested as you like
-    reduce.py       values that new ones are folded into
-    timers.py       timers in event time
-    results.py      what get_many() returns
-    export.py       whole states as Arrow tables
+keyed.py        what states of every type can do
+value.py        one value under each key
+containers.py   lists, maps and sets under each key
+views.py        live lists, maps and sets, nested as you like
+reduce.py       values that new ones are folded into
+timers.py       timers in event time
+results.py      what get_many() returns
+export.py       whole states as Arrow tables
 """
 
 from statekit.state.containers import ListState, MapState, SetState

@@ -28,9 +28,7 @@ class ContainerState(KeyedState[V]):
     __slots__ = ("_shape",)
     _raw: RawContainer
 
-    def __init__(
-        self, raw: Any, residence: Residence, schema: StateSchema, shape: Shape
-    ) -> None:
+    def __init__(self, raw: Any, residence: Residence, schema: StateSchema, shape: Shape) -> None:
         super().__init__(raw, residence, schema, shape.codec)
         self._shape = shape
 

@@ -1,4 +1,4 @@
-"""Whole states as Arrow tables: numbers straight from the store's columns, all else item by item."""
+"""Whole states as Arrow tables: numbers straight from the store's columns, the rest one by one."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""What states of every type can do: keys, items, deletion, batches, and how they introduce themselves.
+"""What states of every type can do: keys, items, deletion, batches, and how they show themselves.
 
 A typed state stands on a handle of the native store (`_raw`) and on the provider's residence,
 which brings what is not here. Operations call C directly and look at the answer; only what C could

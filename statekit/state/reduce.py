@@ -94,7 +94,9 @@ class ReduceState(_Folding[V]):
             )
         self._function = function
         native = _NATIVE.get(function) if isinstance(values, NumberValueState) else None
-        self._native: Callable[[Any, V], V] | None = native and getattr(values, native)
+        self._native: Callable[[Any, V], V] | None = None
+        if native is not None:
+            self._native = getattr(values, native)
 
     def add(self, key: Any, value: V) -> V:
         """Reduces a value into the key's; the result."""
@@ -109,7 +111,7 @@ class ReduceState(_Folding[V]):
     def add_many(self, keys: Any, values: Any) -> None:
         """Reduces a column of values, each into its key's. Sums of numbers run in C."""
         if self._function is operator.add and self._native is not None:
-            self._values.add_many(keys, values)  # type: ignore[misc]
+            self._values.add_many(keys, values)
             return
         for key, value in zip(_plain(keys), _plain(values), strict=True):
             self.add(key, value)
@@ -213,4 +215,3 @@ class KeyedFold:
 def _plain(column: Any) -> Any:
     """A column as Python objects: Arrow's scalars are not what users' functions expect."""
     return column.to_pylist() if hasattr(column, "to_pylist") else column
-

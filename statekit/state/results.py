@@ -93,7 +93,8 @@ class NumberValues(Values[V]):
 
     def to_list(self) -> list[V]:
         if 0 not in self.found:
-            return self._numbers.tolist()
+            numbers: list[V] = self._numbers.tolist()  # type: ignore[assignment]
+            return numbers
         default = self._default
         return [
             value if there else default
@@ -128,9 +129,7 @@ class EncodedValues(Values[V]):
 
     __slots__ = ("_decode", "_parts", "_starts")
 
-    def __init__(
-        self, parts: Sequence[Blobs], default: Any, decode: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, parts: Sequence[Blobs], default: Any, decode: Callable[[Any], Any]) -> None:
         super().__init__(b"".join(part.found for part in parts), default)
         self._parts = parts
         self._decode = decode

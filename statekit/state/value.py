@@ -87,15 +87,13 @@ class ValueState(KeyedState[V]):
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
         if length > room:
-            value: V = decode(take_grown(pointer, length))
-            return value
+            return decode(take_grown(pointer, length))  # type: ignore[no-any-return]
         if length >= 0:
             data = view[:length]
             push_read(read)
-            value = decode(data)
-            return value
+            return decode(data)  # type: ignore[no-any-return]
         push_read(read)
-        return self._read(key, NO_DEFAULT)
+        return self._read(key, NO_DEFAULT)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: V) -> None:
         encode, encode_value = self._encode, self._encode_value
@@ -117,9 +115,12 @@ class ValueState(KeyedState[V]):
     def get(self, key: Any, default: D) -> V | D: ...
     def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """The value; else the default given here, else the state's default, else None."""
-        if default is NO_DEFAULT and self._default is NO_DEFAULT:
-            default = None
-        return self._read(key, default)
+        if default is not NO_DEFAULT and self._default is not NO_DEFAULT:
+            return self._read(key, default)
+        try:
+            return self[key]
+        except KeyError:
+            return None if default is NO_DEFAULT else default
 
     def _read(self, key: Any, default: Any) -> Any:
         """The value, or the default for this call, or the state's; KeyError without either."""
@@ -172,9 +173,7 @@ class ValueState(KeyedState[V]):
         """Raises the number to this one, if that is more; the new number."""
         raise self._not_numbers("max")
 
-    def compare_and_set(
-        self: "ValueState[N]", key: Any, expected: N | None, desired: N
-    ) -> bool:
+    def compare_and_set(self: "ValueState[N]", key: Any, expected: N | None, desired: N) -> bool:
         """Sets the number if it is `expected` (None: if there is none); True if it was."""
         raise self._not_numbers("compare_and_set")
 
@@ -245,7 +244,7 @@ class NumberValueState(ValueState[N]):
         if default is not NO_DEFAULT:
             default = raw._checked(default)
         self._default = default
-        self._zero = raw._checked(0) if default is NO_DEFAULT else default
+        self._zero: N = raw._checked(0) if default is NO_DEFAULT else default
 
     def __getitem__(self, key: Any) -> N:
         encode, read = self._encode, self._native_value
@@ -289,20 +288,20 @@ class NumberValueState(ValueState[N]):
             return default
         return value
 
-    def add(self, key: Any, amount: N = 1) -> N:  # type: ignore[override]
+    def add(self, key: Any, amount: N = 1) -> N:
         add = self._raw.add
         try:
             return add(key, amount, self._zero)
         except _AWAITED:
             return self._settle(add, key, amount, self._zero)
 
-    def min(self, key: Any, value: N) -> N:  # type: ignore[override]
+    def min(self, key: Any, value: N) -> N:
         return self._settle(self._raw.min, key, value)
 
-    def max(self, key: Any, value: N) -> N:  # type: ignore[override]
+    def max(self, key: Any, value: N) -> N:
         return self._settle(self._raw.max, key, value)
 
-    def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:  # type: ignore[override]
+    def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:
         return self._settle(self._raw.compare_and_set, key, expected, desired)
 
     def _decoded(self, stored: Any) -> N:
@@ -318,7 +317,7 @@ class NumberValueState(ValueState[N]):
         packed = column(values, letter, f"the values for state {self.name!r}")
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 
-    def add_many(  # type: ignore[override]
+    def add_many(
         self, keys: Any, amounts: Any = 1, *, returning: bool = False
     ) -> "Values[N] | None":
         raw, zero = self._raw, self._zero
@@ -333,9 +332,7 @@ class NumberValueState(ValueState[N]):
         parts = self._chunked(add_part, keys, *columns)
         if not returning:
             return None
-        return NumberValues(
-            [Numbers(part, memoryview(b"\1" * len(part))) for part in parts], None
-        )
+        return NumberValues([Numbers(part, memoryview(b"\1" * len(part))) for part in parts], None)
 
 
 class KeyedValue(Generic[V]):
@@ -373,7 +370,7 @@ class KeyedValue(Generic[V]):
 
     def add(self, amount: Any = 1) -> Any:
         """Adds to a number; the new one."""
-        return self._state.add(self._key, amount)  # type: ignore[misc]
+        return self._state.add(self._key, amount)
 
     def exists(self) -> bool:
         return self._key in self._state

@@ -9,7 +9,7 @@ One call is one step to other threads; a method that reads and then writes (sort
 slices with a step) is not.
 
 An item that is a list, dict or set is handed out as a view, and taken as a plain container. A view
-of a list's item stands for a position: after an insertion before it, for the item that is there then.
+of a list's item stands for a position: after an insertion before it, for what is there then.
 """
 
 from collections.abc import (
@@ -22,8 +22,10 @@ from collections.abc import (
     MutableMapping,
     MutableSequence,
     MutableSet,
-    Set as AbstractSet,
     ValuesView,
+)
+from collections.abc import (
+    Set as AbstractSet,
 )
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -289,7 +291,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
 
     def _set_slice(self, at: slice, values: Iterable[T]) -> None:
         items = list(values)
-        start, stop, step = at.indices(len(self))
+        start, stop, _ = at.indices(len(self))
         if at.step not in (None, 1):
             changed = self.copy()
             changed[at] = items  # ValueError if the lengths differ
@@ -327,7 +329,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
         if items:
             self._write(lib.SK_W_EXTEND, None, self._encoded(self._shape.codec, items))
 
-    def __iadd__(self, values: Iterable[T]) -> "ListView[T]":  # type: ignore[misc,override]
+    def __iadd__(self, values: Iterable[T]) -> "ListView[T]":
         self.extend(values)
         return self
 
@@ -361,7 +363,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
 
 
 def _listed(values: Any) -> list[Any]:
-    return values.copy() if isinstance(values, ListView) else values  # type: ignore[no-any-return]
+    return values.copy() if isinstance(values, ListView) else values
 
 
 def _clamped(at: Any) -> int:
@@ -408,7 +410,8 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: Any, default: Any = None) -> Any:
         if not isinstance(self._shape.value, ValueShape):
-            return self[key] if key in self else default
+            is_there = key in self
+            return self[key] if is_there else default
         data = self._read(lib.SK_R_GET, self._steps + self._step(key))
         return default if data is None else self._shape.value.codec.decode(data)
 
@@ -505,7 +508,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         if entries:
             self._write(lib.SK_W_UPDATE, None, self._encoded(self._shape.codec, entries))
 
-    def __ior__(self, other: Any) -> "MapView[K, V]":  # type: ignore[misc,override]
+    def __ior__(self, other: Any) -> "MapView[K, V]":  # type: ignore[misc]
         self.update(other)
         return self
 
@@ -555,7 +558,7 @@ class SetView(View, MutableSet[T], Generic[T]):
     _shape: SetShape
 
     @classmethod
-    def _from_iterable(cls, values: Iterable[Any]) -> set[Any]:  # type: ignore[override]
+    def _from_iterable(cls, values: Iterable[Any]) -> set[Any]:
         return set(values)
 
     def __contains__(self, value: object) -> bool:
@@ -589,7 +592,7 @@ class SetView(View, MutableSet[T], Generic[T]):
         if values:
             self._write(lib.SK_W_UPDATE, None, self._encoded(self._shape.codec, values))
 
-    def __ior__(self, other: AbstractSet[Any]) -> "SetView[T]":  # type: ignore[misc,override]
+    def __ior__(self, other: AbstractSet[Any]) -> "SetView[T]":  # type: ignore[misc]
         self.update(other)
         return self
 

@@ -155,7 +155,9 @@ class Store:
     def state(self, name: str, kind: Literal["bytes"], key_type: KeyType = ...) -> BytesState: ...
     @overload
     def state(self, name: str, kind: ContainerKind, key_type: KeyType = ...) -> ContainerState: ...
-    def state(self, name: str, kind: Kind, key_type: KeyType = str, *, timed: bool = False) -> State:
+    def state(
+        self, name: str, kind: Kind, key_type: KeyType = str, *, timed: bool = False
+    ) -> State:
         """Declares a state, or finds it. SchemaError if it is there with another type."""
         codec = key_codec(key_type)
         number = KIND_NUMBERS.get(kind)

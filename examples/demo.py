@@ -1,13 +1,14 @@
-"""A short tour of the store: load a million keys, count a stream, split and merge.
+"""A short tour: count a stream, split it between two workers, keep more than memory holds, reopen.
 
 Checks every result against a plain Python Counter and says what happened and how fast.
 """
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,13 @@ import statekit as sk
 
 KEYS = 1_000_000
 EVENTS = 5_000_000
+SPILLED_KEYS = 300_000
+
+
+@dataclass
+class Click:
+    url: str
+    at: int
 
 
 @contextmanager
@@ -23,12 +31,17 @@ def timed(what: str, count: int = 0, unit: str = "keys") -> Iterator[None]:
     began = time.perf_counter()
     yield
     took = time.perf_counter() - began
-    rate = f"{count / took / 1e6:8.1f} M {unit}/s" if count else ""
+    rate = f"{count / took / 1e6:8.2f} M {unit}/s" if count else ""
     print(f"  {what:<58}{took * 1000:9.2f} ms {rate}", flush=True)
 
 
-def main() -> None:
-    print(f"statekit {sk.__version__}: {KEYS:,} keys, {EVENTS:,} events")
+def check(what: str, wrong: int) -> None:
+    print(f"  {what}: {wrong} differ")
+    if wrong:
+        raise SystemExit("the state is wrong")
+
+
+def count_and_rescale() -> None:
     users = pa.array([f"user-{i:07d}" for i in range(KEYS)])
     # A few users are busy, most are not.
     drawn = np.minimum(np.random.default_rng(1).zipf(1.2, EVENTS) - 1, KEYS - 1)
@@ -36,54 +49,89 @@ def main() -> None:
     if isinstance(events, pa.ChunkedArray):
         events = events.combine_chunks()
 
-    store = sk.Store()  # 128 key-groups of 16 sub-groups: 2,048 leaves
-    visits = store.state("visits", "i64")
-
-    print("\nload and count")
+    kv = sk.open("memory:")  # 128 key-groups of 16 sub-groups: 2,048 leaves
+    visits = kv.value("visits", int, default=0)
+    print("\ncount a stream")
     with timed("put_many: every user with 0 visits", KEYS):
         visits.put_many(users, np.zeros(KEYS, dtype=np.int64))
     with timed("add_many: one visit per event", EVENTS, "events"):
         visits.add_many(events)
-    stats = store.stats(visits)
-    print(f"  {stats.entries:,} entries in {stats.bytes / stats.entries:.0f} bytes each")
+    held = kv.metrics().states["visits"]
+    print(f"  {held.entries:,} entries in {held.bytes / held.entries:.0f} bytes each")
 
     print("\nsplit between two workers, go on counting, merge")
-    half = store.leaves // 2
-    other = sk.Store()
-    other.mark(0, other.leaves, "away")  # it owns nothing yet
-    with timed("split: half of the leaves move to another store"):
-        other.attach(store.detach(0, half))
-    visits_there = other.state("visits", "i64")
-    split = {"here": store.stats(visits).entries, "there": other.stats(visits_there).entries}
-    print(f"  {split['here']:,} entries here, {split['there']:,} there")
-    # Each worker takes the events whose keys it owns: that is what the routing hash is for.
-    first = users.slice(0, 1000)
-    is_there = np.array([sk.leaf_of(str, user) < half for user in first.to_pylist()])
-    visits_there.add_many(first.filter(pa.array(is_there)))
-    visits.add_many(first.filter(pa.array(~is_there)))
+    with timed("split: half of the key-groups move to another provider"):
+        (worker,) = kv.split([range(64, 128)])
+    there = worker["visits"]
+    print(f"  {len(visits):,} entries here, {len(there):,} there")
+    first = users.slice(0, 1000).to_pylist()
+    for user in first:  # each key goes to its owner
+        kv.owner_of(user)["visits"].add(user)
     with timed("merge: they come back"):
-        store.attach(other.detach(0, half))
+        kv.merge(worker)
 
-    print("\nsnapshot while counting goes on")
-    with timed("take the snapshot"):
-        snapshot = store.snapshot()
-    sizes: list[int] = []
-    writer = Thread(target=lambda: sizes.extend(len(blocks) for _, blocks in snapshot))
-    with timed("write it out, and count all events again meanwhile", EVENTS, "events"), snapshot:
-        writer.start()
-        visits.add_many(events)
-        writer.join()
-    print(f"  {sum(sizes) / 1e6:.1f} MB, as of the moment the snapshot was taken")
-
-    print("\ncheck")
     expected = Counter(drawn.tolist())
     expected.update(range(1000))
-    expected.update(drawn.tolist())
-    counted = visits.get_many(users).values.tolist()
-    wrong = sum(counted[i] != expected[i] for i in range(KEYS))
-    print(f"  {KEYS:,} counts compared with collections.Counter: {wrong} differ")
-    if wrong:
-        raise SystemExit("the counts are wrong")
+    counted = visits.get_many(users).to_list()
+    check(
+        f"{KEYS:,} counts compared with collections.Counter",
+        sum(counted[i] != expected[i] for i in range(KEYS)),
+    )
+
+
+def spill_and_reopen() -> None:
+    print("\nmore than memory holds: a RocksDB home with 16 MiB of memory")
+    rng = np.random.default_rng(2)
+    busy = rng.zipf(1.1, 500_000) % SPILLED_KEYS
+    with tempfile.TemporaryDirectory() as path:
+        with sk.open(f"rocksdb:{path}/state?memory=16MiB") as kv:
+            last = kv.value("last", Click, key=int)
+            with timed("put_many: a dataclass for every key", SPILLED_KEYS):
+                last.put_many(range(SPILLED_KEYS), [Click("/", 0)] * SPILLED_KEYS)
+            with timed("one key at a time: where each user was last", len(busy), "events"):
+                for at, user in enumerate(busy.tolist()):
+                    last[user] = Click(f"/{at % 100}", at)
+            figures = kv.metrics()
+            spilled = figures.states["last"]
+            print(
+                f"  {figures.bytes / 2**20:.0f} MiB in memory, {spilled.spills:,} rows written "
+                f"home, {spilled.fetches:,} fetched"
+            )
+        expected = {user: Click(f"/{at % 100}", at) for at, user in enumerate(busy.tolist())}
+        with sk.open(f"rocksdb:{path}/state") as kv:
+            last = kv.value("last", Click, key=int)
+            with timed("reopen, and read everything", SPILLED_KEYS):
+                found = dict(last.items())
+        check(
+            f"{SPILLED_KEYS:,} records compared with a dict",
+            sum(found[k] != expected.get(k, Click("/", 0)) for k in range(SPILLED_KEYS)),
+        )
+
+
+def nest_and_time() -> None:
+    print("\nnested state and timers")
+    kv = sk.open("memory:")
+    carts = kv.state("carts", dict[str, list[Click]])
+    expiry = kv.timers("expiry")
+    with timed("append at depth 3, set a timer", 100_000, "records"):
+        for at in range(100_000):
+            user = f"user-{at % 1000}"
+            carts[user]["clicks"].append(Click("/item", at))
+            expiry.move(user, at + 500)
+    due = [timer.due for timer in expiry.pop_due(100_000)]
+    print(f"  {len(due)} timers were due, in order: {due == sorted(due)}")
+    wrong = sum(
+        [click.at for click in carts[f"user-{u}"]["clicks"]] != list(range(u, 100_000, 1000))
+        for u in range(1000)
+    )
+    check("1,000 lists compared with ranges", wrong)
+
+
+def main() -> None:
+    print(f"statekit {sk.__version__}: {KEYS:,} keys, {EVENTS:,} events")
+    count_and_rescale()
+    spill_and_reopen()
+    nest_and_time()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _MEMTABLE_BYTES_MAX = 64 * 2**20  # larger ones make flushes long and gain littl
 _OPEN_FILES_MAX = 512  # half of what most systems allow a process
 _BLOOM_BITS = 10  # per key: 1 % of the misses read a block
 _MEMTABLE_BLOOM = 0.05  # of a memtable's bytes: a miss there costs a fifth (0.5 of 3 us)
+_GET_ROWS = 1024  # of one call: it holds the blocks of all its rows, beyond the cache's capacity
 _PAGE_ROWS, _PAGE_BYTES = 1024, 2**20  # what load() has in memory at most, but for one large row
 
 _METRICS = {
@@ -112,7 +113,8 @@ def _rocksdict() -> Any:
 def _options(rocksdict: Any, cache_bytes: int) -> Any:
     """Settings under which all of RocksDB's memory is about cache_bytes."""
     # One budget: memtables, index and filter blocks are all charged to the block cache.
-    cache = rocksdict.Cache.new_hyper_clock_cache(cache_bytes, 0)
+    # (RocksDB's HyperClockCache is 15 % quicker, but stays above its capacity after a large get.)
+    cache = rocksdict.Cache(cache_bytes)
     memtables = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
         cache_bytes // 2, False, cache
     )
@@ -173,16 +175,17 @@ class _RocksdbHome(Home):
 
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         prefixes = self._prefixes
-        values: list[bytes | None]
         try:
             if len(rows) == 1:
                 leaf, state, key = rows[0]
                 return [self._db.get(prefixes[leaf << 16 | state] + key)]
-            # One call for all: RocksDB shares the look-ups of rows in the same block.
-            values = self._db.get([prefixes[leaf << 16 | state] + key for leaf, state, key in rows])
+            keys = [prefixes[leaf << 16 | state] + key for leaf, state, key in rows]
+            values: list[bytes | None] = []
+            for at in range(0, len(keys), _GET_ROWS):
+                values += self._db.get(keys[at : at + _GET_ROWS])
+            return values
         except BaseException as error:
             raise self._failed("read", error) from error
-        return values
 
     def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
         start = self._prefixes[leaf << 16 | state]

@@ -39,6 +39,7 @@ typedef struct batch {
     /* of the chunk at hand */
     int64_t first;       /* number of its first record */
     uint32_t epoch;      /* what its changes are stamped with */
+    sk_timing timing;    /* if the state is timed: one reading of the clock for all its records */
     uint64_t *hashes;    /* per record */
     uint8_t *touched;    /* per leaf: LEAF_ bits */
     uint32_t *leaves;    /* the touched ones, ascending */
@@ -158,6 +159,7 @@ static int add_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
 static inline int get_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
     sk_slot *slot;
     int status = sk_entry_find(at, key, &slot);
+    if (status == SK_OK) sk_entry_read(at, slot);
     if (at->env.kind == SK_I64 || at->env.kind == SK_F64) {
         ((int64_t *)b->args->out)[record] = status == SK_OK ? slot->value.i64 : 0;
         return status;
@@ -200,11 +202,13 @@ static int map_put_record(batch *b, sk_at *at, const sk_key *key, int64_t record
 static int run_record(batch *b, int64_t record, const sk_key *key) {
     sk_slot *slot;
     sk_at at;
+    int status;
     uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
     /* Here only: an away leaf has no entry for the short way to find, and is not whole. */
     if (b->store->leaves[leaf_no].residency == SK_AWAY) return sk_away_fail(leaf_no);
     sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
     at.env.expected = b->expected;
+    if (at.env.is_timed) at.env.timing = &b->timing;
     switch (b->op) {
     case SK_B_GET:
         return get_record(b, &at, key, record);
@@ -213,7 +217,9 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     case SK_B_ADD:
         return add_record(b, &at, key, record);
     case SK_B_HAS:
-        return sk_entry_find(&at, key, &slot);
+        status = sk_entry_find(&at, key, &slot);
+        if (status == SK_OK) sk_entry_read(&at, slot);
+        return status;
     case SK_B_DELETE:
         return sk_entry_delete(&at, key, (b->args->flags & SK_BLIND) != 0);
     case SK_B_APPEND:
@@ -376,6 +382,9 @@ static size_t run_window_as(batch *b, window *w, int *status) {
     INSTANCE(OP, KIND, SK_COL_I64)                                                                 \
     INSTANCE(OP, KIND, SK_COL_VAR32)                                                               \
     INSTANCE(OP, KIND, SK_COL_VAR64)
+    /* Entries of timed states are looked at more closely than the short way does. */
+    if (b->state->flags & SK_TIMED)
+        return run_window(b, b->op, SK_NESTED, b->args->keys.type, w, status);
     INSTANCES(SK_B_ADD, SK_I64)
     INSTANCES(SK_B_ADD, SK_F64)
     INSTANCES(SK_B_GET, SK_I64)
@@ -502,7 +511,8 @@ static void mark_rest(batch *b, size_t done, size_t n) {
 }
 
 static int run_chunk(batch *b, int64_t n) {
-    bool writes = b->op != SK_B_GET && b->op != SK_B_HAS;
+    bool is_timed = b->state->flags & SK_TIMED, touches = is_timed && b->state->on_read;
+    bool writes = (b->op != SK_B_GET && b->op != SK_B_HAS) || touches;
     window w = {0};
     b->is_sorted = false;
     int status = hash_chunk(b, n);
@@ -514,6 +524,8 @@ static int run_chunk(batch *b, int64_t n) {
     }
     if (status == SK_OK) {
         b->live = count_live(b);
+        if (is_timed) b->timing = sk_timing_of(b->store, b->state);
+        b->timing.on_read = touches; /* as the locks were taken */
         while (w.first < (size_t)n && status == SK_OK) {
             w.n = (size_t)n - w.first < WINDOW ? (size_t)n - w.first : WINDOW;
             w.first += run_window_as(b, &w, &status);

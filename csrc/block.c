@@ -7,6 +7,7 @@
 
 #define FLAG_DELTA 1
 #define FLAG_WIDE 2
+#define FLAG_TIMED 4
 
 /* The one way to call a block bad: the reason names the line that found it. */
 #define CORRUPT(...) corrupt(__LINE__, __VA_ARGS__)
@@ -30,6 +31,8 @@ static void lay_out(sk_block_info *info) {
     at += padded(info->key_bytes);
     info->marks = info->is_delta ? at : 0;
     at += info->is_delta ? padded(n) : 0;
+    info->stamps = info->is_timed ? at : 0;
+    at += info->is_timed ? 8 * n : 0;
     info->value_offsets = info->value_width == 0 ? at : 0;
     at += info->value_width == 0 ? offsets : 0;
     info->values = at;
@@ -101,6 +104,8 @@ static size_t pick(const sk_table *table, const sk_table_env *env, sk_select sel
     sk_slot *slot;
     for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {
         if (!is_selected(slot, select, since, info->is_delta)) continue;
+        /* deltas are made of tables that were swept: what expires just now has its stamp */
+        if (select == SK_SELECT_ALL && sk_slot_is_expired(env, slot)) continue;
         size_t len;
         const uint8_t *key = sk_slot_key(slot, &len);
         out[n++] = (picked){sk_routing_of(env, key, len), slot};
@@ -121,8 +126,8 @@ static void write_header(uint8_t *p, const sk_block_info *info) {
     sk_store32(p + 40, info->leaf);
     p[44] = info->leaf_bits;
     p[45] = info->kind;
-    p[46] =
-        (uint8_t)((info->is_delta ? FLAG_DELTA : 0) | (info->offset_width == 8 ? FLAG_WIDE : 0));
+    p[46] = (uint8_t)((info->is_delta ? FLAG_DELTA : 0) | (info->is_timed ? FLAG_TIMED : 0) |
+                      (info->offset_width == 8 ? FLAG_WIDE : 0));
     p[47] = info->key_width;
     p[48] = SK_BLOCK_VERSION_LATEST;
     p[49] = (uint8_t)name_len;
@@ -155,6 +160,14 @@ static void write_keys(uint8_t *block, const sk_block_info *info, const picked *
         put_offset(block + info->key_offsets, info->offset_width, info->entries, at);
 }
 
+static void write_stamps(uint8_t *block, const sk_block_info *info, const sk_timing *timing,
+                         const picked *p) {
+    for (size_t i = 0; i < info->entries; i++) {
+        int64_t stamp = sk_slot_is_live(p[i].slot) ? sk_stamp_of(timing, p[i].slot) : 0;
+        sk_store64(block + info->stamps + 8 * i, (uint64_t)stamp);
+    }
+}
+
 /* Values are the last column and go where buf ends; start is the block's place in buf. */
 static int write_values(sk_buf *buf, size_t start, const sk_block_info *info, const picked *p) {
     if (info->value_width == 8) {
@@ -182,7 +195,8 @@ static int write_values(sk_buf *buf, size_t start, const sk_block_info *info, co
     return SK_OK;
 }
 
-static int write_block(sk_buf *buf, const sk_block_info *info, const picked *p) {
+static int write_block(sk_buf *buf, const sk_block_info *info, const sk_timing *timing,
+                       const picked *p) {
     size_t start = buf->len;
     int status = sk_buf_reserve(buf, info->size);
     if (status != SK_OK) return status;
@@ -195,6 +209,7 @@ static int write_block(sk_buf *buf, const sk_block_info *info, const picked *p) 
     if (info->marks != 0) memset(block + info->marks, 0, padded(info->entries));
     if (info->value_offsets != 0) memset(block + info->values - 8, 0, 8);
     write_keys(block, info, p);
+    if (info->is_timed) write_stamps(block, info, timing, p);
     buf->len = start + info->values;
     status = write_values(buf, start, info, p);
     if (status != SK_OK) {
@@ -221,6 +236,7 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
                           .leaf_bits = env->leaf_bits,
                           .kind = env->kind,
                           .is_delta = select != SK_SELECT_ALL || !env->is_whole,
+                          .is_timed = env->is_timed,
                           .key_width = strcmp(env->key_type->text, "i") == 0 ? 8 : 0,
                           .value_width = env->kind == SK_I64 || env->kind == SK_F64 ? 8 : 0};
     strcpy(info.name, name);
@@ -233,7 +249,7 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
         info.offset_width = is_wide ? 8 : 4;
         lay_out(&info);
         sort_picked(p, info.entries);
-        status = write_block(buf, &info, p);
+        status = write_block(buf, &info, env->timing, p);
     }
     sk_raw_free(p);
     return status;
@@ -290,11 +306,13 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
     info->leaf_bits = block[44];
     info->kind = block[45];
     info->is_delta = block[46] & FLAG_DELTA;
+    info->is_timed = (block[46] & FLAG_TIMED) != 0;
     info->offset_width = block[46] & FLAG_WIDE ? 8 : 4;
     info->key_width = block[47];
     info->value_width = info->kind == SK_I64 || info->kind == SK_F64 ? 8 : 0;
     if (info->kind < SK_I64 || info->kind > SK_NESTED) return CORRUPT("unknown kind", info->kind);
-    if (block[46] & ~(FLAG_DELTA | FLAG_WIDE)) return CORRUPT("unknown flags", block[46]);
+    if (block[46] & ~(FLAG_DELTA | FLAG_WIDE | FLAG_TIMED))
+        return CORRUPT("unknown flags", block[46]);
     if (block[51] | sk_load32(block + 52)) return CORRUPT("reserved bytes are not zero", block[51]);
     if (info->leaf_bits > 20 || info->leaf >> info->leaf_bits)
         return CORRUPT("leaf out of range:", info->leaf);
@@ -323,6 +341,7 @@ typedef struct entry {
     uint64_t hash;
     const uint8_t *key, *value;
     size_t key_len, value_len;
+    int64_t stamp; /* 0 if the block is not timed */
     bool is_tomb;
 } entry;
 
@@ -358,6 +377,7 @@ static inline int entry_at(const uint8_t *block, const sk_block_info *info, uint
     e->value = block + info->values + from;
     e->value_len = to - from;
     e->is_tomb = info->marks != 0 && block[info->marks + i] != 0;
+    e->stamp = info->stamps != 0 ? (int64_t)sk_load64(block + info->stamps + 8 * i) : 0;
     return SK_OK;
 }
 
@@ -377,6 +397,7 @@ static int check_entry(const uint8_t *block, const sk_block_info *info, const sk
     if (info->marks != 0 && block[info->marks + i] > 1) return CORRUPT("unknown mark at entry", i);
     if (e->is_tomb) {
         bool is_empty = info->value_width == 8 ? sk_load64(e->value) == 0 : e->value_len == 0;
+        if (e->stamp != 0) return CORRUPT("deletion with a stamp at entry", i);
         return is_empty ? SK_OK : CORRUPT("deletion with a value at entry", i);
     }
     if (e->value_len > SK_VALUE_BYTES_MAX) return CORRUPT("value too large at entry", i);
@@ -451,6 +472,7 @@ static int decode_entry(const sk_table_env *env, const entry *e, uint64_t *seq, 
     }
     slot->value = value;
     slot->marks = e->is_tomb ? SK_MARK_TOMB : 0;
+    if (env->is_timed) sk_slot_set_stamp(slot, e->stamp);
     table->live += !e->is_tomb;
     table->tombs += e->is_tomb;
     return SK_OK;

@@ -17,7 +17,8 @@
  *   40    4    leaf
  *   44    1    leaf_bits: log2 of the number of leaves
  *   45    1    kind (sk_kind)
- *   46    1    flags: 1 = delta (has marks, may hold deletions), 2 = offsets of 8 bytes
+ *   46    1    flags: 1 = delta (has marks, may hold deletions), 2 = offsets of 8 bytes,
+ *              4 = timed (has stamps)
  *   47    1    key width: 8 if the key type is "i", else 0
  *   48    1    format version: 1
  *   49    1    length of the name
@@ -30,8 +31,9 @@
  *   key offsets    4 or 8 (n + 1)   key width 0; the first is 0, the last key_bytes
  *   keys           key_bytes        always
  *   marks          n                delta; 0 = entry, 1 = deletion (then the value is empty or 0)
- *   value offsets  4 or 8 (n + 1)   kinds other than i64 and f64
- *   values         value_bytes      always
+ *   stamps         8 n              timed; when the entry was last touched, in ms; INT64_MIN =
+ * before the first watermark; 0 for a deletion value offsets  4 or 8 (n + 1)   kinds other than i64
+ * and f64 values         value_bytes      always
  *
  * A block is valid iff
  *  1. magic, version, kind, flags, key width and key type are known, the name is UTF-8, and zero

@@ -42,9 +42,10 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     int status = sk_key_route(&state->key_type, data, len, &key->hash);
     if (status != SK_OK) return status;
     uint32_t leaf_no = sk_leaf_of(key->hash, store->leaf_bits), epoch = 0;
+    bool is_timed = state->flags & SK_TIMED, touches = is_timed && state->on_read;
     __builtin_prefetch(&store->leaves[leaf_no], 1);
     prefetch_tags(&state->tables[leaf_no], key->hash, store->leaf_bits);
-    if (writes)
+    if (writes || touches)
         status = sk_leaf_lock_write(store, leaf_no, &epoch);
     else
         sk_leaf_lock(&store->leaves[leaf_no]);
@@ -53,7 +54,14 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
         sk_leaf_unlock(&store->leaves[leaf_no]);
         return sk_away_fail(leaf_no);
     }
+    /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
+    if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
+    if (is_timed) {
+        at->timing = sk_timing_of(store, state);
+        at->timing.on_read = touches; /* as the lock was taken */
+        at->env.timing = &at->timing;
+    }
     return SK_OK;
 }
 
@@ -69,6 +77,11 @@ int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
     *slot = sk_table_find(at->table, at->env.leaf_bits, key->hash, key->data, key->len);
     if (*slot == NULL) return at->env.is_whole ? SK_MISSING : SK_UNKNOWN;
     if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
+    if (sk_slot_is_expired(&at->env, *slot)) {
+        *slot = sk_entry_expire(at, *slot);
+        if (*slot == NULL) sk_table_trim(at->table, &at->env, false);
+        return SK_MISSING;
+    }
     return sk_slot_is_live(*slot) ? SK_OK : SK_MISSING;
 }
 
@@ -83,6 +96,7 @@ static sk_slot *make_live(sk_at *at, const sk_key *key, sk_slot *tomb) {
         at->table->tombs--;
     }
     at->table->live++;
+    if (at->env.timing != NULL) sk_slot_set_stamp(slot, at->env.timing->now);
     return slot;
 }
 
@@ -164,18 +178,22 @@ static void entomb(sk_at *at, sk_slot *slot) {
     sk_entry_changed(at, slot);
 }
 
+sk_slot *sk_entry_drop(sk_at *at, sk_slot *slot) {
+    if (must_remember(&at->env)) {
+        entomb(at, slot);
+        return slot;
+    }
+    sk_table_remove(at->table, &at->env, slot);
+    at->table->forgot = at->env.epoch;
+    at->leaf->changed = at->env.epoch;
+    return NULL;
+}
+
 int sk_entry_delete(sk_at *at, const sk_key *key, bool blind) {
     sk_slot *slot;
     int status = sk_entry_find(at, key, &slot);
     if (status == SK_OK) {
-        if (must_remember(&at->env)) {
-            entomb(at, slot);
-        } else {
-            sk_table_remove(at->table, &at->env, slot);
-            at->table->forgot = at->env.epoch;
-            at->leaf->changed = at->env.epoch;
-            sk_table_trim(at->table, &at->env, false);
-        }
+        if (sk_entry_drop(at, slot) == NULL) sk_table_trim(at->table, &at->env, false);
         return SK_OK;
     }
     if (status == SK_UNKNOWN && blind) {
@@ -198,6 +216,7 @@ int sk_contains(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
     if (status != SK_OK) return status;
     status = sk_entry_find(&at, &key, &slot);
+    if (status == SK_OK) sk_entry_read(&at, slot);
     end(&at);
     return status;
 }
@@ -221,6 +240,7 @@ int64_t sk_get(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     status = sk_entry_find(&at, &key, &slot);
     buf->len = 0;
     if (status == SK_OK) status = sk_slot_encode(at.env.kind, slot, buf);
+    if (status == SK_OK) sk_entry_read(&at, slot);
     end(&at);
     return status == SK_OK ? (int64_t)buf->len : -status;
 }
@@ -237,7 +257,7 @@ int sk_put(sk_store *store, uint32_t state, const uint8_t *data, size_t len, con
 }
 
 int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
-               const uint8_t *value, size_t value_len) {
+               const uint8_t *value, size_t value_len, int64_t stamp_ms) {
     sk_at at;
     sk_key key;
     sk_slot *slot;
@@ -245,11 +265,13 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     if (status != SK_OK) return status;
     if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
         uint32_t changed = at.leaf->changed;
+        if (at.env.timing != NULL && sk_is_expired(at.env.timing, stamp_ms)) value = NULL;
         status = value != NULL ? put_encoded(&at, &key, value, value_len)
                                : sk_entry_delete(&at, &key, true);
         if (status == SK_OK) {
             /* It came from the home: it is neither dirty nor a change. */
-            sk_entry_find(&at, &key, &slot);
+            slot = sk_table_find(at.table, at.env.leaf_bits, key.hash, data, len);
+            if (at.env.is_timed && stamp_ms != SK_NO_TIME) sk_slot_set_stamp(slot, stamp_ms);
             slot->marks &= (uint8_t)~SK_MARK_DIRTY;
             slot->epoch = 0;
             at.table->dirty--;
@@ -327,7 +349,10 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
         int status = begin(store, state, KIND(KIND_OF), data, len, false, &at, &key);              \
         if (status != SK_OK) return status;                                                        \
         status = sk_entry_find(&at, &key, &slot);                                                  \
-        if (status == SK_OK) *value = slot->value.NAME;                                            \
+        if (status == SK_OK) {                                                                     \
+            *value = slot->value.NAME;                                                             \
+            sk_entry_read(&at, slot);                                                              \
+        }                                                                                          \
         end(&at);                                                                                  \
         return status;                                                                             \
     }                                                                                              \
@@ -422,6 +447,7 @@ int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     int64_t result = status != SK_OK ? -status
                                      : sk_node_read(slot->value.obj, op, path, path_len, arg,
                                                     arg_len, i, j, buf);
+    if (result >= 0) sk_entry_read(&at, slot);
     end(&at);
     return result;
 }
@@ -443,6 +469,7 @@ int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     int64_t result = status != SK_OK ? -status
                                      : sk_node_page(slot->value.obj, path, path_len, cursor,
                                                     version, elements_max, buf);
+    if (result >= 0) sk_entry_read(&at, slot);
     end(&at);
     return result;
 }

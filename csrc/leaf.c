@@ -102,10 +102,16 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
     size_t start = buf->len;
     /* It has no entries; nor is it empty, which a delta would say. */
     if (store->leaves[leaf_no].residency == SK_AWAY) return SK_OK;
+    if (select != SK_SELECT_ALL) sk_leaf_expire(store, leaf_no);
     uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
     for (uint32_t s = first; s < last; s++) {
         sk_table_env env = env_at(store, s, leaf_no, 0);
+        sk_timing timing;
+        if (env.is_timed) {
+            timing = sk_timing_of(store, store->states[s]);
+            env.timing = &timing;
+        }
         int status = sk_block_encode(&store->states[s]->tables[leaf_no], &env,
                                      store->states[s]->name, leaf_no, select, since, buf);
         if (status != SK_OK) {
@@ -133,7 +139,7 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uin
 typedef struct fresh {
     char name[SK_NAME_BYTES_MAX + 1];
     sk_key_type key_type;
-    int kind;
+    int kind, flags;
     uint32_t state_id; /* once all blocks are known to be good */
     bool is_delta;
     sk_table table;
@@ -169,7 +175,8 @@ static fresh *add_fresh(sk_store *store, fresh_list *list) {
 static int check_schema(sk_store *store, const sk_block_info *info) {
     uint32_t id;
     if (sk_state_find(store, info->name) == NULL) return SK_OK;
-    return sk_state_add(store, info->name, info->kind, info->key_type, &id);
+    return sk_state_add(store, info->name, info->kind, info->key_type,
+                        info->is_timed ? SK_TIMED : 0, &id);
 }
 
 /* Decodes the block at the head of `blocks`; *size is how long it is. */
@@ -191,10 +198,12 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
     strcpy(item->name, info.name);
     sk_key_type_parse(info.key_type, &item->key_type);
     item->kind = info.kind;
+    item->flags = info.is_timed ? SK_TIMED : 0;
     item->is_delta = info.is_delta;
     /* not whole: tombstones stay while the table is on its own */
     sk_table_env env = {.key_type = &item->key_type,
                         .kind = info.kind,
+                        .is_timed = info.is_timed,
                         .leaf_bits = store->leaf_bits,
                         .keep_after = SK_NO_TRACKING};
     status = sk_block_decode(blocks, &info, &env, &store->leaves[leaf_no].seq, &item->table);
@@ -261,7 +270,8 @@ static int declare_all(sk_store *store, fresh_list *list) {
     int status = SK_OK;
     for (size_t k = 0; k < list->count && status == SK_OK; k++) {
         fresh *item = &list->items[k];
-        status = sk_state_add(store, item->name, item->kind, item->key_type.text, &item->state_id);
+        status = sk_state_add(store, item->name, item->kind, item->key_type.text, item->flags,
+                              &item->state_id);
     }
     return status;
 }
@@ -384,19 +394,20 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
     uint64_t freed = 0;
     int status = SK_OK;
     /* Two rounds: the first may only clear marks. */
+    sk_hand *hand = &store->evict_hand;
     for (uint64_t step = 0; step < 2 * (uint64_t)store->leaf_count + 1 && status == SK_OK; step++) {
-        uint32_t leaf_no = store->hand_leaf, epoch;
+        uint32_t leaf_no = hand->leaf, epoch;
         if ((status = sk_leaf_lock_write(store, leaf_no, &epoch)) != SK_OK) break;
-        for (; store->hand_state < store->state_count && freed < bytes_wanted;) {
+        for (; hand->state < store->state_count && freed < bytes_wanted;) {
             sk_at at;
-            sk_at_set(&at, store, store->states[store->hand_state], leaf_no, epoch);
-            freed += evict_table(&at, &store->hand_slot, bytes_wanted - freed);
-            if (store->hand_slot == 0) store->hand_state++;
+            sk_at_set(&at, store, store->states[hand->state], leaf_no, epoch);
+            freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
+            if (hand->slot == 0) hand->state++;
         }
         sk_leaf_unlock(&store->leaves[leaf_no]);
         if (freed >= bytes_wanted) break;
-        store->hand_state = 0;
-        store->hand_leaf = leaf_no + 1 == store->leaf_count ? 0 : leaf_no + 1;
+        hand->state = 0;
+        hand->leaf = leaf_no + 1 == store->leaf_count ? 0 : leaf_no + 1;
     }
     pthread_mutex_unlock(&store->clock_lock);
     return status == SK_OK ? (int64_t)freed : -status;
@@ -435,6 +446,13 @@ void sk_leaves_free(sk_leaves *leaves) {
     free_shell(leaves);
 }
 
+static void copy_schema(sk_state *to, const sk_state *from) {
+    to->kind = from->kind;
+    to->flags = from->flags;
+    to->key_type = from->key_type;
+    strcpy(to->name, from->name);
+}
+
 static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     uint32_t state_count = store->state_count; /* once: another thread may declare states */
     sk_leaves *leaves = sk_raw_zalloc(sizeof *leaves);
@@ -446,7 +464,7 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     leaves->states = sk_raw_zalloc((size_t)state_count * sizeof(sk_state) + 1);
     bool is_made = leaves->leaves != NULL && leaves->states != NULL;
     for (uint32_t s = 0; is_made && s < state_count; s++) {
-        leaves->states[s] = *store->states[s];
+        copy_schema(&leaves->states[s], store->states[s]);
         leaves->states[s].tables = sk_raw_alloc((size_t)count * sizeof(sk_table) + 1);
         is_made = leaves->states[s].tables != NULL;
         leaves->state_count = s + 1;
@@ -521,11 +539,13 @@ static int match_states(sk_store *store, const sk_leaves *leaves, uint32_t *ids)
         const sk_state *state = &leaves->states[s];
         bool is_known = sk_state_find(store, state->name) != NULL;
         if (is_known)
-            status = sk_state_add(store, state->name, state->kind, state->key_type.text, &ids[s]);
+            status = sk_state_add(store, state->name, state->kind, state->key_type.text,
+                                  state->flags, &ids[s]);
     }
     for (uint32_t s = 0; s < leaves->state_count && status == SK_OK; s++) {
         const sk_state *state = &leaves->states[s];
-        status = sk_state_add(store, state->name, state->kind, state->key_type.text, &ids[s]);
+        status = sk_state_add(store, state->name, state->kind, state->key_type.text, state->flags,
+                              &ids[s]);
     }
     return status;
 }

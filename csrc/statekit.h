@@ -36,6 +36,7 @@
 #define SK_VALUE_BYTES_MAX 1073741824 /* bytes of one encoded value: 1 GiB */
 #define SK_DEPTH_MAX 32               /* containers inside each other */
 #define SK_ALL_STATES 4294967295      /* in place of a state id, where allowed */
+#define SK_NO_TIME INT64_MIN          /* in place of a time in ms: none, not known yet */
 
 typedef enum sk_status {
     SK_OK = 0,
@@ -54,7 +55,7 @@ typedef enum sk_status {
     SK_TOO_LARGE = 13,    /* a value above SK_VALUE_BYTES_MAX */
     SK_TOO_DEEP = 14,     /* containers nested deeper than SK_DEPTH_MAX */
     SK_CORRUPT = 15,      /* a block that cannot be what sk_leaf_encode wrote */
-    SK_SCHEMA = 16,       /* the name is in use with another kind or key type */
+    SK_SCHEMA = 16,       /* the name is in use with another kind, key type or flags */
     SK_OCCUPIED = 17,     /* sk_attach: a leaf of that number has entries here */
     SK_OVERRUN = 18,      /* the snapshot was given up: its reader fell too far behind */
     SK_NOT_OWNED = 19     /* the leaf is away: it is another store's */
@@ -106,15 +107,18 @@ typedef struct sk_store sk_store;
 int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_store **store);
 void sk_close(sk_store *store); /* open snapshots can still be read, and must be closed */
 
-/* Declares a state, or finds it: the same name, kind and key type give the same id. */
-int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id);
+#define SK_TIMED 1 /* entries carry the time of their last change, and can expire */
+
+/* Declares a state, or finds it: the same name, kind, key type and flags give the same id. */
+int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, int flags,
+                 uint32_t *id);
 uint32_t sk_state_count(sk_store *store);
 /* name and key_type point to memory that lives as long as the store. */
-int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind,
-                  const char **key_type);
+int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type,
+                  int *flags);
 
 typedef struct sk_stats {
-    uint64_t entries;    /* live entries that are here */
+    uint64_t entries;    /* live entries that are here; expired ones until they are found */
     uint64_t tombstones; /* deletions still remembered */
     uint64_t dirty;      /* entries and tombstones not yet written home */
     uint64_t bytes;      /* native memory: slots, keys, values, containers */
@@ -128,6 +132,30 @@ uint64_t sk_bytes_used(sk_store *store);
 int sk_bytes_limit(sk_store *store, uint64_t bytes_max);
 /* Groups of slots visited plus keys compared to find this key: the price of one lookup. */
 int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+
+/* ---- Time to live (csrc/ttl.c) -------------------------------------------- */
+/*
+ * An entry of a timed state is stamped with the time when it is written (and, if asked, read). It
+ * has expired once stamp + ttl <= now: from then on no call returns it, counts it in or encodes
+ * it, and whoever comes across it removes it. Times are in ms. Processing time is the system's
+ * clock, kept from going back; event time is the watermark that sk_time_set was told last, and
+ * unknown before the first one: then nothing expires, and what is written counts as written at
+ * the first watermark. A store that is filled from blocks should be told the watermark they
+ * belong to before it is read.
+ */
+typedef enum sk_clock { SK_PROCESSING_TIME = 0, SK_EVENT_TIME = 1 } sk_clock;
+
+/* ttl_ms 0: entries do not expire, which is how a timed state starts, one that came with blocks
+ * too. on_read: reading an entry is as good as writing it. Raising the time to live may bring
+ * back what older copies still have. */
+int sk_state_ttl(sk_store *store, uint32_t state, int64_t ttl_ms, int clock, int on_read);
+/* Event time never goes back: an older watermark is ignored. Processing time stands still at
+ * now_ms, for tests, until it is set to SK_NO_TIME: back to the system's clock. */
+int sk_time_set(sk_store *store, int clock, int64_t now_ms);
+int64_t sk_time(sk_store *store, int clock);
+/* Removes expired entries, looking at about slots_max slots from where the last sweep stopped, at
+ * most once around. Returns how many it removed. */
+int64_t sk_sweep(sk_store *store, uint64_t slots_max);
 
 /* ---- One key ------------------------------------------------------------ */
 
@@ -340,12 +368,13 @@ typedef enum sk_decode_mode {
  * declared yet are declared from the block. An away leaf takes SK_REPLACE only. */
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
 
-/* What the home answered for one key: a clean entry, or (value NULL) that there is none.
+/* What the home answered for one key: a clean entry, or (value NULL, or expired by its stamp) that
+ * there is none. stamp_ms is for timed states; SK_NO_TIME: as if written now.
  * Does nothing if the key is here already, because what is here is newer. The caller must drop an
  * answer that was asked for before a write-back and an eviction of the key: it may be old, and
  * nothing here could tell. The same holds for SK_UNDER. */
 int sk_install(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
-               const uint8_t *value, size_t value_len);
+               const uint8_t *value, size_t value_len, int64_t stamp_ms);
 
 /* on: deletions stay remembered, even in whole leaves, until they are written home. */
 int sk_write_back(sk_store *store, int on);
@@ -377,13 +406,14 @@ typedef struct sk_block_info {
     uint8_t leaf_bits; /* log2 of the number of leaves */
     uint8_t kind;
     uint8_t is_delta;
+    uint8_t is_timed;
     uint8_t key_width;    /* bytes of every key, or 0: see key_offsets */
     uint8_t value_width;  /* 8 for numbers, else 0: see value_offsets */
     uint8_t offset_width; /* 4 or 8 */
     char name[256];
     char key_type[24];
     /* where each column starts, from the start of the block; 0 = there is none */
-    uint64_t hashes, key_offsets, keys, value_offsets, values, marks;
+    uint64_t hashes, key_offsets, keys, value_offsets, values, marks, stamps;
     uint64_t key_bytes, value_bytes;
 } sk_block_info;
 

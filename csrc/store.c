@@ -42,6 +42,8 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->epoch = 1;
     store->users = 1;
     store->keep_after = SK_NO_TRACKING;
+    store->fixed_now = store->last_now = SK_NO_TIME;
+    store->watermark = store->first_watermark = SK_NO_TIME;
     if (store->leaves == NULL || init_locks(store) != SK_OK) {
         sk_raw_free(store->leaves);
         sk_raw_free(store);
@@ -92,7 +94,7 @@ sk_state *sk_state_at(sk_store *store, uint32_t id) {
 }
 
 static int new_state(sk_store *store, const char *name, int kind, const sk_key_type *type,
-                     uint32_t *id) {
+                     int flags, uint32_t *id) {
     uint32_t count = store->state_count;
     if (count == SK_STATES_MAX)
         return sk_fail(SK_LIMIT, "a store holds at most %d states", SK_STATES_MAX);
@@ -106,6 +108,7 @@ static int new_state(sk_store *store, const char *name, int kind, const sk_key_t
     }
     state->id = count;
     state->kind = (uint8_t)kind;
+    state->flags = (uint8_t)flags;
     state->key_type = *type;
     strcpy(state->name, name);
     state->tables = tables;
@@ -122,7 +125,8 @@ sk_state *sk_state_find(sk_store *store, const char *name) {
     return NULL;
 }
 
-int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, uint32_t *id) {
+int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, int flags,
+                 uint32_t *id) {
     sk_key_type type;
     size_t name_len = strlen(name);
     if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !sk_name_is_utf8(name))
@@ -130,20 +134,24 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
                        SK_NAME_BYTES_MAX);
     if (kind < SK_I64 || kind > SK_NESTED)
         return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
+    if (flags & ~SK_TIMED) return sk_fail(SK_BAD_ARGUMENT, "there are no flags %d", flags);
     int status = sk_key_type_parse(key_type, &type);
     if (status != SK_OK) return status;
     pthread_mutex_lock(&store->states_lock);
     sk_state *state = sk_state_find(store, name);
     if (state == NULL) {
-        status = new_state(store, name, kind, &type, id);
-    } else if (state->kind == kind && strcmp(state->key_type.text, type.text) == 0) {
+        status = new_state(store, name, kind, &type, flags, id);
+    } else if (state->kind == kind && state->flags == flags &&
+               strcmp(state->key_type.text, type.text) == 0) {
         *id = state->id;
     } else {
-        status = sk_fail(
-            SK_SCHEMA,
-            "state '%.80s' exists with kind %s and key type %s; asked for were kind %s "
-            "and key type %s",
-            name, sk_kind_name(state->kind), state->key_type.text, sk_kind_name(kind), type.text);
+        status =
+            sk_fail(SK_SCHEMA,
+                    "state '%.80s' exists with kind %s%s and key type %s; asked for were kind %s%s "
+                    "and key type %s",
+                    name, sk_kind_name(state->kind), state->flags & SK_TIMED ? ", timed," : "",
+                    state->key_type.text, sk_kind_name(kind), flags & SK_TIMED ? ", timed," : "",
+                    type.text);
     }
     pthread_mutex_unlock(&store->states_lock);
     return status;
@@ -151,13 +159,14 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
 
 uint32_t sk_state_count(sk_store *store) { return store->state_count; }
 
-int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind,
-                  const char **key_type) {
+int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type,
+                  int *flags) {
     sk_state *state = sk_state_at(store, id);
     if (state == NULL) return SK_BAD_ARGUMENT;
     *name = state->name;
     *kind = state->kind;
     *key_type = state->key_type.text;
+    *flags = state->flags;
     return SK_OK;
 }
 

@@ -39,10 +39,21 @@ typedef struct sk_leaf {
 typedef struct sk_state {
     uint32_t id;
     uint8_t kind;
+    uint8_t flags; /* SK_TIMED */
     sk_key_type key_type;
     char name[SK_NAME_BYTES_MAX + 1];
     sk_table *tables; /* one per leaf */
+    /* of timed states (ttl.c); not part of the schema, and not moved with leaves */
+    _Atomic int64_t ttl_ms; /* 0: entries do not expire */
+    _Atomic uint8_t clock;  /* sk_clock */
+    _Atomic bool on_read;
 } sk_state;
+
+/* Where a walk over all slots goes on. */
+typedef struct sk_hand {
+    uint32_t leaf, state;
+    size_t slot;
+} sk_hand;
 
 struct sk_store {
     _Atomic uint32_t users; /* its owner and its open snapshots: the last one frees it */
@@ -63,9 +74,14 @@ struct sk_store {
     pthread_cond_t snapshots_moved; /* a queue shrank, a snapshot failed, closed or lost a user */
     sk_snapshot *snapshots;         /* the open ones */
 
-    pthread_mutex_t clock_lock; /* one eviction at a time; guards the hand */
-    uint32_t hand_leaf, hand_state;
-    size_t hand_slot;
+    pthread_mutex_t clock_lock; /* one eviction or sweep at a time; guards the hands */
+    sk_hand evict_hand, sweep_hand;
+
+    /* time (ttl.c) */
+    _Atomic int64_t fixed_now;       /* processing time, for tests; SK_NO_TIME: the system's */
+    _Atomic int64_t last_now;        /* the system's, as last told: it never goes back */
+    _Atomic int64_t watermark;       /* event time; SK_NO_TIME until there is one */
+    _Atomic int64_t first_watermark; /* the first one */
 };
 
 /* ---- Access to one leaf ---- */
@@ -78,6 +94,7 @@ typedef struct sk_at {
     sk_table *table;
     uint32_t leaf_no;
     sk_table_env env;
+    sk_timing timing; /* what env.timing points to, if the state is timed */
 } sk_at;
 
 /* A snapshot keeps its store; the last to let go frees it. */
@@ -109,6 +126,7 @@ static inline sk_table_env sk_env_of(sk_store *store, const sk_state *state, con
     return (sk_table_env){
         .key_type = &state->key_type,
         .kind = state->kind,
+        .is_timed = state->flags & SK_TIMED,
         .leaf_bits = store->leaf_bits,
         .is_whole = leaf->residency == SK_WHOLE,
         .writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed),
@@ -116,7 +134,10 @@ static inline sk_table_env sk_env_of(sk_store *store, const sk_state *state, con
         .keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed)};
 }
 
-/* Fills in at for a state in a leaf whose lock is held. */
+/* The time for a call about a timed state (ttl.c). */
+sk_timing sk_timing_of(sk_store *store, const sk_state *state);
+
+/* Fills in at for a state in a leaf whose lock is held. The caller sets env.timing. */
 static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32_t leaf_no,
                              uint32_t epoch) {
     at->store = store;
@@ -136,7 +157,8 @@ typedef struct sk_key {
     uint64_t hash; /* routing hash */
 } sk_key;
 
-/* SK_OK with the live slot, SK_MISSING, or SK_UNKNOWN. Marks the entry as used. */
+/* SK_OK with the live slot, SK_MISSING, or SK_UNKNOWN. Marks the entry as used; removes it if it
+ * has expired. */
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
 /* The key's slot, made or revived if need be; `value` becomes its value (the old one is freed).
  * On failure the caller still owns value. */
@@ -149,8 +171,19 @@ int sk_entry_delete(sk_at *at, const sk_key *key, bool blind);
 int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path, size_t path_len,
                        const char *shape, const uint8_t *arg, size_t arg_len, int64_t i, int64_t j,
                        sk_buf *buf);
+/* Removes an expired entry; NULL, or the slot if a tombstone must stay (ttl.c). The caller trims.
+ */
+sk_slot *sk_entry_expire(sk_at *at, sk_slot *slot);
+/* Deletes a live entry; NULL, or the slot if a tombstone must stay. The caller trims the table. */
+sk_slot *sk_entry_drop(sk_at *at, sk_slot *slot);
+/* Removes all expired entries of a locked leaf: before a delta is made, so that it has tombstones
+ * for those that need one. */
+void sk_leaf_expire(sk_store *store, uint32_t leaf_no);
 /* Appends the encoded value of a live slot. */
 int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf);
+
+/* Sets the time of a changed entry (ttl.c). */
+void sk_entry_stamp(sk_at *at, sk_slot *slot);
 
 /* Stamps a changed entry. */
 static inline void sk_entry_changed(sk_at *at, sk_slot *slot) {
@@ -158,6 +191,15 @@ static inline void sk_entry_changed(sk_at *at, sk_slot *slot) {
     sk_slot_mark_dirty(at->table, slot);
     at->leaf->changed = at->env.epoch;
     if (at->leaf->residency == SK_ABSENT) at->leaf->residency = SK_PARTIAL;
+    if (at->env.timing != NULL) sk_entry_stamp(at, slot);
+}
+
+/* After a successful read: where reading touches, the entry changes as if it was written. Once a
+ * millisecond is enough. */
+static inline void sk_entry_read(sk_at *at, sk_slot *slot) {
+    const sk_timing *timing = at->env.timing;
+    if (timing != NULL && timing->on_read && sk_slot_stamp(slot) < timing->now)
+        sk_entry_changed(at, slot);
 }
 
 /* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */

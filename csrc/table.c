@@ -24,9 +24,8 @@ static bool must_stay(const sk_slot *slot, const sk_table_env *env) {
 
 static void free_key(sk_table *table, sk_slot *slot) {
     if (slot->key_len != SK_KEY_HEAP) return;
-    size_t len;
-    const uint8_t *key = sk_slot_key(slot, &len);
-    sk_free(&table->mem, (void *)(uintptr_t)key, len);
+    sk_long_key *key = sk_slot_long_key(slot);
+    sk_free(&table->mem, key, sizeof *key + key->len);
 }
 
 /* What an insertion meets on its way to a free slot, and a lookup will meet again. */
@@ -101,7 +100,7 @@ static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, boo
         sk_slot *to = take_fresh_slot(table, env->leaf_bits, hash);
         *to = *slot;
         table->taken++;
-        if (to->key_len == SK_KEY_HEAP) sk_store32(to->key + 14, (uint32_t)(hash >> 8));
+        if (to->key_len == SK_KEY_HEAP) sk_slot_long_key(to)->check = (uint32_t)(hash >> 8);
     }
     sk_free_lines(&table->mem, old.slots, bytes_of(old.groups));
     return SK_OK;
@@ -127,25 +126,25 @@ int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
 
 sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
                          const uint8_t *key, size_t len) {
-    uint8_t *heap_key = NULL;
-    if (len > SK_KEY_INLINE) {
-        heap_key = sk_alloc(&table->mem, len);
-        if (heap_key == NULL) return NULL;
-        memcpy(heap_key, key, len);
+    sk_long_key *held = NULL;
+    if (len > (env->is_timed ? SK_KEY_INLINE_TIMED : SK_KEY_INLINE)) {
+        held = sk_alloc(&table->mem, sizeof *held + len);
+        if (held == NULL) return NULL;
+        held->len = (uint32_t)len;
+        memcpy(held->data, key, len);
     }
     /* Last of what can fail: a table that has grown would not be as it was. */
     if (sk_table_reserve(table, env, 1) != SK_OK) {
-        sk_free(&table->mem, heap_key, len);
+        sk_free(&table->mem, held, sizeof *held + len);
         return NULL;
     }
     uint64_t hash = sk_table_hash(table, routing, key, len);
     way w = {0};
     sk_slot *slot = take_slot(table, env->leaf_bits, hash, &w);
-    *slot = (sk_slot){.key_len = (uint8_t)(heap_key ? SK_KEY_HEAP : len)};
-    if (heap_key != NULL) {
-        memcpy(slot->key + 2, &heap_key, sizeof heap_key);
-        sk_store32(slot->key + 10, (uint32_t)len);
-        sk_store32(slot->key + 14, (uint32_t)(hash >> 8));
+    *slot = (sk_slot){.key_len = (uint8_t)(held ? SK_KEY_HEAP : len)};
+    if (held != NULL) {
+        held->check = (uint32_t)(hash >> 8);
+        memcpy(slot->key + 2, &held, sizeof held);
     } else if (len > 0) { /* an empty key may come as NULL */
         memcpy(slot->key, key, len);
     }
@@ -226,7 +225,7 @@ static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing
     way w = {0};
     sk_slot *slot = take_slot(into, env->leaf_bits, hash, &w);
     *slot = *from;
-    if (slot->key_len == SK_KEY_HEAP) sk_store32(slot->key + 14, (uint32_t)(hash >> 8));
+    if (slot->key_len == SK_KEY_HEAP) sk_slot_long_key(slot)->check = (uint32_t)(hash >> 8);
     into->live += sk_slot_is_live(slot);
     into->tombs += !sk_slot_is_live(slot);
     into->dirty += (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
@@ -248,6 +247,7 @@ static void replace_entry(sk_table *into, sk_table *from, const sk_table_env *en
     old->value = slot->value;
     old->marks = slot->marks;
     old->epoch = slot->epoch;
+    if (env->is_timed) sk_slot_set_stamp(old, sk_slot_stamp(slot));
 }
 
 void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over) {

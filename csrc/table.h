@@ -10,9 +10,12 @@
  *
  *     a slot     0        8      12    13     14                      32
  *                | value  | epoch|marks|keylen| key, up to 18 bytes    |   short key
- *                | value  | epoch|marks| 0xff |..| pointer | len |check|   longer key
+ *                | value  | epoch|marks| 0xff |..| pointer |            |   longer key
+ *                | value  | epoch|marks| .... | key, up to 10 | stamp   |   in a timed table
  *
- * An int or float, with a key of up to 18 bytes, is thus one cache line plus its tag.
+ * An int or float, with a key of up to 18 bytes, is thus one cache line plus its tag. A timed
+ * table keeps when each entry was last touched in the last 8 bytes of the key, so its entries cost
+ * no more memory unless their keys have 11 to 18 bytes.
  *
  * Placement is monotone in the hash: group = (32 hash bits after the leaf's
  * prefix) * groups / 2^32. So the table lies nearly in hash order (encoding a
@@ -43,7 +46,8 @@
 #define SK_GROUP 16      /* slots in a group */
 #define SK_GROUP_FILL 14 /* slots of a group that may be taken, on average */
 #define SK_KEY_INLINE 18 /* longest key kept in its slot */
-#define SK_KEY_HEAP 0xff /* key_len of a longer key */
+#define SK_KEY_INLINE_TIMED 10
+#define SK_KEY_HEAP 0xff /* key_len of a longer key: key[2..10) points to an sk_long_key */
 /* How long the way of an insertion may be. At 14 of 16 slots taken, a run of L full groups has a
  * chance of about exp(-L / 7): 32 befalls honest tables of 10,000 entries, 128 none. An honest
  * key's tag is met in vain once in 18 groups. */
@@ -55,10 +59,11 @@
 #define SK_TAG_DELETED 1
 
 /* Marks of an entry. */
-#define SK_MARK_DIRTY 1   /* changed since it was last written home */
-#define SK_MARK_WRITING 2 /* taken by sk_dirty_take, not yet confirmed */
-#define SK_MARK_USED 4    /* touched since the clock's hand last passed */
-#define SK_MARK_TOMB 8    /* a remembered deletion; the slot has a key and no value */
+#define SK_MARK_DIRTY 1      /* changed since it was last written home */
+#define SK_MARK_WRITING 2    /* taken by sk_dirty_take, not yet confirmed */
+#define SK_MARK_USED 4       /* touched since the clock's hand last passed */
+#define SK_MARK_TOMB 8       /* a remembered deletion; the slot has a key and no value */
+#define SK_MARK_UNSTAMPED 16 /* written before the first watermark, once: see ttl.c */
 
 /* A value of kind SK_BYTES. */
 typedef struct sk_blob {
@@ -83,7 +88,13 @@ typedef struct sk_slot {
 } sk_slot;
 static_assert(sizeof(sk_slot) == 32, "two slots a cache line");
 
-/* A longer key's place in sk_slot.key: [2..10) pointer, [10..14) length, [14..18) hash check. */
+/* A key that does not fit its slot. */
+typedef struct sk_long_key {
+    uint32_t len;
+    uint32_t check; /* 32 bits of the hash that places it: tells most other keys apart */
+    uint8_t data[];
+} sk_long_key;
+
 typedef struct sk_table {
     sk_slot *slots;  /* groups * 16 slots, then as many tags, in one allocation */
     uint8_t *tags;   /* slots + groups * 16 */
@@ -98,14 +109,24 @@ typedef struct sk_table {
 } sk_table;
 static_assert(sizeof(sk_table) <= 64, "a table's head is one cache line");
 
+/* The time, as one operation on a timed table sees it (ttl.c). All in ms. */
+typedef struct sk_timing {
+    int64_t now;    /* what touched entries are stamped with; SK_NO_TIME: not known yet */
+    int64_t first;  /* what a stamp of SK_NO_TIME stands for; SK_NO_TIME: not known yet */
+    int64_t ttl_ms; /* 0: entries do not expire */
+    bool on_read;   /* reading touches */
+} sk_timing;
+
 /* What a table needs to know of its surroundings. */
 typedef struct sk_table_env {
     const sk_key_type *key_type;
-    uint8_t kind;        /* sk_kind */
-    uint8_t leaf_bits;   /* hash bits that chose the leaf */
-    bool is_whole;       /* the leaf is whole: a missing key is missing */
-    bool writes_back;    /* dirty tombstones must stay until written home */
-    uint32_t epoch;      /* what changes are stamped with */
+    const sk_timing *timing; /* NULL: the table is not timed, or nothing expires right now */
+    bool is_timed;           /* slots have stamps */
+    uint8_t kind;            /* sk_kind */
+    uint8_t leaf_bits;       /* hash bits that chose the leaf */
+    bool is_whole;           /* the leaf is whole: a missing key is missing */
+    bool writes_back;        /* dirty tombstones must stay until written home */
+    uint32_t epoch;          /* what changes are stamped with */
     uint32_t keep_after; /* tombstones of a later epoch must stay for deltas; UINT32_MAX: none */
     uint32_t expected;   /* entries that are likely to follow the one being inserted */
 } sk_table_env;
@@ -139,8 +160,8 @@ static inline uint32_t sk_group_of(uint64_t hash, unsigned leaf_bits, uint32_t g
     return (uint32_t)((((hash << leaf_bits) >> 32) * groups) >> 32);
 }
 
-static inline const uint8_t *sk_slot_heap_key(const sk_slot *slot) {
-    const uint8_t *p;
+static inline sk_long_key *sk_slot_long_key(const sk_slot *slot) {
+    sk_long_key *p;
     memcpy(&p, slot->key + 2, sizeof p);
     return p;
 }
@@ -150,8 +171,39 @@ static inline const uint8_t *sk_slot_key(const sk_slot *slot, size_t *len) {
         *len = slot->key_len;
         return slot->key;
     }
-    *len = sk_load32(slot->key + 10);
-    return sk_slot_heap_key(slot);
+    const sk_long_key *key = sk_slot_long_key(slot);
+    *len = key->len;
+    return key->data;
+}
+
+/* The stamp of a slot in a timed table. */
+static inline int64_t sk_slot_stamp(const sk_slot *slot) {
+    return (int64_t)sk_load64(slot->key + SK_KEY_INLINE_TIMED);
+}
+
+static inline void sk_slot_set_stamp(sk_slot *slot, int64_t stamp) {
+    sk_store64(slot->key + SK_KEY_INLINE_TIMED, (uint64_t)stamp);
+}
+
+/* The stamp that counts: an entry from before the first watermark is as old as that. */
+static inline int64_t sk_stamp_of(const sk_timing *timing, const sk_slot *slot) {
+    int64_t stamp = sk_slot_stamp(slot);
+    return stamp == SK_NO_TIME ? timing->first : stamp;
+}
+
+/* Expired: stamp + ttl <= now, where sums beyond 64 bits end at INT64_MAX. */
+static inline bool sk_is_expired(const sk_timing *timing, int64_t stamp) {
+    int64_t end;
+    if (timing->ttl_ms == 0 || timing->now == SK_NO_TIME || stamp == SK_NO_TIME) return false;
+    if (__builtin_add_overflow(stamp, timing->ttl_ms, &end)) end = INT64_MAX;
+    return end <= timing->now;
+}
+
+static inline bool sk_slot_is_live(const sk_slot *slot) { return !(slot->marks & SK_MARK_TOMB); }
+
+static inline bool sk_slot_is_expired(const sk_table_env *env, const sk_slot *slot) {
+    return env->timing != NULL && sk_slot_is_live(slot) &&
+           sk_is_expired(env->timing, sk_stamp_of(env->timing, slot));
 }
 
 /* Overlapping loads instead of memcmp: keys are short, and a call would cost more than they do. */
@@ -172,9 +224,11 @@ static inline bool sk_short_equal(const uint8_t *a, const uint8_t *b, size_t len
 
 static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key,
                                    size_t len) {
-    if (len <= SK_KEY_INLINE) return slot->key_len == len && sk_short_equal(slot->key, key, len);
-    return slot->key_len == SK_KEY_HEAP && sk_load32(slot->key + 14) == (uint32_t)(hash >> 8) &&
-           sk_load32(slot->key + 10) == len && memcmp(sk_slot_heap_key(slot), key, len) == 0;
+    if (slot->key_len != SK_KEY_HEAP)
+        return slot->key_len == len && sk_short_equal(slot->key, key, len);
+    const sk_long_key *held = sk_slot_long_key(slot);
+    return held->check == (uint32_t)(hash >> 8) && held->len == len &&
+           memcmp(held->data, key, len) == 0;
 }
 
 /* The routing hash of a key that was routed when it came in. */
@@ -227,8 +281,8 @@ static inline sk_slot *sk_table_find(const sk_table *table, unsigned leaf_bits, 
 
 /* ---- Entries ---- */
 
-/* Adds a slot for a key that is not there: no value, no marks, counted neither live nor as a
- * tombstone (the caller does). NULL if memory is short (sk_alloc_status). */
+/* Adds a slot for a key that is not there: no value, no marks, no stamp, counted neither live nor
+ * as a tombstone (the caller does). NULL if memory is short (sk_alloc_status). */
 sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
                          const uint8_t *key, size_t len);
 /* Makes room for `more` insertions, so that they cannot fail but for their keys. */
@@ -249,8 +303,6 @@ void sk_value_free(sk_mem *mem, int kind, sk_value value);
  * key, `from` wins if `over`, else `into`. With `over`, tombstones of `from` delete. Cannot fail.
  * `from` ends empty. */
 void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over);
-
-static inline bool sk_slot_is_live(const sk_slot *slot) { return !(slot->marks & SK_MARK_TOMB); }
 
 static inline void sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
     if (!(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) table->dirty++;

@@ -4,16 +4,18 @@ import importlib
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
-from servers import HOST, RedisServer, redis_cluster, redis_server
+from servers import HOST, RedisServer, free_port, redis_cluster, redis_server
 from test_docs import python_blocks
 
 from statekit.errors import ArgumentError, HomeError, StateKitError
@@ -21,7 +23,7 @@ from statekit.homes import Home, HomeUrl, open_home, parse_bytes, register_home
 from statekit.homes import home as home_module
 from statekit.homes import redis as redis_module
 from statekit.homes import rocksdb as rocksdb_module
-from statekit.homes.home import Change
+from statekit.homes.home import Change, Row
 from statekit.homes.redis import open_redis
 from statekit.homes.rocksdb import open_rocksdb
 from statekit.testing import HomeConformance
@@ -98,7 +100,7 @@ class DictHome(Home):
     """The smallest home: for the suite's own tests, and the one that forgets."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[int, int, bytes], bytes] = {}
+        self.rows: dict[Row, bytes] = {}
         self.meta: bytes | None = None
         self.lock = threading.Lock()
         self.is_open = True
@@ -107,17 +109,17 @@ class DictHome(Home):
         if not self.is_open:
             raise HomeError("it is closed. Open another.")
 
-    def get(self, rows):  # type: ignore[no-untyped-def]
+    def get(self, rows: Sequence[Row]) -> list[bytes | None]:
         self.check()
         return [self.rows.get(row) for row in rows]
 
-    def load(self, leaf, state):  # type: ignore[no-untyped-def]
+    def load(self, leaf: int, state: int) -> list[tuple[bytes, bytes]]:
         self.check()
         with self.lock:
             rows = list(self.rows.items())
         return [(row[2], value) for row, value in rows if row[:2] == (leaf, state)]
 
-    def write(self, changes):  # type: ignore[no-untyped-def]
+    def write(self, changes: Sequence[Change]) -> None:
         self.check()
         with self.lock:
             for row, value in changes:
@@ -150,12 +152,12 @@ class TestDictHome(HomeConformance):
 
 
 class LosesEmpty(DictHome):
-    def get(self, rows):  # type: ignore[no-untyped-def]
+    def get(self, rows: Sequence[Row]) -> list[bytes | None]:
         return [value or None for value in super().get(rows)]
 
 
 class MixesStates(DictHome):
-    def load(self, leaf, state):  # type: ignore[no-untyped-def]
+    def load(self, leaf: int, state: int) -> list[tuple[bytes, bytes]]:
         return [(key, value) for (of, _, key), value in self.rows.items() if of == leaf]
 
 
@@ -166,7 +168,7 @@ class ForgetsToCompare(DictHome):
 
 
 class Unordered(DictHome):
-    def get(self, rows):  # type: ignore[no-untyped-def]
+    def get(self, rows: Sequence[Row]) -> list[bytes | None]:
         found = {row: self.rows.get(row) for row in rows}
         return list(found.values())
 
@@ -182,7 +184,7 @@ class ClearsTooMuch(DictHome):
 
 
 class RowsTwice(DictHome):
-    def load(self, leaf, state):  # type: ignore[no-untyped-def]
+    def load(self, leaf: int, state: int) -> list[tuple[bytes, bytes]]:
         return super().load(leaf, state) * 2
 
 
@@ -438,7 +440,7 @@ def test_redis_that_is_not_there() -> None:
     where = f"redis://{HOST}:1/0"
     for options in ("", "?cluster=1"):
         fails(
-            lambda options=options: open_redis(HomeUrl.parse(where + options), 0),
+            partial(open_redis, HomeUrl.parse(where + options), 0),
             where,
             "refused",
             "Check that the server runs",
@@ -450,7 +452,7 @@ def test_redis_password_is_needed_and_never_shown(tmp_path: Path) -> None:
         for user in ("", ":wrong-one@", "bob:wrong-one@"):
             for options in ("", "?cluster=1"):
                 message = fails(
-                    lambda user=user, options=options: redis_home(one, options, user),
+                    partial(redis_home, one, options, user),
                     f"{HOST}:{one.port}",
                     "Check user and password",
                 )
@@ -483,6 +485,30 @@ def test_redis_url_with_a_mistake_never_shows_the_password() -> None:
             use()
         assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(url)
+
+
+def test_redis_with_tls_checks_the_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, so there is no certificate")
+    key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test"]
+    make += ["-addext", f"subjectAltName=IP:{HOST}", "-keyout", key, "-out", certificate]
+    subprocess.run(make, check=True, capture_output=True, timeout=60)
+    tls_port = free_port()
+    settings = ["--tls-port", str(tls_port), "--tls-cert-file", certificate]
+    settings += ["--tls-key-file", key, "--tls-ca-cert-file", certificate]
+    settings += ["--tls-auth-clients", "no"]
+    with redis_server(tmp_path, *settings):
+        url = f"rediss://{HOST}:{tls_port}/0"
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        fails(lambda: open_redis(HomeUrl.parse(url), 0), url, "Set SSL_CERT_FILE")
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        home = open_redis(HomeUrl.parse(url), 0)
+        home.write([(A, b"1")])
+        assert home.get([A]) == [b"1"]
+        home.close()
 
 
 def test_redis_replica_takes_no_writes(tmp_path: Path, server: RedisServer) -> None:
@@ -830,7 +856,8 @@ def test_entry_point_of_another_package_is_found(
     (tmp_path / "other_home.py").write_text("def make(url, cache_bytes): return url, cache_bytes")
     monkeypatch.syspath_prepend(str(tmp_path))
     url = HomeUrl.parse("other:x")
-    assert open_home(url, 7) == (url, 7)
+    opened: object = open_home(url, 7)
+    assert opened == (url, 7)
 
 
 def test_entry_points_of_this_package_lead_to_factories() -> None:

@@ -71,8 +71,13 @@ _ADVICE = (
         "Part of the cluster is down. Bring its nodes back (redis-cli --cluster check).",
     ),
     (
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "Its certificate is not trusted. Set SSL_CERT_FILE to that of its authority.",
+    ),
+    (
         ("TimeoutError",),
-        "The server does not answer in time. Check its load and the network.",
+        "The server does not answer in time. Check its load and the network, "
+        "and that rediss: is used if and only if the server expects TLS.",
     ),
     (
         ("ConnectionError", "RedisClusterException", "OSError"),

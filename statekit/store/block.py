@@ -87,6 +87,11 @@ class Block:
         """True if it holds changes, deletions among them, rather than all entries."""
         return bool(self._info.is_delta)
 
+    @property
+    def is_timed(self) -> bool:
+        """True if its state is timed: then it has stamps."""
+        return bool(self._info.is_timed)
+
     # ---- Columns
 
     def _column(self, start: int, size: int, code: Any = "B") -> memoryview:
@@ -112,8 +117,6 @@ class Block:
         """Key r is key_column[key_offsets[r]:key_offsets[r + 1]]; None if the keys are ints."""
         return self._offsets(self._info.key_offsets) if self._info.key_offsets else None
 
-    stamps = None
-
     @property
     def value_column(self) -> memoryview:
         """All values: 'q' or 'd' for numbers, else bytes, one after the other."""
@@ -129,6 +132,16 @@ class Block:
     def marks(self) -> memoryview | None:
         """In a delta, one byte per entry: 1 for a deletion."""
         return self._column(self._info.marks, self.entries) if self._info.marks else None
+
+    @property
+    def stamps(self) -> memoryview | None:
+        """In a block of a timed state, when each entry was last touched, in ms ('q').
+
+        -2**63: before the first watermark. 0 for a deletion.
+        """
+        if not self._info.stamps:
+            return None
+        return self._column(self._info.stamps, 8 * self.entries, "q")
 
     # ---- Entries
 

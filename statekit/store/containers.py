@@ -70,8 +70,10 @@ class ContainerState(State):
     __slots__ = ("_shape",)
     _takes = "Pass MessagePack bytes, and ints as positions."
 
-    def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
-        super().__init__(ptr, state_id, name, kind, codec)
+    def __init__(
+        self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, timed: bool
+    ) -> None:
+        super().__init__(ptr, state_id, name, kind, codec, timed)
         self._shape = _SHAPES[kind]
 
     put = State.put_encoded

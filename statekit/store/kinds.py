@@ -1,9 +1,9 @@
-"""The kinds of state and the residencies of leaves: names in Python, numbers in C."""
+"""Kinds of state, residencies of leaves, clocks: names in Python, numbers in C."""
 
 from typing import Literal, TypeAlias
 
 from statekit._native import lib
-from statekit.errors import native_error
+from statekit.errors import ArgumentError, native_error, shorten
 
 Kind: TypeAlias = Literal["i64", "f64", "bytes", "list", "map", "nested"]
 
@@ -13,9 +13,23 @@ KIND_NUMBERS: dict[str, int] = {
 }
 KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
 
+Clock: TypeAlias = Literal["processing", "event"]
+
+CLOCKS: dict[str, int] = {"processing": lib.SK_PROCESSING_TIME, "event": lib.SK_EVENT_TIME}
+NO_TIME = -(2**63)  # SK_NO_TIME: no time, not known yet
+
 Residency: TypeAlias = Literal["whole", "partial", "absent", "away"]
 
 RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent", "away")  # by number
+
+
+def clock_number(clock: str) -> int:
+    try:
+        return CLOCKS[clock]
+    except (KeyError, TypeError):
+        raise ArgumentError(
+            f"{shorten(clock)} is no clock. Use one of {', '.join(CLOCKS)}."
+        ) from None
 
 
 def residency_name(answer: int) -> Residency:

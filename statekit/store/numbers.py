@@ -67,9 +67,16 @@ class NumberState(State, Generic[N]):
     )  # fmt: skip
 
     def __init__(
-        self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, number: _Kind
+        self,
+        ptr: Any,
+        state_id: int,
+        name: str,
+        kind: str,
+        codec: KeyCodec,
+        timed: bool,
+        number: _Kind,
     ) -> None:
-        super().__init__(ptr, state_id, name, kind, codec)
+        super().__init__(ptr, state_id, name, kind, codec, timed)
         self._number = number
         self._type, self._convert = number.type, number.convert
         self._native_value, self._native_put = number.value, number.put
@@ -216,8 +223,10 @@ class I64State(NumberState[int]):
     __slots__ = ()
     _takes = "Pass an int."
 
-    def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
-        super().__init__(ptr, state_id, name, kind, codec, _I64)
+    def __init__(
+        self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, timed: bool
+    ) -> None:
+        super().__init__(ptr, state_id, name, kind, codec, timed, _I64)
 
 
 class F64State(NumberState[float]):
@@ -226,5 +235,7 @@ class F64State(NumberState[float]):
     __slots__ = ()
     _takes = "Pass a float or an int."
 
-    def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
-        super().__init__(ptr, state_id, name, kind, codec, _F64)
+    def __init__(
+        self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, timed: bool
+    ) -> None:
+        super().__init__(ptr, state_id, name, kind, codec, timed, _F64)

@@ -11,6 +11,7 @@ from typing import Any
 
 from statekit._native import ffi, lib
 from statekit.errors import (
+    ArgumentError,
     BadValueError,
     ClosedError,
     OverflowStateError,
@@ -23,6 +24,7 @@ from statekit.errors import (
 from statekit.keys import KEY_FAULTS, KeyCodec, key_error
 from statekit.store.batch import Blobs, run_batch
 from statekit.store.buffers import new_read, pop_read, push_read, readable, take_grown
+from statekit.store.kinds import NO_TIME, Clock, clock_number
 
 _OK: int = lib.SK_OK
 _MISSING: int = lib.SK_MISSING
@@ -39,9 +41,13 @@ _put: Callable[..., int] = lib.sk_put
 class State:
     """What states of every kind can do. Get one from Store.state()."""
 
-    __slots__ = ("_encode", "_id", "_ptr", "_raw_key", "codec", "kind", "name")
+    __slots__ = (
+        "_clock", "_encode", "_id", "_ptr", "_raw_key", "_ttl_ms", "codec", "kind", "name", "timed",
+    )  # fmt: skip
 
-    def __init__(self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec) -> None:
+    def __init__(
+        self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, timed: bool
+    ) -> None:
         self._ptr = ptr  # None once the store is closed; then cffi raises TypeError
         self._id = state_id
         self._encode = codec.encode
@@ -51,6 +57,9 @@ class State:
         self.codec = codec
         self.name = name
         self.kind = kind
+        self.timed = timed
+        self._ttl_ms = 0
+        self._clock = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, keys {self.codec.python}>"
@@ -164,32 +173,52 @@ class State:
         if status:
             raise self._refuse(status, key)
 
-    def install(self, key: Any, encoded: bytes | None) -> None:
+    def install(self, key: Any, encoded: bytes | None, stamp: int | None = None) -> None:
         """What the leaf's home answered for a key: its encoded value, or None for "no such key".
 
-        Does nothing if the key is here already, because what is here is newer.
+        Does nothing if the key is here already, because what is here is newer. stamp: in a timed
+        state, when the home's entry was last touched, in ms; None counts as now.
         """
         try:
-            k = self._encode(key)
-            value = ffi.NULL if encoded is None else readable(encoded)
-            size = 0 if encoded is None else len(value)
-            status = lib.sk_install(self._ptr, self._id, k, len(k), value, size)
+            self.install_encoded(self._encode(key), encoded, stamp)
         except KEY_FAULTS as fault:
+            if isinstance(fault, StateKitError):
+                raise
             raise self._fault(fault, key, encoded) from None
-        if status:
-            raise self._refuse(status, key)
 
-    timed = False
-
-    def is_expired(self, stamp: int) -> bool:
-        return False
-
-    def install_encoded(self, k: bytes, encoded: bytes | None, stamp: int | None) -> None:
-        value = ffi.NULL if encoded is None else encoded
-        size = 0 if encoded is None else len(encoded)
-        status = lib.sk_install(self._ptr, self._id, k, len(k), value, size)
+    def install_encoded(self, k: bytes, encoded: bytes | None, stamp: int | None = None) -> None:
+        """install() for a key that is encoded already."""
+        stamp_ms = NO_TIME if stamp is None else stamp
+        value = ffi.NULL if encoded is None else readable(encoded)
+        size = 0 if encoded is None else len(value)
+        status = lib.sk_install(self._ptr, self._id, k, len(k), value, size, stamp_ms)
         if status:
             raise self._refuse(status, self.codec.show(k))
+
+    def ttl(self, ms: int, *, clock: Clock = "processing", on_read: bool = False) -> None:
+        """Entries of this timed state expire `ms` after they were last written; 0: never.
+
+        clock: "processing" is the system's, "event" the watermark that Store.set_time() was told.
+        on_read: reading an entry is as good as writing it.
+        """
+        if self._ptr is None:
+            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+        try:
+            status = lib.sk_state_ttl(self._ptr, self._id, ms, clock_number(clock), on_read)
+        except (TypeError, OverflowError):
+            raise ArgumentError(
+                f"{shorten(ms)} is no time to live{where(self.name)}. Give milliseconds, 0 or more."
+            ) from None
+        if status:
+            raise native_error(status, self.name)
+        self._ttl_ms, self._clock = ms, clock_number(clock)
+
+    def is_expired(self, stamp: int) -> bool:
+        """Whether an entry that was last touched then is past its time: one at home, say."""
+        if self._ttl_ms == 0 or stamp == NO_TIME:
+            return False
+        now: int = lib.sk_time(self._ptr, self._clock)
+        return now != NO_TIME and stamp + self._ttl_ms <= now
 
     def probe_cost(self, key: Any) -> int:
         """Groups of slots visited plus keys compared to find this key."""

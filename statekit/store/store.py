@@ -21,9 +21,12 @@ from statekit.store.containers import ContainerState
 from statekit.store.kinds import (
     KIND_NAMES,
     KIND_NUMBERS,
+    NO_TIME,
     RESIDENCIES,
+    Clock,
     Kind,
     Residency,
+    clock_number,
     residency_name,
 )
 from statekit.store.numbers import F64State, I64State
@@ -148,41 +151,54 @@ class Store:
     # ---- States
 
     @overload
-    def state(self, name: str, kind: Literal["i64"], key_type: KeyType = ...) -> I64State: ...
+    def state(
+        self, name: str, kind: Literal["i64"], key_type: KeyType = ..., *, timed: bool = ...
+    ) -> I64State: ...
     @overload
-    def state(self, name: str, kind: Literal["f64"], key_type: KeyType = ...) -> F64State: ...
+    def state(
+        self, name: str, kind: Literal["f64"], key_type: KeyType = ..., *, timed: bool = ...
+    ) -> F64State: ...
     @overload
-    def state(self, name: str, kind: Literal["bytes"], key_type: KeyType = ...) -> BytesState: ...
+    def state(
+        self, name: str, kind: Literal["bytes"], key_type: KeyType = ..., *, timed: bool = ...
+    ) -> BytesState: ...
     @overload
-    def state(self, name: str, kind: ContainerKind, key_type: KeyType = ...) -> ContainerState: ...
+    def state(
+        self, name: str, kind: ContainerKind, key_type: KeyType = ..., *, timed: bool = ...
+    ) -> ContainerState: ...
     def state(
         self, name: str, kind: Kind, key_type: KeyType = str, *, timed: bool = False
     ) -> State:
-        """Declares a state, or finds it. SchemaError if it is there with another type."""
+        """Declares a state, or finds it. SchemaError if it is there with another type.
+
+        timed: entries carry the time of their last change, and can expire; see State.ttl().
+        """
         codec = key_codec(key_type)
         number = KIND_NUMBERS.get(kind)
         if number is None:
             raise ArgumentError(f"{shorten(kind)} is no kind. Use one of {', '.join(_HANDLES)}.")
         native_name = _native_name(name)
         state_id = ffi.new("uint32_t *")
-        status = lib.sk_state_add(self._ptr, native_name, number, codec.native, state_id)
+        flags = lib.SK_TIMED if timed else 0
+        status = lib.sk_state_add(self._ptr, native_name, number, codec.native, flags, state_id)
         if status == lib.SK_SCHEMA:
-            raise self._other_schema(name, kind, codec.python)
+            raise self._other_schema(name, kind, codec.python, timed)
         if status:
             raise native_error(status, name)
         handle = self._handles.get(name)
         if handle is None:
-            made = _HANDLES[kind](self._ptr, state_id[0], name, kind, codec)
+            made = _HANDLES[kind](self._ptr, state_id[0], name, kind, codec, bool(timed))
             handle = self._handles.setdefault(name, made)
             if self._native is None:  # closed meanwhile, perhaps too early to see this handle
                 handle._ptr = None
         return handle
 
-    def _other_schema(self, name: str, kind: str, keys: str) -> SchemaError:
+    def _other_schema(self, name: str, kind: str, keys: str, timed: bool) -> SchemaError:
         there = next(state for state in self.states() if state.name == name)
         error = SchemaError(
-            f"state {name!r} is here with kind {there.kind} and {there.codec.python} keys; asked "
-            f"for was kind {kind} with {keys} keys. Ask for what is here, or use another name."
+            f"state {name!r} is here with kind {there.kind}{_timed(there.timed)} and "
+            f"{there.codec.python} keys; asked for was kind {kind}{_timed(timed)} with {keys} "
+            "keys. Ask for what is here, or use another name."
         )
         error.status, error.state = lib.SK_SCHEMA, name
         return error
@@ -191,16 +207,17 @@ class Store:
         """All states, those that came with blocks or leaves included, in order of declaration."""
         ptr = self._ptr
         name, key_type = ffi.new("const char **"), ffi.new("const char **")
-        kind = ffi.new("int *")
+        kind, flags = ffi.new("int *"), ffi.new("int *")
         found = []
         for state_id in range(lib.sk_state_count(ptr)):
-            status = lib.sk_state_info(ptr, state_id, name, kind, key_type)
+            status = lib.sk_state_info(ptr, state_id, name, kind, key_type, flags)
             if status:
                 raise native_error(status)
             handle = self._handles.get(text := native_text(name[0]))
             if handle is None:
                 code = native_text(key_type[0])
-                handle = self.state(text, KIND_NAMES[kind[0]], code)  # type: ignore[call-overload]
+                timed = bool(flags[0] & lib.SK_TIMED)
+                handle = self.state(text, KIND_NAMES[kind[0]], code, timed=timed)  # type: ignore[call-overload]
             found.append(handle)
         return tuple(found)
 
@@ -220,7 +237,47 @@ class Store:
         out = ffi.new("sk_stats *")
         stop = self.leaves if stop is None else stop
         self._expect(lib.sk_stats_read(self._ptr, _id(state), *_leaves(start, stop), out))
-        return Stats(out.entries, out.tombstones, out.dirty, out.bytes, *out.leaves, out.flooded)
+        whole, partial, absent, away = out.leaves
+        return Stats(
+            out.entries,
+            out.tombstones,
+            out.dirty,
+            out.bytes,
+            whole,
+            partial,
+            absent,
+            away,
+            out.flooded,
+        )
+
+    # ---- Time
+
+    def time(self, clock: Clock = "processing") -> int | None:
+        """The time in ms. Event time is None until there is a watermark."""
+        now = int(lib.sk_time(self._ptr, clock_number(clock)))
+        return None if now == NO_TIME else now
+
+    def set_time(self, clock: Clock, ms: int | None) -> None:
+        """Tells the watermark ("event"; an older one is ignored), or stops the clock for tests.
+
+        "processing" with None goes back to the system's clock.
+        """
+        try:
+            now = NO_TIME if ms is None else ms
+            status = lib.sk_time_set(self._ptr, clock_number(clock), now)
+        except (TypeError, OverflowError):
+            raise ArgumentError(f"{shorten(ms)} is no time. Give milliseconds.") from None
+        self._expect(status)
+
+    def sweep(self, slots_max: int) -> int:
+        """Removes expired entries, looking at about slots_max slots from where the last stopped.
+
+        Gives how many it removed. Expired entries are never seen; this gives their memory back.
+        """
+        removed: int = lib.sk_sweep(self._ptr, slots_max)
+        if removed < 0:
+            raise native_error(-removed)
+        return removed
 
     # ---- Leaves
 
@@ -303,14 +360,6 @@ class Store:
     def write_back(self, on: bool = True) -> None:
         """Whether deletions stay remembered, even in whole leaves, until they are written home."""
         self._expect(lib.sk_write_back(self._ptr, on))
-
-    def time(self, clock: str) -> int | None:
-        return None
-
-    def set_time(self, clock: str, ms: int) -> None: ...
-
-    def sweep(self, slots_max: int) -> int:
-        return 0
 
     def dirty_take(self, leaf: int, *, cold: bool = False) -> bytes:
         """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow."""
@@ -438,6 +487,10 @@ class Scan:
             for entry, mark in zip(block, block.marks or repeat(0), strict=False)
             if not mark
         )
+
+
+def _timed(timed: bool) -> str:
+    return ", timed," if timed else ""
 
 
 def _free_leaves(cell: Any) -> None:

@@ -49,7 +49,16 @@ static inline sk_store *util_open(uint32_t key_groups, uint32_t subgroups) {
 static inline uint32_t util_state(sk_store *store, const char *name, int kind,
                                   const char *key_type) {
     uint32_t id = UINT32_MAX;
-    CHECK_EQ(sk_state_add(store, name, kind, key_type, &id), SK_OK);
+    CHECK_EQ(sk_state_add(store, name, kind, key_type, 0, &id), SK_OK);
+    return id;
+}
+
+static inline uint32_t util_timed_state(sk_store *store, const char *name, int kind,
+                                        const char *key_type, int64_t ttl_ms, int clock,
+                                        int on_read) {
+    uint32_t id = UINT32_MAX;
+    CHECK_EQ(sk_state_add(store, name, kind, key_type, SK_TIMED, &id), SK_OK);
+    CHECK_EQ(sk_state_ttl(store, id, ttl_ms, clock, on_read), SK_OK);
     return id;
 }
 

@@ -119,7 +119,7 @@ static int64_t call_open(fixture *f) {
 
 static int64_t call_state_add(fixture *f) {
     uint32_t id;
-    return -sk_state_add(f->store, "one more", SK_MAP, "(si)", &id);
+    return -sk_state_add(f->store, "one more", SK_MAP, "(si)", 0, &id);
 }
 
 static int64_t call_get(fixture *f) { return sk_get(f->store, M, KEY(3), &f->buf); }
@@ -196,11 +196,11 @@ static int64_t call_blind_delete(fixture *f) { return -sk_delete(f->store, M, KE
 
 static int64_t call_install(fixture *f) {
     uint8_t value[4096];
-    return -sk_install(f->store, M, KEY(101), value, map_of(100, value));
+    return -sk_install(f->store, M, KEY(101), value, map_of(100, value), SK_NO_TIME);
 }
 
 static int64_t call_install_missing(fixture *f) {
-    return -sk_install(f->store, M, KEY(101), NULL, 0);
+    return -sk_install(f->store, M, KEY(101), NULL, 0, SK_NO_TIME);
 }
 
 #define PATH(text) (const uint8_t *)(text), sizeof(text) - 1

@@ -64,7 +64,7 @@ static void test_absent_leaf_answers_unknown_until_written_or_told(void) {
     CHECK_EQ(sk_delete(store, id, key[1].data, 8, SK_BLIND), SK_OK);
     CHECK_EQ(sk_i64_get(store, id, key[1].data, 8, &value), SK_MISSING);
     CHECK_EQ(sk_delete(store, id, key[1].data, 8, 0), SK_MISSING);
-    CHECK_EQ(sk_install(store, id, key[2].data, 8, NULL, 0), SK_OK);
+    CHECK_EQ(sk_install(store, id, key[2].data, 8, NULL, 0, SK_NO_TIME), SK_OK);
     CHECK_EQ(sk_contains(store, id, key[2].data, 8), SK_MISSING);
     sk_stats stats = util_stats(store, LEAVES);
     CHECK_EQ(stats.entries, 1);
@@ -84,19 +84,19 @@ static void test_install_never_overwrites_what_is_here(void) {
     CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 1), SK_OK);
     CHECK_EQ(sk_delete(store, id, key[1].data, 8, SK_BLIND), SK_OK);
     for (int i = 0; i < 3; i++)
-        CHECK_EQ(sk_install(store, id, key[i].data, 8, (uint8_t *)&other, 8), SK_OK);
+        CHECK_EQ(sk_install(store, id, key[i].data, 8, (uint8_t *)&other, 8, SK_NO_TIME), SK_OK);
     CHECK_EQ(sk_i64_get(store, id, key[0].data, 8, &value), SK_OK);
     CHECK_EQ(value, 1);
     CHECK_EQ(sk_i64_get(store, id, key[1].data, 8, &value), SK_MISSING);
     CHECK_EQ(sk_i64_get(store, id, key[2].data, 8, &value), SK_OK);
     CHECK_EQ(value, 77);
-    CHECK_EQ(sk_install(store, id, key[0].data, 8, NULL, 0), SK_OK);
+    CHECK_EQ(sk_install(store, id, key[0].data, 8, NULL, 0, SK_NO_TIME), SK_OK);
     CHECK_EQ(sk_contains(store, id, key[0].data, 8), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 2);
     /* a whole leaf knows: a late answer must not bring back what was deleted */
     CHECK_EQ(sk_leaf_mark(store, 3, 4, SK_WHOLE), SK_OK);
     CHECK_EQ(sk_delete(store, id, key[2].data, 8, 0), SK_OK);
-    CHECK_EQ(sk_install(store, id, key[2].data, 8, (uint8_t *)&other, 8), SK_OK);
+    CHECK_EQ(sk_install(store, id, key[2].data, 8, (uint8_t *)&other, 8, SK_NO_TIME), SK_OK);
     CHECK_EQ(sk_contains(store, id, key[2].data, 8), SK_MISSING);
     sk_close(store);
 }
@@ -123,8 +123,8 @@ static void test_away_leaf_refuses_every_call_until_it_comes_back(void) {
     CHECK_EQ(sk_delete(store, n, key.data, 8, SK_BLIND), SK_NOT_OWNED);
     CHECK_EQ(sk_get(store, n, key.data, 8, &buf), -SK_NOT_OWNED);
     CHECK_EQ(sk_put(store, n, key.data, 8, (uint8_t *)&value, 8), SK_NOT_OWNED);
-    CHECK_EQ(sk_install(store, n, key.data, 8, (uint8_t *)&value, 8), SK_NOT_OWNED);
-    CHECK_EQ(sk_install(store, n, key.data, 8, NULL, 0), SK_NOT_OWNED);
+    CHECK_EQ(sk_install(store, n, key.data, 8, (uint8_t *)&value, 8, SK_NO_TIME), SK_NOT_OWNED);
+    CHECK_EQ(sk_install(store, n, key.data, 8, NULL, 0, SK_NO_TIME), SK_NOT_OWNED);
     CHECK_EQ(sk_read(store, l, key.data, 8, SK_R_LEN, NULL, 0, NULL, 0, 0, 0, &buf), -SK_NOT_OWNED);
     CHECK_EQ(sk_write(store, l, key.data, 8, SK_W_APPEND, NULL, 0, "l", key.data, 1, 0, 0, &buf),
              -SK_NOT_OWNED);
@@ -464,7 +464,7 @@ static void resolve(homed *h, uint32_t k) {
     int status = sk_i64_get(h->home, h->home_id, h->key[k].data, h->key[k].len, &value);
     CHECK(status == SK_OK || status == SK_MISSING);
     CHECK_EQ(sk_install(h->store, h->id, h->key[k].data, h->key[k].len,
-                        status == SK_OK ? (uint8_t *)&value : NULL, 8),
+                        status == SK_OK ? (uint8_t *)&value : NULL, 8, SK_NO_TIME),
              SK_OK);
 }
 

@@ -366,8 +366,9 @@ static void test_what_came_from_the_home_is_no_change(void) {
     int64_t value = 7;
     CHECK_EQ(sk_leaf_mark(store, 0, 1, SK_PARTIAL), SK_OK);
     uint32_t epoch = sk_epoch_advance(store);
-    CHECK_EQ(sk_install(store, 0, keys[1].data, keys[1].len, (uint8_t *)&value, 8), SK_OK);
-    CHECK_EQ(sk_install(store, 0, keys[2].data, keys[2].len, NULL, 0), SK_OK);
+    CHECK_EQ(sk_install(store, 0, keys[1].data, keys[1].len, (uint8_t *)&value, 8, SK_NO_TIME),
+             SK_OK);
+    CHECK_EQ(sk_install(store, 0, keys[2].data, keys[2].len, NULL, 0, SK_NO_TIME), SK_OK);
     CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), UINT64_MAX);
     CHECK_EQ(sk_i64_put(store, 0, keys[2].data, keys[2].len, 1), SK_OK);
     CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), 1);

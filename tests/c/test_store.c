@@ -35,31 +35,33 @@ static void test_states_are_found_again_and_kept_apart(void) {
     uint32_t a = util_state(store, "a", SK_I64, "i"), b = util_state(store, "b", SK_MAP, "(si)"),
              id;
     const char *name, *type;
-    int kind;
+    int kind, flags;
     CHECK_EQ(util_state(store, "a", SK_I64, "i"), a);
-    CHECK_EQ(sk_state_add(store, "a", SK_F64, "i", &id), SK_SCHEMA);
-    CHECK_EQ(sk_state_add(store, "a", SK_I64, "s", &id), SK_SCHEMA);
+    CHECK_EQ(sk_state_add(store, "a", SK_F64, "i", 0, &id), SK_SCHEMA);
+    CHECK_EQ(sk_state_add(store, "a", SK_I64, "s", 0, &id), SK_SCHEMA);
     CHECK(strstr(sk_reason(), "'a'") != NULL);
-    CHECK_EQ(sk_state_add(store, "", SK_I64, "i", &id), SK_BAD_ARGUMENT);
-    CHECK_EQ(sk_state_add(store, "c", 0, "i", &id), SK_BAD_ARGUMENT);
-    CHECK_EQ(sk_state_add(store, "c", 7, "i", &id), SK_BAD_ARGUMENT);
-    CHECK_EQ(sk_state_add(store, "c", SK_I64, "q", &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, "a", SK_I64, "i", SK_TIMED, &id), SK_SCHEMA);
+    CHECK_EQ(sk_state_add(store, "c", SK_I64, "i", 2, &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, "", SK_I64, "i", 0, &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, "c", 0, "i", 0, &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, "c", 7, "i", 0, &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, "c", SK_I64, "q", 0, &id), SK_BAD_ARGUMENT);
     char longest[SK_NAME_BYTES_MAX + 2];
     memset(longest, 'n', sizeof longest);
     longest[SK_NAME_BYTES_MAX + 1] = 0;
-    CHECK_EQ(sk_state_add(store, longest, SK_I64, "i", &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, longest, SK_I64, "i", 0, &id), SK_BAD_ARGUMENT);
     longest[SK_NAME_BYTES_MAX] = 0;
-    CHECK_EQ(sk_state_add(store, longest, SK_I64, "(sbisbisbisbisbis)", &id), SK_OK);
+    CHECK_EQ(sk_state_add(store, longest, SK_I64, "(sbisbisbisbisbis)", 0, &id), SK_OK);
     CHECK_EQ(sk_state_count(store), 3);
-    CHECK_EQ(sk_state_info(store, b, &name, &kind, &type), SK_OK);
+    CHECK_EQ(sk_state_info(store, b, &name, &kind, &type, &flags), SK_OK);
     CHECK(strcmp(name, "b") == 0 && strcmp(type, "(si)") == 0 && kind == SK_MAP);
-    CHECK_EQ(sk_state_info(store, 3, &name, &kind, &type), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_info(store, 3, &name, &kind, &type, &flags), SK_BAD_ARGUMENT);
     for (uint32_t i = 3; i < SK_STATES_MAX; i++) {
         char one[16];
         snprintf(one, sizeof one, "%u", i);
         CHECK_EQ(util_state(store, one, SK_BYTES, "b"), i);
     }
-    CHECK_EQ(sk_state_add(store, "one more", SK_BYTES, "b", &id), SK_LIMIT);
+    CHECK_EQ(sk_state_add(store, "one more", SK_BYTES, "b", 0, &id), SK_LIMIT);
     CHECK_EQ(util_state(store, "a", SK_I64, "i"), a);
     sk_close(store);
 }

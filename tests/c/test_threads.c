@@ -296,12 +296,12 @@ static void *declare_states(void *arg) {
     for (int i = 0; i < 100; i++) {
         uint32_t id, again;
         const char *found, *key_type;
-        int kind;
+        int kind, flags;
         snprintf(name, sizeof name, "state %d", i);
-        CHECK_EQ(sk_state_add(j->w->store, name, SK_I64, "i", &id), SK_OK);
-        CHECK_EQ(sk_state_add(j->w->store, name, SK_I64, "i", &again), SK_OK);
+        CHECK_EQ(sk_state_add(j->w->store, name, SK_I64, "i", 0, &id), SK_OK);
+        CHECK_EQ(sk_state_add(j->w->store, name, SK_I64, "i", 0, &again), SK_OK);
         CHECK_EQ(id, again);
-        CHECK_EQ(sk_state_info(j->w->store, id, &found, &kind, &key_type), SK_OK);
+        CHECK_EQ(sk_state_info(j->w->store, id, &found, &kind, &key_type, &flags), SK_OK);
         CHECK(strcmp(found, name) == 0);
         sched_yield();
     }
@@ -423,7 +423,7 @@ static void *write_homed(void *arg) {
             int status = sk_i64_get(j->h->home, N, key.data, 8, &value);
             CHECK(status == SK_OK || status == SK_MISSING);
             CHECK_EQ(sk_install(j->h->store, N, key.data, 8,
-                                status == SK_OK ? (uint8_t *)&value : NULL, 8),
+                                status == SK_OK ? (uint8_t *)&value : NULL, 8, SK_NO_TIME),
                      SK_OK);
         }
     }

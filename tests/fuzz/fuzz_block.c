@@ -23,7 +23,8 @@ static void decode(const uint8_t *data, size_t len, const sk_block_info *info, i
     EXPECT(sk_open(1u << info->leaf_bits, 1, 0, &store) == SK_OK);
     /* what the block says first, so that entries meet, and then the same once more */
     EXPECT(sk_leaf_mark(store, info->leaf, info->leaf + 1, residency) == SK_OK);
-    int status = sk_state_add(store, info->name, info->kind, info->key_type, &id);
+    int status = sk_state_add(store, info->name, info->kind, info->key_type,
+                              info->is_timed ? SK_TIMED : 0, &id);
     EXPECT(status == SK_OK);
     for (int round = 0; round < 2; round++) {
         was.len = is.len = 0;

@@ -64,7 +64,7 @@ static sk_store *open_store(void) {
     EXPECT(sk_open(2, 2, 0, &store) == SK_OK);
     for (uint32_t s = 0; s < STATES; s++) {
         uint32_t id;
-        EXPECT(sk_state_add(store, names[s], kinds[s], "b", &id) == SK_OK && id == s);
+        EXPECT(sk_state_add(store, names[s], kinds[s], "b", 0, &id) == SK_OK && id == s);
     }
     return store;
 }

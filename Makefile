@@ -101,8 +101,9 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## the store against dict, Arrow, RocksDB and LMDB; writes benchmarks/results
+bench: .venv/.built ## store and typed state against dict, Arrow, RocksDB, LMDB, SQLite; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
+	$(BIN)/python benchmarks/bench_state_types.py
 
 wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty environment
 	rm -rf dist build/wheel-venv

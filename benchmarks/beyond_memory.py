@@ -1,6 +1,6 @@
-"""State of four times the memory budget, read and rewritten under Zipf keys, in a process of its own.
+"""State of four times the memory budget, read and rewritten under Zipf keys.
 
-Run by bench_state_types.py, once for each contender and round:
+Run by bench_state_types.py, in a process of its own for each contender and round:
 
     python benchmarks/beyond_memory.py statekit|rocksdict BUDGET_BYTES OPERATIONS
 

@@ -34,6 +34,7 @@ from rocksdict import Options, Rdict, WriteBatch
 
 import statekit as sk
 
+_numbers = count()  # of the paths that were given out
 _BATCH = 10_000  # entries that are written at a time when many move
 
 
@@ -49,7 +50,9 @@ class Profile:
 
 
 def make_profile(i: int) -> Profile:
-    return Profile(f"User No {i:07d}", f"user{i:07d}@example.org", 100_000 + i, i * 0.37, i % 2 == 0)
+    return Profile(
+        f"User No {i:07d}", f"user{i:07d}@example.org", 100_000 + i, i * 0.37, i % 2 == 0
+    )
 
 
 @dataclass(frozen=True)
@@ -175,9 +178,9 @@ class Keeper:
 
     def __init__(self, of: StateType, folder: str) -> None:
         self.of = of
+        self.keys = 0  # how many were loaded
         self.folder = folder
         self._loops: dict[str, Callable[..., None]] = {}
-        self._fresh = count()
 
     # ---- Single keys
 
@@ -208,7 +211,9 @@ class Keeper:
         loop(pairs, **NAMES, **names)
 
     def load(self, entries: Iterable[tuple[str, Any]]) -> None:
-        self.run("set", list(entries), self.begin(True))
+        pairs = list(entries)
+        self.keys += len(pairs)
+        self.run("set", pairs, self.begin(True))
         self.begin(False)
 
     # ---- All entries
@@ -222,7 +227,7 @@ class Keeper:
         raise NotImplementedError
 
     def path(self) -> str:
-        return f"{self.folder}/{type(self).__name__}-{next(self._fresh)}"
+        return f"{self.folder}/{type(self).__name__}-{next(_numbers)}"
 
     def close(self) -> None:
         pass

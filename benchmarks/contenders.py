@@ -214,7 +214,9 @@ class Keeper:
         pairs = list(entries)
         self.keys += len(pairs)
         self.run("set", pairs, self.begin(True))
-        self.begin(False)
+        names = self.begin(False)
+        check = compile_loop(f"assert ({self.statement('get')}) == v, k", [*NAMES, *names])
+        check(pairs[::100], **NAMES, **names)
 
     # ---- All entries
 

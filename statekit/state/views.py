@@ -57,7 +57,7 @@ _END = 2**63 - 1
 _PAGE = 1024  # elements that an iteration over a list reads at a time
 _NIL = b"\xc0"
 _EMPTY_ARRAY = b"\x90"
-_encode_index = make_codec(int).encode
+_encode_int = make_codec(int).encode
 _decode_keys: dict[Any, Callable[[bytes], list[Any]]] = {}
 
 
@@ -175,11 +175,11 @@ class ListView(View, MutableSequence[T], Generic[T]):
             return self._slice(at)
         item = self._shape.item
         if isinstance(item, ValueShape):
-            data = self._read(lib.SK_R_GET, self._steps + _encode_index(at))
+            data = self._read(lib.SK_R_GET, self._steps + _index_step(at))
             if data is None:
                 raise self._out_of_range(at)
             return item.codec.decode(data)
-        return self._at(_encode_index(self._position(at)), item)
+        return self._at(_index_step(self._position(at)), item)
 
     def _slice(self, at: slice) -> list[T]:
         start, stop, step = at.indices(len(self))
@@ -283,10 +283,10 @@ class ListView(View, MutableSequence[T], Generic[T]):
         if isinstance(at, slice):
             self._set_slice(at, value)
             return
-        if self._is_view_of(value, _encode_index(at)):
+        if self._is_view_of(value, _index_step(at)):
             return
         data = self._encoded(self._shape.item.codec, value)
-        if self._write(lib.SK_W_SET, self._steps + _encode_index(at), data, creates=False) is None:
+        if self._write(lib.SK_W_SET, self._steps + _index_step(at), data, creates=False) is None:
             raise self._out_of_range(at)
 
     def _set_slice(self, at: slice, values: Iterable[T]) -> None:
@@ -313,7 +313,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
                 del kept[at]
                 self._splice(0, _END, kept)
             return
-        if self._write(lib.SK_W_DELETE, self._steps + _encode_index(at), creates=False) is None:
+        if self._write(lib.SK_W_DELETE, self._steps + _index_step(at), creates=False) is None:
             raise self._out_of_range(at)
 
     def append(self, value: T) -> None:
@@ -367,7 +367,12 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _clamped(at: Any) -> int:
+    """A position that fits into 64 bits: one beyond is out of range all the same."""
     return max(-_END, min(_END, index(at)))
+
+
+def _index_step(at: Any) -> bytes:
+    return _encode_int(_clamped(at))
 
 
 class MapView(View, MutableMapping[K, V], Generic[K, V]):

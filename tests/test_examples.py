@@ -1,0 +1,21 @@
+"""Every example runs, quietly, and finds its own result right: it exits with 0 only then."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ("wordcount", "sessions", "leaderboard")
+TIMEOUT_S = 60  # they take a second or two; machines are shared
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_finds_its_result_right(name: str) -> None:
+    path = ROOT / "examples" / f"{name}.py"
+    command = [sys.executable, "-W", "error", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert 2 <= len(done.stdout.splitlines()) <= 10

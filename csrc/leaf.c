@@ -284,6 +284,8 @@ static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, in
             return sk_fail(SK_BAD_ARGUMENT, "a delta block cannot replace leaf %u", leaf_no);
     int status = declare_all(store, list);
     if (status != SK_OK) return status;
+    for (size_t k = 0; k < list->count; k++)
+        sk_timers_came(store->states[list->items[k].state_id], leaf_no);
     if (mode == SK_REPLACE) {
         commit_replace(store, leaf_no, list, epoch);
         return SK_OK;
@@ -401,6 +403,10 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
         for (; hand->state < store->state_count && freed < bytes_wanted;) {
             sk_at at;
             sk_at_set(&at, store, store->states[hand->state], leaf_no, epoch);
+            if (at.env.kind == SK_TIMERS) { /* a timer that is to fire must be in sight */
+                hand->state++;
+                continue;
+            }
             freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
             if (hand->slot == 0) hand->state++;
         }
@@ -578,8 +584,11 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
     for (uint32_t s = 0; s < leaves->state_count; s++) {
         sk_table *tables = store->states[ids[s]]->tables + from;
         /* a table without entries may still hold its array */
-        for (uint32_t i = 0; i < count; i++)
+        for (uint32_t i = 0; i < count; i++) {
             if (tables[i].groups > 0) sk_table_clear(&tables[i], leaves->states[s].kind);
+            if (leaves->states[s].tables[i].live > 0)
+                sk_timers_came(store->states[ids[s]], from + i);
+        }
         move_tables(tables, leaves->states[s].tables, count, &store->budget, epoch);
     }
     for (uint32_t i = 0; i < count; i++) {

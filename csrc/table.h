@@ -65,17 +65,21 @@
 #define SK_MARK_TOMB 8       /* a remembered deletion; the slot has a key and no value */
 #define SK_MARK_UNSTAMPED 16 /* written before the first watermark, once: see ttl.c */
 
-/* A value of kind SK_BYTES. */
+/* A value of kind SK_BYTES or SK_TIMERS. */
 typedef struct sk_blob {
     uint32_t len; /* bytes in use */
     uint32_t cap; /* bytes allocated for data */
     uint8_t data[];
 } sk_blob;
 
+static inline bool sk_kind_is_blob(int kind) { return kind == SK_BYTES || kind == SK_TIMERS; }
+
+static inline bool sk_kind_is_container(int kind) { return kind >= SK_LIST && kind <= SK_NESTED; }
+
 typedef union sk_value {
     int64_t i64;
     double f64;
-    sk_blob *blob; /* SK_BYTES; never NULL in a live entry */
+    sk_blob *blob; /* SK_BYTES, SK_TIMERS; never NULL in a live entry */
     sk_obj *obj;   /* containers; never NULL in a live entry */
 } sk_value;
 
@@ -220,6 +224,12 @@ static inline bool sk_short_equal(const uint8_t *a, const uint8_t *b, size_t len
     for (size_t i = 0; i < len; i++)
         if (a[i] != b[i]) return false;
     return true;
+}
+
+static inline int sk_key_compare(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len) {
+    size_t shorter = a_len < b_len ? a_len : b_len;
+    int order = shorter == 0 ? 0 : memcmp(a, b, shorter);
+    return order != 0 ? order : (a_len > b_len) - (a_len < b_len);
 }
 
 static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key,

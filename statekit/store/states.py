@@ -175,16 +175,28 @@ class State:
         Does nothing if the key is here already, because what is here is newer. stamp: in a timed
         state, when the home's entry was last touched, in ms; None counts as now.
         """
-        stamp_ms = NO_TIME if stamp is None else stamp
         try:
-            k = self._encode(key)
-            value = ffi.NULL if encoded is None else readable(encoded)
-            size = 0 if encoded is None else len(value)
-            status = lib.sk_install(self._ptr, self._id, k, len(k), value, size, stamp_ms)
+            status = self._install(self._encode(key), encoded, stamp)
         except KEY_FAULTS as fault:
             raise self._fault(fault, key, encoded) from None
         if status:
             raise self._refuse(status, key)
+
+    def install_encoded(self, key: bytes, encoded: bytes | None, stamp: int | None = None) -> None:
+        """install() of a key that is encoded already."""
+        try:
+            status = self._install(key, encoded, stamp)
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, self.codec.show(key), encoded) from None
+        if status:
+            raise self._refuse(status, self.codec.show(key))
+
+    def _install(self, k: bytes, encoded: bytes | None, stamp: int | None) -> int:
+        value = ffi.NULL if encoded is None else readable(encoded)
+        size = 0 if encoded is None else len(value)
+        stamp_ms = NO_TIME if stamp is None else stamp
+        status: int = lib.sk_install(self._ptr, self._id, k, len(k), value, size, stamp_ms)
+        return status
 
     def ttl(self, ms: int, *, clock: Clock = "processing", on_read: bool = False) -> None:
         """Entries of this timed state expire `ms` after they were last written; 0: never.
@@ -202,6 +214,15 @@ class State:
             ) from None
         if status:
             raise native_error(status, self.name)
+
+    def is_expired(self, stamp: int) -> bool:
+        """Whether an entry with this stamp, wherever it is, has expired by now."""
+        if self._ptr is None:
+            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+        answer: int = lib.sk_stamp_expired(self._ptr, self._id, stamp)
+        if answer < 0:
+            raise native_error(-answer, self.name)
+        return answer == 1
 
     def probe_cost(self, key: Any) -> int:
         """Groups of slots visited plus keys compared to find this key."""

@@ -32,6 +32,7 @@ from statekit.store.kinds import (
 from statekit.store.numbers import F64State, I64State
 from statekit.store.snapshot import Snapshot
 from statekit.store.states import BytesState, State
+from statekit.store.timers import TimersState
 
 DecodeMode: TypeAlias = Literal["replace", "under", "under_all", "over"]
 ContainerKind: TypeAlias = Literal["list", "map", "nested"]
@@ -46,6 +47,7 @@ _HANDLES: dict[str, type[State]] = {
     "list": ContainerState,
     "map": ContainerState,
     "nested": ContainerState,
+    "timers": TimersState,
 }
 _EPOCH_MAX = 2**32 - 1
 
@@ -166,6 +168,8 @@ class Store:
     def state(
         self, name: str, kind: ContainerKind, key_type: KeyType = ..., *, timed: bool = ...
     ) -> ContainerState: ...
+    @overload
+    def state(self, name: str, kind: Literal["timers"], key_type: KeyType = ...) -> TimersState: ...
     def state(
         self, name: str, kind: Kind, key_type: KeyType = str, *, timed: bool = False
     ) -> State:

@@ -1,7 +1,7 @@
 /*
  * test_batch_inner.c: what goes on inside a batch (csrc/batch.c) and cannot be forced from outside:
  * an array that comes to lie over an older one, a snapshot opened between two steps of locking.
- * Compiles batch.c into itself, with a hook where it takes a leaf's lock.
+ * Compiles batch.c and lock.c into itself, with a hook where a leaf's lock is taken.
  */
 #include "store.h"
 #include "store_util.h"
@@ -18,7 +18,16 @@ static void hooked_lock(sk_store *store, sk_leaf *leaf) {
 #define sk_leaf_lock(leaf) hooked_lock(store, leaf)
 #define sk_batch inner_batch
 #define sk_pack_keys inner_pack_keys
+#define sk_leaf_lock_write inner_leaf_lock_write
+#define sk_leaves_lock_write inner_leaves_lock_write
+#define sk_leaves_unlock inner_leaves_unlock
+#define sk_leaf_list_lock inner_leaf_list_lock
+#define sk_leaf_list_unlock inner_leaf_list_unlock
+int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
+int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, bool writes,
+                      uint32_t *epoch);
 #include "../../csrc/batch.c"
+#include "../../csrc/lock.c"
 #undef sk_leaf_lock
 #undef sk_batch
 #undef sk_pack_keys

@@ -350,6 +350,7 @@ run_window(batch *b, int op, int kind, int key_type, window *w, int *status) {
         sk_key key = {data.data, key_type == SK_COL_I64 ? 8 : data.len, b->hashes[w->record[i]]};
         sk_table *table = &b->state->tables[w->leaf[i]];
         sk_slot *slot = w->guess[i];
+        sk_count_operation(b->state, table);
         if (is_number && !is_good_guess(table, slot, &key)) {
             bool may_insert = writes && b->touched[w->leaf[i]] & LEAF_WHOLE;
             slot = may_insert ? insert_number(b, op, kind, table, &key) : NULL;

@@ -81,6 +81,8 @@ static bool is_selected(const sk_slot *slot, sk_select select, uint32_t since, b
         return slot->epoch > since;
     case SK_SELECT_DIRTY:
         return (slot->marks & SK_MARK_DIRTY) != 0;
+    case SK_SELECT_COLD:
+        return sk_slot_is_dirty_and_cold(slot);
     default:
         return with_tombs || sk_slot_is_live(slot);
     }
@@ -223,7 +225,8 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
     bool is_gone = select == SK_SELECT_SINCE && table->forgot > since;
     if (is_gone) select = SK_SELECT_ALL;
     if (entries_max == 0 && !is_gone) return SK_OK;
-    if (select == SK_SELECT_DIRTY && table->dirty == 0) return SK_OK;
+    bool is_write_back = select == SK_SELECT_DIRTY || select == SK_SELECT_COLD;
+    if (is_write_back && table->dirty == 0) return SK_OK;
     picked *p = sk_raw_alloc((entries_max + 1) * sizeof *p);
     if (p == NULL) return SK_NO_MEMORY;
     sk_block_info info = {.leaf = leaf,

@@ -60,7 +60,8 @@
 typedef enum sk_select {
     SK_SELECT_ALL = 0,   /* live entries; tombstones too if the leaf is not whole */
     SK_SELECT_SINCE = 1, /* entries and tombstones changed after an epoch */
-    SK_SELECT_DIRTY = 2  /* entries and tombstones marked SK_MARK_DIRTY */
+    SK_SELECT_DIRTY = 2, /* entries and tombstones marked SK_MARK_DIRTY */
+    SK_SELECT_COLD = 3   /* of these, tombstones and what is not marked SK_MARK_USED */
 } sk_select;
 
 /* Names of states travel in blocks and end up in Python, so they are UTF-8 or refused. */

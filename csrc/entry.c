@@ -57,6 +57,7 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
+    sk_count_operation(state, at->table);
     if (is_timed) {
         at->timing = sk_timing_of(store, state);
         at->timing.on_read = touches; /* as the lock was taken */

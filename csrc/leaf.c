@@ -223,10 +223,10 @@ static int decode_all(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
 
 static void swap_in(sk_store *store, uint32_t leaf_no, fresh *item) {
     sk_table *table = table_of(store, item->state_id, leaf_no);
-    uint32_t forgot = table->forgot;
     sk_table_clear(table, store->states[item->state_id]->kind);
+    item->table.forgot = table->forgot;
+    item->table.operations = table->operations;
     *table = item->table;
-    table->forgot = forgot;
     item->table = (sk_table){.mem.budget = &store->budget};
 }
 
@@ -322,20 +322,21 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
 
 /* ---- Write-back and eviction ---- */
 
-int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, sk_buf *buf) {
+int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf) {
     if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
     sk_leaf *leaf = &store->leaves[leaf_no];
     size_t start = buf->len;
+    bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
-    int status =
-        leaf->is_writing
-            ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
-            : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES, SK_SELECT_DIRTY, 0, buf);
+    int status = leaf->is_writing
+                     ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
+                     : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
+                                             is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, buf);
     for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
         const sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;
         for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;)
-            if (slot->marks & SK_MARK_DIRTY)
+            if (is_cold ? sk_slot_is_dirty_and_cold(slot) : (slot->marks & SK_MARK_DIRTY) != 0)
                 slot->marks = (uint8_t)((slot->marks & ~SK_MARK_DIRTY) | SK_MARK_WRITING);
     }
     if (status == SK_OK) leaf->is_writing = buf->len > start;
@@ -373,11 +374,9 @@ static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
     uint64_t was = table->mem.used, slots_freed = 0;
     sk_slot *slot;
     while ((slot = sk_table_next(table, slot_at)) != NULL) {
-        if (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) continue;
-        if (slot->marks & SK_MARK_USED) {
-            slot->marks &= (uint8_t)~SK_MARK_USED;
-            continue;
-        }
+        bool stays = slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING | SK_MARK_USED);
+        slot->marks &= (uint8_t)~SK_MARK_USED; /* of dirty ones too: SK_COLD asks */
+        if (stays) continue;
         if (slot->epoch > table->forgot) table->forgot = slot->epoch;
         sk_table_remove(table, &at->env, slot);
         at->leaf->residency = SK_PARTIAL;
@@ -471,7 +470,7 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     bool is_made = leaves->leaves != NULL && leaves->states != NULL;
     for (uint32_t s = 0; is_made && s < state_count; s++) {
         copy_schema(&leaves->states[s], store->states[s]);
-        leaves->states[s].tables = sk_raw_alloc((size_t)count * sizeof(sk_table) + 1);
+        leaves->states[s].tables = sk_raw_zalloc((size_t)count * sizeof(sk_table) + 1);
         is_made = leaves->states[s].tables != NULL;
         leaves->state_count = s + 1;
     }
@@ -486,9 +485,11 @@ static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_bud
                             uint32_t epoch) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
+        uint32_t operations = to[i].operations;
         to[i] = from[i];
         to[i].mem.budget = budget;
         to[i].forgot = epoch;
+        to[i].operations = operations;
         bytes += to[i].mem.used;
         from[i] = (sk_table){.forgot = epoch};
     }
@@ -521,10 +522,14 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     }
     /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
     for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
-    for (uint32_t s = 0; s < leaves->state_count; s++)
+    for (uint32_t s = 0; s < leaves->state_count; s++) {
+        uint64_t operations = 0;
+        for (uint32_t i = from; i < to; i++) operations += store->states[s]->tables[i].operations;
+        store->states[s]->operations += operations;
         leaves->budget.used +=
             move_tables(leaves->states[s].tables, store->states[s]->tables + from, to - from,
                         &leaves->budget, leaves->epoch);
+    }
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};

@@ -127,9 +127,11 @@ typedef struct sk_stats {
     uint64_t bytes;      /* native memory: slots, keys, values, containers */
     uint64_t leaves[4];  /* leaves whole, partial, absent, away */
     uint64_t flooded;    /* tables that went over to the secret hash */
+    uint64_t operations; /* calls about one key and records of batches, since the store was made */
 } sk_stats;
 
-/* Sums over leaves [from, to) and one state or SK_ALL_STATES. */
+/* Sums over leaves [from, to) and one state or SK_ALL_STATES. Operations on leaves that have left
+ * stay with the store, and are counted in sums over all leaves only. */
 int sk_stats_read(sk_store *store, uint32_t state, uint32_t from, uint32_t to, sk_stats *stats);
 uint64_t sk_bytes_used(sk_store *store);
 int sk_bytes_limit(sk_store *store, uint64_t bytes_max);
@@ -411,8 +413,10 @@ int sk_write_back(sk_store *store, int on);
 /* Write-back: appends the dirty entries and tombstones of a leaf as delta blocks and holds
  * them as being written; sk_dirty_done says how that went. One write-back a leaf at a time:
  * after marking, replacing or moving a leaf in between, wait for its sk_dirty_done before the
- * next sk_dirty_take. */
-int64_t sk_dirty_take(sk_store *store, uint32_t leaf, sk_buf *buf);
+ * next sk_dirty_take. SK_COLD: only entries not used since the hand of sk_evict last passed, and
+ * tombstones, so that what is changed all the time is not written all the time. */
+#define SK_COLD 1
+int64_t sk_dirty_take(sk_store *store, uint32_t leaf, int flags, sk_buf *buf);
 int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
 /* Drops clean entries (timers aside) not used since the clock's hand last passed, until
  * bytes_wanted are free or two rounds are done; leaves that lose entries become partial. Returns

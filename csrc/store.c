@@ -213,10 +213,14 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
             stats->dirty += table->dirty;
             stats->bytes += table->mem.used;
             stats->flooded += table->is_flooded;
+            stats->operations += table->operations;
         }
         stats->leaves[leaf->residency]++;
         sk_leaf_unlock(leaf);
     }
+    uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+    for (uint32_t s = first; s < last && to - from == store->leaf_count; s++)
+        stats->operations += store->states[s]->operations;
     return SK_OK;
 }
 

@@ -42,7 +42,8 @@ typedef struct sk_state {
     uint8_t flags; /* SK_TIMED */
     sk_key_type key_type;
     char name[SK_NAME_BYTES_MAX + 1];
-    sk_table *tables; /* one per leaf */
+    sk_table *tables;            /* one per leaf */
+    _Atomic uint64_t operations; /* what tables that wrapped or left had counted */
     /* of timed states (ttl.c); not part of the schema, and not moved with leaves */
     _Atomic int64_t ttl_ms; /* 0: entries do not expire */
     _Atomic uint8_t clock;  /* sk_clock */
@@ -138,6 +139,12 @@ static inline sk_table_env sk_env_of(sk_store *store, const sk_state *state, con
         .writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed),
         .epoch = epoch,
         .keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed)};
+}
+
+/* Counts a call about one key; the table's head is in the cache by then. */
+static inline void sk_count_operation(sk_state *state, sk_table *table) {
+    if (__builtin_expect(++table->operations == 0, 0))
+        atomic_fetch_add(&state->operations, (uint64_t)1 << 32);
 }
 
 /* The time for a call about a timed state (ttl.c). */

@@ -209,7 +209,8 @@ void sk_table_clear(sk_table *table, int kind) {
         }
     sk_free_lines(&table->mem, table->slots, bytes_of(table->groups));
     assert(table->mem.used == 0);
-    *table = (sk_table){.mem = table->mem, .forgot = table->forgot};
+    *table =
+        (sk_table){.mem = table->mem, .forgot = table->forgot, .operations = table->operations};
 }
 
 static void drop_entry(sk_table *table, int kind, sk_slot *slot) {

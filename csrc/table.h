@@ -109,7 +109,8 @@ typedef struct sk_table {
     uint32_t tombs;  /* tombstones */
     uint32_t dirty;  /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
     uint32_t forgot; /* newest epoch of a change that left no trace here: deltas reach back to it */
-    bool is_flooded; /* placed by the secret hash */
+    uint32_t operations; /* calls about its keys; what does not fit goes to the state's total */
+    bool is_flooded;     /* placed by the secret hash */
 } sk_table;
 static_assert(sizeof(sk_table) <= 64, "a table's head is one cache line");
 
@@ -304,7 +305,7 @@ void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot);
 void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager);
 /* Drops tombstones that env says need not stay. */
 void sk_table_purge(sk_table *table, const sk_table_env *env);
-/* Frees everything; `forgot` stays. */
+/* Frees everything; `forgot` and `operations` stay. */
 void sk_table_clear(sk_table *table, int kind);
 /* Frees what the value holds (numbers: nothing). */
 void sk_value_free(sk_mem *mem, int kind, sk_value value);
@@ -313,6 +314,12 @@ void sk_value_free(sk_mem *mem, int kind, sk_value value);
  * key, `from` wins if `over`, else `into`. With `over`, tombstones of `from` delete. Cannot fail.
  * `from` ends empty. */
 void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over);
+
+/* Worth writing home now: it is not likely to change again soon. */
+static inline bool sk_slot_is_dirty_and_cold(const sk_slot *slot) {
+    return (slot->marks & SK_MARK_DIRTY) &&
+           (!(slot->marks & SK_MARK_USED) || !sk_slot_is_live(slot));
+}
 
 static inline void sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
     if (!(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) table->dirty++;

@@ -64,6 +64,7 @@ class Stats(NamedTuple):
     absent: int
     away: int  # leaves that are not this store's
     flooded: int  # tables that went over to the secret hash
+    operations: int  # calls about one key and records of batches, since the store was made
 
 
 class Leaves:
@@ -252,6 +253,7 @@ class Store:
             absent,
             away,
             out.flooded,
+            out.operations,
         )
 
     # ---- Time
@@ -365,11 +367,15 @@ class Store:
         """Whether deletions stay remembered, even in whole leaves, until they are written home."""
         self._expect(lib.sk_write_back(self._ptr, on))
 
-    def dirty_take(self, leaf: int) -> bytes:
-        """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow."""
+    def dirty_take(self, leaf: int, *, cold: bool = False) -> bytes:
+        """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow.
+
+        cold: only entries that were not used since evict() last passed them, and deletions.
+        """
         (leaf,) = _leaves(leaf)
         buffer = empty_buffer()
-        return self._taken(lib.sk_dirty_take(self._ptr, leaf, buffer.ptr), buffer)
+        flags = lib.SK_COLD if cold else 0
+        return self._taken(lib.sk_dirty_take(self._ptr, leaf, flags, buffer.ptr), buffer)
 
     def dirty_done(self, leaf: int, written: bool) -> None:
         """Ends what dirty_take() began: the changes are home, or (False) dirty again."""

@@ -53,6 +53,16 @@ static void test_stale_slot_with_the_same_key_is_no_good_guess(void) {
     sk_close(store);
 }
 
+static void test_operations_beyond_32_bits_are_counted(void) {
+    sk_store *store = util_open(1, 1);
+    uint32_t id = util_state(store, "n", SK_I64, "i");
+    sk_state_at(store, id)->tables[0].operations = UINT32_MAX - 1;
+    for (int64_t k = 0; k < 5; k++)
+        CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, k), SK_OK);
+    CHECK_EQ(util_stats(store, 1).operations, (uint64_t)UINT32_MAX + 4);
+    sk_close(store);
+}
+
 /* The batch has served all snapshots, then one is opened, then it locks: it must look again, or the
  * snapshot would miss the leaves as they were. */
 static void test_snapshot_opened_while_a_batch_locks_does_not_see_it(void) {
@@ -93,6 +103,7 @@ static void test_snapshot_opened_while_a_batch_locks_does_not_see_it(void) {
 
 int main(void) {
     RUN(test_snapshot_opened_while_a_batch_locks_does_not_see_it);
+    RUN(test_operations_beyond_32_bits_are_counted);
     RUN(test_stale_slot_with_the_same_key_is_no_good_guess);
     return test_report();
 }

@@ -184,7 +184,7 @@ static void step_leaves(world *w, test_rng *rng) {
         sk_close(copy);
         break;
     case 3: /* written home, and nothing of it is evicted */
-        CHECK(sk_dirty_take(w->store, leaf, &buf) >= 0);
+        CHECK(sk_dirty_take(w->store, leaf, 0, &buf) >= 0);
         CHECK_EQ(sk_dirty_done(w->store, leaf, 1), SK_OK);
         CHECK_EQ(sk_evict(w->store, UINT64_MAX), 0);
         break;

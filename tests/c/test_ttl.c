@@ -492,7 +492,7 @@ static void test_a_home_forgets_what_has_expired(void) {
             util_key key = util_int_key(k);
             CHECK_EQ(sk_i64_put(store, id, key.data, 8, k), SK_OK);
         }
-        CHECK(sk_dirty_take(store, 0, &buf) > 0);
+        CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
         CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
         util_key kept = util_int_key(3);
         CHECK_EQ(sk_time_set(store, SK_PROCESSING_TIME, TTL - 1), SK_OK);
@@ -503,7 +503,7 @@ static void test_a_home_forgets_what_has_expired(void) {
         CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
         CHECK_EQ(util_stats(store, 1).dirty, 2);
         buf.len = 0;
-        CHECK(sk_dirty_take(store, 0, &buf) > 0); /* finds the other eight */
+        CHECK(sk_dirty_take(store, 0, 0, &buf) > 0); /* finds the other eight */
         CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
         CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
         CHECK_EQ(util_stats(home, 1).entries, 1);
@@ -622,7 +622,7 @@ static void test_failing_allocations_lose_nothing(void) {
                 call < 2   ? -sk_contains(w.store, w.id, key->data, key->len)
                 : call < 3 ? sk_leaf_encode(w.store, w.leaf[30], w.id, 0, &buf)
                 : call < 4 ? -sk_batch(w.store, w.id, SK_B_GET, &args)
-                : call < 5 ? sk_dirty_take(w.store, w.leaf[30], &buf)
+                : call < 5 ? sk_dirty_take(w.store, w.leaf[30], 0, &buf)
                            : -sk_leaf_decode(w.store, w.leaf[30], blocks.data, blocks.len, SK_OVER);
             bool is_reached = sk_alloc_count() >= nth;
             sk_fail_alloc(0, 0);

@@ -350,7 +350,6 @@ run_window(batch *b, int op, int kind, int key_type, window *w, int *status) {
         sk_key key = {data.data, key_type == SK_COL_I64 ? 8 : data.len, b->hashes[w->record[i]]};
         sk_table *table = &b->state->tables[w->leaf[i]];
         sk_slot *slot = w->guess[i];
-        sk_count_operation(b->state, table);
         if (is_number && !is_good_guess(table, slot, &key)) {
             bool may_insert = writes && b->touched[w->leaf[i]] & LEAF_WHOLE;
             slot = may_insert ? insert_number(b, op, kind, table, &key) : NULL;
@@ -516,6 +515,8 @@ static int run_chunk(batch *b, int64_t n) {
         }
         expect_more(b, n);
         unlock_chunk(b);
+        /* for all at once: counting each in its table costs a tenth of the record's time */
+        atomic_fetch_add(&b->state->operations, w.first);
     }
     mark_rest(b, w.first, (size_t)n);
     return status;

@@ -11,7 +11,9 @@ static sk_table *table_of(sk_store *store, uint32_t state_id, uint32_t leaf_no) 
 }
 
 static sk_table_env env_at(sk_store *store, uint32_t state_id, uint32_t leaf_no, uint32_t epoch) {
-    return sk_env_of(store, store->states[state_id], &store->leaves[leaf_no], epoch);
+    sk_table_env env;
+    sk_env_set(&env, store, store->states[state_id], &store->leaves[leaf_no], epoch);
+    return env;
 }
 
 /* Every table of the leaf counts as changed without a trace: deltas must not reach back. */

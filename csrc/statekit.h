@@ -130,8 +130,8 @@ typedef struct sk_stats {
     uint64_t operations; /* calls about one key and records of batches, since the store was made */
 } sk_stats;
 
-/* Sums over leaves [from, to) and one state or SK_ALL_STATES. Operations on leaves that have left
- * stay with the store, and are counted in sums over all leaves only. */
+/* Sums over leaves [from, to) and one state or SK_ALL_STATES. Operations are counted by state, not
+ * by leaf: they are 0 in a sum over part of the leaves. */
 int sk_stats_read(sk_store *store, uint32_t state, uint32_t from, uint32_t to, sk_stats *stats);
 uint64_t sk_bytes_used(sk_store *store);
 int sk_bytes_limit(sk_store *store, uint64_t bytes_max);

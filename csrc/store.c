@@ -202,6 +202,7 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
     if (status != SK_OK) return status;
     if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return SK_BAD_ARGUMENT;
     uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
+    bool is_all = to - from == store->leaf_count;
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         sk_leaf_lock(leaf);
@@ -213,13 +214,13 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
             stats->dirty += table->dirty;
             stats->bytes += table->mem.used;
             stats->flooded += table->is_flooded;
-            stats->operations += table->operations;
+            if (is_all) stats->operations += table->operations;
         }
         stats->leaves[leaf->residency]++;
         sk_leaf_unlock(leaf);
     }
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
-    for (uint32_t s = first; s < last && to - from == store->leaf_count; s++)
+    for (uint32_t s = first; s < last && is_all; s++)
         stats->operations += store->states[s]->operations;
     return SK_OK;
 }

@@ -43,7 +43,7 @@ typedef struct sk_state {
     sk_key_type key_type;
     char name[SK_NAME_BYTES_MAX + 1];
     sk_table *tables;            /* one per leaf */
-    _Atomic uint64_t operations; /* what tables that wrapped or left had counted */
+    _Atomic uint64_t operations; /* records of batches, and what tables that wrapped or left had */
     /* of timed states (ttl.c); not part of the schema, and not moved with leaves */
     _Atomic int64_t ttl_ms; /* 0: entries do not expire */
     _Atomic uint8_t clock;  /* sk_clock */
@@ -128,17 +128,20 @@ void sk_leaf_list_unlock(sk_store *store, const uint32_t *leaves, uint32_t count
 static inline void sk_leaf_lock(sk_leaf *leaf) { pthread_mutex_lock(&leaf->lock); }
 static inline void sk_leaf_unlock(sk_leaf *leaf) { pthread_mutex_unlock(&leaf->lock); }
 
-static inline sk_table_env sk_env_of(sk_store *store, const sk_state *state, const sk_leaf *leaf,
-                                     uint32_t epoch) {
-    return (sk_table_env){
-        .key_type = &state->key_type,
-        .kind = state->kind,
-        .is_timed = state->flags & SK_TIMED,
-        .leaf_bits = store->leaf_bits,
-        .is_whole = leaf->residency == SK_WHOLE,
-        .writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed),
-        .epoch = epoch,
-        .keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed)};
+/* Field by field: a struct made elsewhere and copied is stored in small pieces and loaded in large
+ * ones, for which the processor waits longer than the rest of this takes. */
+static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state *state,
+                              const sk_leaf *leaf, uint32_t epoch) {
+    env->key_type = &state->key_type;
+    env->timing = NULL;
+    env->is_timed = state->flags & SK_TIMED;
+    env->kind = state->kind;
+    env->leaf_bits = store->leaf_bits;
+    env->is_whole = leaf->residency == SK_WHOLE;
+    env->writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed);
+    env->epoch = epoch;
+    env->keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed);
+    env->expected = 0;
 }
 
 /* Counts a call about one key; the table's head is in the cache by then. */
@@ -159,7 +162,7 @@ static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32
     at->table = &state->tables[leaf_no];
     at->table->mem.budget = &store->budget; /* heads start as zeroes */
     at->leaf_no = leaf_no;
-    at->env = sk_env_of(store, state, at->leaf, epoch);
+    sk_env_set(&at->env, store, state, at->leaf, epoch);
 }
 
 /* ---- Entries of a locked leaf (entry.c; also used by batches) ---- */

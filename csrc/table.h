@@ -235,7 +235,7 @@ static inline int sk_key_compare(const uint8_t *a, size_t a_len, const uint8_t *
 
 static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key,
                                    size_t len) {
-    if (slot->key_len != SK_KEY_HEAP)
+    if (__builtin_expect(slot->key_len != SK_KEY_HEAP, 1))
         return slot->key_len == len && sk_short_equal(slot->key, key, len);
     const sk_long_key *held = sk_slot_long_key(slot);
     return held->check == (uint32_t)(hash >> 8) && held->len == len &&

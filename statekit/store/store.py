@@ -64,7 +64,7 @@ class Stats(NamedTuple):
     absent: int
     away: int  # leaves that are not this store's
     flooded: int  # tables that went over to the secret hash
-    operations: int  # calls about one key and records of batches, since the store was made
+    operations: int  # calls about one key and records of batches so far; 0 for some leaves only
 
 
 class Leaves:

@@ -135,9 +135,7 @@ static int put_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
     bytes value = column_bytes(values, values->type, record);
     sk_value number;
     if (at->env.kind == SK_BYTES) return sk_entry_put_bytes(at, key, value.data, value.len);
-    if (at->env.kind >= SK_LIST)
-        return (int)-sk_entry_write(at, key, SK_W_SET, NULL, 0, NULL, value.data, value.len, 0, 0,
-                                    NULL);
+    if (at->env.kind > SK_BYTES) return sk_entry_put_encoded(at, key, value.data, value.len);
     memcpy(&number, value.data, 8);
     return sk_entry_put(at, key, number);
 }
@@ -481,23 +479,8 @@ static void unlock_chunk(batch *b) {
  */
 static int lock_chunk(batch *b, bool writes) {
     sk_store *store = b->store;
-    for (;;) {
-        for (uint32_t k = 0; k < b->leaf_count && writes; k++) {
-            sk_leaf *leaf = &store->leaves[b->leaves[k]];
-            if (atomic_load_explicit(&leaf->guard, memory_order_relaxed) ==
-                atomic_load(&store->epoch))
-                continue;
-            int status = sk_leaf_lock_write(store, b->leaves[k], &b->epoch);
-            if (status != SK_OK) return status;
-            sk_leaf_unlock(leaf);
-        }
-        for (uint32_t k = 0; k < b->leaf_count; k++) sk_leaf_lock(&store->leaves[b->leaves[k]]);
-        b->epoch = atomic_load(&store->epoch);
-        uint32_t k = 0;
-        while (k < b->leaf_count && (!writes || store->leaves[b->leaves[k]].guard == b->epoch)) k++;
-        if (k == b->leaf_count) break;
-        unlock_chunk(b); /* a snapshot was opened in between */
-    }
+    int status = sk_leaf_list_lock(store, b->leaves, b->leaf_count, writes, &b->epoch);
+    if (status != SK_OK) return status;
     for (uint32_t k = 0; k < b->leaf_count; k++)
         if (store->leaves[b->leaves[k]].residency == SK_WHOLE)
             b->touched[b->leaves[k]] |= LEAF_WHOLE;
@@ -532,6 +515,8 @@ static int run_chunk(batch *b, int64_t n) {
         }
         expect_more(b, n);
         unlock_chunk(b);
+        /* for all at once: counting each in its table costs a tenth of the record's time */
+        atomic_fetch_add(&b->state->operations, w.first);
     }
     mark_rest(b, w.first, (size_t)n);
     return status;

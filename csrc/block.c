@@ -46,18 +46,12 @@ typedef struct picked {
     const sk_slot *slot;
 } picked;
 
-static int compare_keys(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len) {
-    size_t shorter = a_len < b_len ? a_len : b_len;
-    int order = shorter == 0 ? 0 : memcmp(a, b, shorter);
-    return order != 0 ? order : (a_len > b_len) - (a_len < b_len);
-}
-
 static int compare_picked(const void *a, const void *b) {
     const picked *x = a, *y = b;
     if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
     size_t x_len, y_len;
     const uint8_t *x_key = sk_slot_key(x->slot, &x_len), *y_key = sk_slot_key(y->slot, &y_len);
-    return compare_keys(x_key, x_len, y_key, y_len);
+    return sk_key_compare(x_key, x_len, y_key, y_len);
 }
 
 /* A table lies nearly in hash order, so insertion sort has little to do; a flooded one does not,
@@ -87,6 +81,8 @@ static bool is_selected(const sk_slot *slot, sk_select select, uint32_t since, b
         return slot->epoch > since;
     case SK_SELECT_DIRTY:
         return (slot->marks & SK_MARK_DIRTY) != 0;
+    case SK_SELECT_COLD:
+        return sk_slot_is_dirty_and_cold(slot);
     default:
         return with_tombs || sk_slot_is_live(slot);
     }
@@ -95,7 +91,7 @@ static bool is_selected(const sk_slot *slot, sk_select select, uint32_t since, b
 static uint64_t value_size(int kind, const sk_slot *slot) {
     if (kind == SK_I64 || kind == SK_F64) return 8;
     if (!sk_slot_is_live(slot)) return 0;
-    return kind == SK_BYTES ? slot->value.blob->len : sk_node_size(slot->value.obj);
+    return sk_kind_is_blob(kind) ? slot->value.blob->len : sk_node_size(slot->value.obj);
 }
 
 static size_t pick(const sk_table *table, const sk_table_env *env, sk_select select, uint32_t since,
@@ -184,7 +180,7 @@ static int write_values(sk_buf *buf, size_t start, const sk_block_info *info, co
         put_offset(buf->data + start + info->value_offsets, info->offset_width, i,
                    buf->len - values);
         if (!sk_slot_is_live(slot)) continue;
-        int status = info->kind == SK_BYTES
+        int status = sk_kind_is_blob(info->kind)
                          ? sk_buf_put(buf, slot->value.blob->data, slot->value.blob->len)
                          : sk_node_encode(slot->value.obj, buf);
         if (status != SK_OK) return status;
@@ -229,7 +225,8 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
     bool is_gone = select == SK_SELECT_SINCE && table->forgot > since;
     if (is_gone) select = SK_SELECT_ALL;
     if (entries_max == 0 && !is_gone) return SK_OK;
-    if (select == SK_SELECT_DIRTY && table->dirty == 0) return SK_OK;
+    bool is_write_back = select == SK_SELECT_DIRTY || select == SK_SELECT_COLD;
+    if (is_write_back && table->dirty == 0) return SK_OK;
     picked *p = sk_raw_alloc((entries_max + 1) * sizeof *p);
     if (p == NULL) return SK_NO_MEMORY;
     sk_block_info info = {.leaf = leaf,
@@ -310,9 +307,10 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
     info->offset_width = block[46] & FLAG_WIDE ? 8 : 4;
     info->key_width = block[47];
     info->value_width = info->kind == SK_I64 || info->kind == SK_F64 ? 8 : 0;
-    if (info->kind < SK_I64 || info->kind > SK_NESTED) return CORRUPT("unknown kind", info->kind);
+    if (info->kind < SK_I64 || info->kind > SK_TIMERS) return CORRUPT("unknown kind", info->kind);
     if (block[46] & ~(FLAG_DELTA | FLAG_WIDE | FLAG_TIMED))
         return CORRUPT("unknown flags", block[46]);
+    if (info->is_timed && info->kind == SK_TIMERS) return CORRUPT("timed timers:", block[46]);
     if (block[51] | sk_load32(block + 52)) return CORRUPT("reserved bytes are not zero", block[51]);
     if (info->leaf_bits > 20 || info->leaf >> info->leaf_bits)
         return CORRUPT("leaf out of range:", info->leaf);
@@ -391,7 +389,7 @@ static int check_entry(const uint8_t *block, const sk_block_info *info, const sk
         return CORRUPT("key of another leaf at entry", i);
     if (i > 0 && e->hash <= previous->hash) {
         if (e->hash < previous->hash ||
-            compare_keys(e->key, e->key_len, previous->key, previous->key_len) <= 0)
+            sk_key_compare(e->key, e->key_len, previous->key, previous->key_len) <= 0)
             return CORRUPT("keys out of order at entry", i);
     }
     if (info->marks != 0 && block[info->marks + i] > 1) return CORRUPT("unknown mark at entry", i);
@@ -401,6 +399,8 @@ static int check_entry(const uint8_t *block, const sk_block_info *info, const sk
         return is_empty ? SK_OK : CORRUPT("deletion with a value at entry", i);
     }
     if (e->value_len > SK_VALUE_BYTES_MAX) return CORRUPT("value too large at entry", i);
+    if (info->kind == SK_TIMERS && !sk_timers_are_good(e->value, e->value_len))
+        return CORRUPT("bad timers at entry", i);
     return SK_OK;
 }
 
@@ -440,7 +440,7 @@ int sk_block_check(const uint8_t *block, size_t len) {
     for (uint64_t i = 0; i < info.entries; i++, previous = e) {
         if ((status = entry_at(block, &info, i, &e)) != SK_OK) return status;
         if ((status = check_entry(block, &info, &type, i, &e, &previous)) != SK_OK) return status;
-        if (info.kind >= SK_LIST && !e.is_tomb &&
+        if (sk_kind_is_container(info.kind) && !e.is_tomb &&
             (status = check_container(&e, info.kind, i)) != SK_OK)
             return status;
     }
@@ -452,7 +452,8 @@ static int make_value(sk_mem *mem, int kind, const entry *e, uint64_t *seq, sk_v
         memcpy(value, e->value, 8);
         return SK_OK;
     }
-    if (kind >= SK_LIST) return sk_node_make(mem, kind, e->value, e->value_len, seq, &value->obj);
+    if (sk_kind_is_container(kind))
+        return sk_node_make(mem, kind, e->value, e->value_len, seq, &value->obj);
     value->blob = sk_alloc(mem, sizeof(sk_blob) + e->value_len);
     if (value->blob == NULL) return sk_alloc_status();
     value->blob->len = value->blob->cap = (uint32_t)e->value_len;
@@ -515,7 +516,7 @@ int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t k
         entry e = {0};
         if (order == 0) {
             if ((status = entry_at(block, &info, middle, &e)) != SK_OK) return status;
-            order = compare_keys(e.key, e.key_len, key, key_len);
+            order = sk_key_compare(e.key, e.key_len, key, key_len);
         }
         if (order < 0) {
             low = middle + 1;

@@ -41,8 +41,10 @@
  *  2. size equals what n, key_bytes, value_bytes and the flags add up to;
  *  3. offsets start at 0, never fall, and end at the column's length;
  *  4. (hash, key) rises strictly; hash is the key's routing hash; its prefix is the leaf;
- *  5. each value fits the kind: 8 bytes, at most 1 GiB, or one well-formed MessagePack
- *     value with a root of that kind, at most SK_DEPTH_MAX deep, with distinct map keys.
+ *  5. each value fits the kind: 8 bytes, at most 1 GiB, one or more due times in ascending order,
+ *     or one well-formed MessagePack value with a root of that kind, at most SK_DEPTH_MAX deep,
+ *     with distinct map keys;
+ *  6. timers are not timed, and deletions have neither value nor stamp.
  * Reading checks 1 and 2; decoding checks all of it before it changes anything.
  */
 #ifndef SK_BLOCK_H
@@ -58,11 +60,15 @@
 typedef enum sk_select {
     SK_SELECT_ALL = 0,   /* live entries; tombstones too if the leaf is not whole */
     SK_SELECT_SINCE = 1, /* entries and tombstones changed after an epoch */
-    SK_SELECT_DIRTY = 2  /* entries and tombstones marked SK_MARK_DIRTY */
+    SK_SELECT_DIRTY = 2, /* entries and tombstones marked SK_MARK_DIRTY */
+    SK_SELECT_COLD = 3   /* of these, tombstones and what is not marked SK_MARK_USED */
 } sk_select;
 
 /* Names of states travel in blocks and end up in Python, so they are UTF-8 or refused. */
 bool sk_name_is_utf8(const char *text);
+
+/* True if these are the bytes of due times: at least one, rising (timers.c). */
+bool sk_timers_are_good(const uint8_t *data, size_t len);
 
 /* Appends a block; nothing if no entry is selected. Where a delta cannot be made (entries went
  * without a trace after `since`) the block is a full one, possibly of no entries. */

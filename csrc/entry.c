@@ -57,12 +57,18 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
+    sk_count_operation(state, at->table);
     if (is_timed) {
         at->timing = sk_timing_of(store, state);
         at->timing.on_read = touches; /* as the lock was taken */
         at->env.timing = &at->timing;
     }
     return SK_OK;
+}
+
+int sk_entry_begin(sk_store *store, uint32_t state_id, int kind, const uint8_t *data, size_t len,
+                   sk_at *at, sk_key *key) {
+    return begin(store, state_id, 1u << kind, data, len, true, at, key);
 }
 
 static void end(sk_at *at) { sk_leaf_unlock(at->leaf); }
@@ -141,10 +147,11 @@ int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t
     return status;
 }
 
-static int put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
+int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
     sk_value value;
     int status;
     if (at->env.kind == SK_BYTES) return sk_entry_put_bytes(at, key, data, len);
+    if (at->env.kind == SK_TIMERS) return sk_entry_put_timers(at, key, data, len);
     if (at->env.kind == SK_I64 || at->env.kind == SK_F64) {
         if (len != 8) return sk_fail(SK_BAD_VALUE, "a number has 8 bytes, not %zu", len);
         memcpy(&value, data, 8);
@@ -159,8 +166,9 @@ static int put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t
 }
 
 int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf) {
-    if (kind == SK_BYTES) return sk_buf_put(buf, slot->value.blob->data, slot->value.blob->len);
-    if (kind >= SK_LIST) return sk_node_encode(slot->value.obj, buf);
+    if (sk_kind_is_blob(kind))
+        return sk_buf_put(buf, slot->value.blob->data, slot->value.blob->len);
+    if (sk_kind_is_container(kind)) return sk_node_encode(slot->value.obj, buf);
     return sk_buf_put(buf, &slot->value, 8);
 }
 
@@ -251,7 +259,7 @@ int sk_put(sk_store *store, uint32_t state, const uint8_t *data, size_t len, con
     sk_key key;
     int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
     if (status != SK_OK) return status;
-    status = put_encoded(&at, &key, value, value_len);
+    status = sk_entry_put_encoded(&at, &key, value, value_len);
     end(&at);
     return status;
 }
@@ -266,7 +274,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
         uint32_t changed = at.leaf->changed;
         if (at.env.timing != NULL && sk_is_expired(at.env.timing, stamp_ms)) value = NULL;
-        status = value != NULL ? put_encoded(&at, &key, value, value_len)
+        status = value != NULL ? sk_entry_put_encoded(&at, &key, value, value_len)
                                : sk_entry_delete(&at, &key, true);
         if (status == SK_OK) {
             /* It came from the home: it is neither dirty nor a change. */
@@ -406,6 +414,7 @@ NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
 static _Thread_local int value_status;
 
 int sk_value_status(void) { return value_status; }
+void sk_value_status_set(int status) { value_status = status; }
 
 #define VALUE_OPERATIONS(NAME, TYPE, NONE, IS_NONE)                                                \
     static TYPE value_or_none_##NAME(int status, TYPE value) {                                     \
@@ -481,7 +490,7 @@ int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path
     int status = sk_entry_find(at, key, &slot);
     bool is_whole_value = path_len == 0 && (op == SK_W_SET || op == SK_W_DELETE);
     if (is_whole_value && op == SK_W_DELETE) return -sk_entry_delete(at, key, false);
-    if (is_whole_value) return -put_encoded(at, key, arg, arg_len);
+    if (is_whole_value) return -sk_entry_put_encoded(at, key, arg, arg_len);
     if (status == SK_UNKNOWN) return -status;
     sk_obj *obj = status == SK_OK ? slot->value.obj : NULL;
     int64_t result = sk_node_write(&at->table->mem, at->env.kind, &obj, op, path, path_len, shape,

@@ -11,7 +11,9 @@ static sk_table *table_of(sk_store *store, uint32_t state_id, uint32_t leaf_no) 
 }
 
 static sk_table_env env_at(sk_store *store, uint32_t state_id, uint32_t leaf_no, uint32_t epoch) {
-    return sk_env_of(store, store->states[state_id], &store->leaves[leaf_no], epoch);
+    sk_table_env env;
+    sk_env_set(&env, store, store->states[state_id], &store->leaves[leaf_no], epoch);
+    return env;
 }
 
 /* Every table of the leaf counts as changed without a trace: deltas must not reach back. */
@@ -223,10 +225,10 @@ static int decode_all(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
 
 static void swap_in(sk_store *store, uint32_t leaf_no, fresh *item) {
     sk_table *table = table_of(store, item->state_id, leaf_no);
-    uint32_t forgot = table->forgot;
     sk_table_clear(table, store->states[item->state_id]->kind);
+    item->table.forgot = table->forgot;
+    item->table.operations = table->operations;
     *table = item->table;
-    table->forgot = forgot;
     item->table = (sk_table){.mem.budget = &store->budget};
 }
 
@@ -284,6 +286,8 @@ static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, in
             return sk_fail(SK_BAD_ARGUMENT, "a delta block cannot replace leaf %u", leaf_no);
     int status = declare_all(store, list);
     if (status != SK_OK) return status;
+    for (size_t k = 0; k < list->count; k++)
+        sk_timers_came(store->states[list->items[k].state_id], leaf_no);
     if (mode == SK_REPLACE) {
         commit_replace(store, leaf_no, list, epoch);
         return SK_OK;
@@ -320,20 +324,21 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
 
 /* ---- Write-back and eviction ---- */
 
-int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, sk_buf *buf) {
+int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf) {
     if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
     sk_leaf *leaf = &store->leaves[leaf_no];
     size_t start = buf->len;
+    bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
-    int status =
-        leaf->is_writing
-            ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
-            : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES, SK_SELECT_DIRTY, 0, buf);
+    int status = leaf->is_writing
+                     ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
+                     : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
+                                             is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, buf);
     for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
         const sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;
         for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;)
-            if (slot->marks & SK_MARK_DIRTY)
+            if (is_cold ? sk_slot_is_dirty_and_cold(slot) : (slot->marks & SK_MARK_DIRTY) != 0)
                 slot->marks = (uint8_t)((slot->marks & ~SK_MARK_DIRTY) | SK_MARK_WRITING);
     }
     if (status == SK_OK) leaf->is_writing = buf->len > start;
@@ -371,11 +376,9 @@ static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
     uint64_t was = table->mem.used, slots_freed = 0;
     sk_slot *slot;
     while ((slot = sk_table_next(table, slot_at)) != NULL) {
-        if (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) continue;
-        if (slot->marks & SK_MARK_USED) {
-            slot->marks &= (uint8_t)~SK_MARK_USED;
-            continue;
-        }
+        bool stays = slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING | SK_MARK_USED);
+        slot->marks &= (uint8_t)~SK_MARK_USED; /* of dirty ones too: SK_COLD asks */
+        if (stays) continue;
         if (slot->epoch > table->forgot) table->forgot = slot->epoch;
         sk_table_remove(table, &at->env, slot);
         at->leaf->residency = SK_PARTIAL;
@@ -401,6 +404,10 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
         for (; hand->state < store->state_count && freed < bytes_wanted;) {
             sk_at at;
             sk_at_set(&at, store, store->states[hand->state], leaf_no, epoch);
+            if (at.env.kind == SK_TIMERS) { /* a timer that is to fire must be in sight */
+                hand->state++;
+                continue;
+            }
             freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
             if (hand->slot == 0) hand->state++;
         }
@@ -465,7 +472,7 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     bool is_made = leaves->leaves != NULL && leaves->states != NULL;
     for (uint32_t s = 0; is_made && s < state_count; s++) {
         copy_schema(&leaves->states[s], store->states[s]);
-        leaves->states[s].tables = sk_raw_alloc((size_t)count * sizeof(sk_table) + 1);
+        leaves->states[s].tables = sk_raw_zalloc((size_t)count * sizeof(sk_table) + 1);
         is_made = leaves->states[s].tables != NULL;
         leaves->state_count = s + 1;
     }
@@ -480,9 +487,11 @@ static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_bud
                             uint32_t epoch) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
+        uint32_t operations = to[i].operations;
         to[i] = from[i];
         to[i].mem.budget = budget;
         to[i].forgot = epoch;
+        to[i].operations = operations;
         bytes += to[i].mem.used;
         from[i] = (sk_table){.forgot = epoch};
     }
@@ -515,10 +524,14 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     }
     /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
     for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
-    for (uint32_t s = 0; s < leaves->state_count; s++)
+    for (uint32_t s = 0; s < leaves->state_count; s++) {
+        uint64_t operations = 0;
+        for (uint32_t i = from; i < to; i++) operations += store->states[s]->tables[i].operations;
+        store->states[s]->operations += operations;
         leaves->budget.used +=
             move_tables(leaves->states[s].tables, store->states[s]->tables + from, to - from,
                         &leaves->budget, leaves->epoch);
+    }
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
@@ -578,8 +591,11 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
     for (uint32_t s = 0; s < leaves->state_count; s++) {
         sk_table *tables = store->states[ids[s]]->tables + from;
         /* a table without entries may still hold its array */
-        for (uint32_t i = 0; i < count; i++)
+        for (uint32_t i = 0; i < count; i++) {
             if (tables[i].groups > 0) sk_table_clear(&tables[i], leaves->states[s].kind);
+            if (leaves->states[s].tables[i].live > 0)
+                sk_timers_came(store->states[ids[s]], from + i);
+        }
         move_tables(tables, leaves->states[s].tables, count, &store->budget, epoch);
     }
     for (uint32_t i = 0; i < count; i++) {

@@ -65,10 +65,11 @@ typedef enum sk_status {
 typedef enum sk_kind {
     SK_I64 = 1,
     SK_F64 = 2,
-    SK_BYTES = 3, /* opaque bytes */
-    SK_LIST = 4,  /* MessagePack; the root is an array */
-    SK_MAP = 5,   /* MessagePack; the root is a map, in insertion order */
-    SK_NESTED = 6 /* MessagePack; the root is an array or a map, or any scalar */
+    SK_BYTES = 3,  /* opaque bytes */
+    SK_LIST = 4,   /* MessagePack; the root is an array */
+    SK_MAP = 5,    /* MessagePack; the root is a map, in insertion order */
+    SK_NESTED = 6, /* MessagePack; the root is an array or a map, or any scalar */
+    SK_TIMERS = 7  /* distinct due times, ascending, 8 bytes each; at least one */
 } sk_kind;
 
 typedef enum sk_residency { SK_WHOLE = 0, SK_PARTIAL = 1, SK_ABSENT = 2, SK_AWAY = 3 } sk_residency;
@@ -107,11 +108,13 @@ typedef struct sk_store sk_store;
 int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_store **store);
 void sk_close(sk_store *store); /* open snapshots can still be read, and must be closed */
 
-#define SK_TIMED 1 /* entries carry the time of their last change, and can expire */
+/* Entries carry the time of their last change, and can expire. Not for SK_TIMERS. */
+#define SK_TIMED 1
 
 /* Declares a state, or finds it: the same name, kind, key type and flags give the same id. */
 int sk_state_add(sk_store *store, const char *name, int kind, const char *key_type, int flags,
                  uint32_t *id);
+uint32_t sk_leaf_count(sk_store *store);
 uint32_t sk_state_count(sk_store *store);
 /* name and key_type point to memory that lives as long as the store. */
 int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type,
@@ -124,9 +127,11 @@ typedef struct sk_stats {
     uint64_t bytes;      /* native memory: slots, keys, values, containers */
     uint64_t leaves[4];  /* leaves whole, partial, absent, away */
     uint64_t flooded;    /* tables that went over to the secret hash */
+    uint64_t operations; /* calls about one key and records of batches, since the store was made */
 } sk_stats;
 
-/* Sums over leaves [from, to) and one state or SK_ALL_STATES. */
+/* Sums over leaves [from, to) and one state or SK_ALL_STATES. Operations are counted by state, not
+ * by leaf: they are 0 in a sum over part of the leaves. */
 int sk_stats_read(sk_store *store, uint32_t state, uint32_t from, uint32_t to, sk_stats *stats);
 uint64_t sk_bytes_used(sk_store *store);
 int sk_bytes_limit(sk_store *store, uint64_t bytes_max);
@@ -156,6 +161,8 @@ int64_t sk_time(sk_store *store, int clock);
 /* Removes expired entries, looking at about slots_max slots from where the last sweep stopped, at
  * most once around. Returns how many it removed. */
 int64_t sk_sweep(sk_store *store, uint64_t slots_max);
+/* 1 if an entry with this stamp, wherever it is, has expired; 0 if not; or a negated status. */
+int sk_stamp_expired(sk_store *store, uint32_t state, int64_t stamp_ms);
 
 /* ---- One key ------------------------------------------------------------ */
 
@@ -163,7 +170,8 @@ int sk_contains(sk_store *store, uint32_t state, const uint8_t *key, size_t key_
 #define SK_BLIND 1 /* do not ask whether the entry exists: never SK_UNKNOWN */
 int sk_delete(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int flags);
 
-/* Any kind, in its encoded form: 8 bytes little endian, the bytes, or MessagePack.
+/* Any kind, in its encoded form: 8 bytes little endian (timers: for each due time), the bytes, or
+ * MessagePack.
  * sk_get replaces what buf holds. */
 int64_t sk_get(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, sk_buf *buf);
 int sk_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
@@ -269,6 +277,30 @@ int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *key, size_t key
 int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
                 const uint8_t *path, size_t path_len, uint64_t *cursor, uint64_t *version,
                 uint32_t elements_max, sk_buf *buf);
+
+/* ---- Timers (csrc/timers.c) ------------------------------------------------ */
+
+/* Setting a timer that is set already changes nothing. Like other entries, a key's timers are
+ * unknown where they are not here and the leaf is not whole. */
+int sk_timer_set(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int64_t due);
+/* SK_MISSING if there is no such timer. */
+int sk_timer_cancel(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+                    int64_t due);
+
+#define SK_PEEK 1 /* leave them in place */
+
+/*
+ * Takes out every timer of leaves [from, to) that is here and due at the watermark (due <=
+ * watermark), and appends a record for each, {int64 due, uint32 length of the key, the key}, in
+ * the order of due times and then of key bytes. Returns how many. Each timer is taken by one
+ * caller, once; if the call fails, none is.
+ */
+int64_t sk_timers_due(sk_store *store, uint32_t state, uint32_t from, uint32_t to,
+                      int64_t watermark, int flags, sk_buf *buf);
+/* The earliest due time of all timers that are here, INT64_MAX if there is none; or INT64_MIN,
+ * which may be the earliest too, if there is no such state of timers (sk_value_status says which).
+ */
+int64_t sk_timers_next(sk_store *store, uint32_t state);
 
 /* ---- Batches ------------------------------------------------------------ */
 
@@ -381,11 +413,14 @@ int sk_write_back(sk_store *store, int on);
 /* Write-back: appends the dirty entries and tombstones of a leaf as delta blocks and holds
  * them as being written; sk_dirty_done says how that went. One write-back a leaf at a time:
  * after marking, replacing or moving a leaf in between, wait for its sk_dirty_done before the
- * next sk_dirty_take. */
-int64_t sk_dirty_take(sk_store *store, uint32_t leaf, sk_buf *buf);
+ * next sk_dirty_take. SK_COLD: only entries not used since the hand of sk_evict last passed, and
+ * tombstones, so that what is changed all the time is not written all the time. */
+#define SK_COLD 1
+int64_t sk_dirty_take(sk_store *store, uint32_t leaf, int flags, sk_buf *buf);
 int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
-/* Drops clean entries not used since the clock's hand last passed, until bytes_wanted are
- * free or two rounds are done; leaves that lose entries become partial. Returns bytes freed. */
+/* Drops clean entries (timers aside) not used since the clock's hand last passed, until
+ * bytes_wanted are free or two rounds are done; leaves that lose entries become partial. Returns
+ * bytes freed. */
 int64_t sk_evict(sk_store *store, uint64_t bytes_wanted);
 
 typedef struct sk_leaves sk_leaves;

@@ -1,4 +1,4 @@
-/* store.c: opening and closing, states, figures, and the locks of leaves. See store.h. */
+/* store.c: opening and closing, states, figures. See store.h. */
 #define _GNU_SOURCE
 #include "store.h"
 
@@ -65,6 +65,7 @@ void sk_store_release(sk_store *store) {
         for (uint32_t i = 0; i < store->leaf_count; i++)
             sk_table_clear(&state->tables[i], state->kind);
         sk_raw_free(state->tables);
+        sk_raw_free((void *)state->due_min);
         sk_raw_free(state);
     }
     for (uint32_t i = 0; i < store->leaf_count; i++) pthread_mutex_destroy(&store->leaves[i].lock);
@@ -79,8 +80,9 @@ void sk_store_release(sk_store *store) {
 /* ---- States ---- */
 
 const char *sk_kind_name(int kind) {
-    static const char *const names[] = {"", "i64", "f64", "bytes", "list", "map", "nested"};
-    assert(kind >= SK_I64 && kind <= SK_NESTED);
+    static const char *const names[] = {"",     "i64", "f64",    "bytes",
+                                        "list", "map", "nested", "timers"};
+    assert(kind >= SK_I64 && kind <= SK_TIMERS);
     return names[kind];
 }
 
@@ -101,11 +103,17 @@ static int new_state(sk_store *store, const char *name, int kind, const sk_key_t
     sk_state *state = sk_raw_zalloc(sizeof *state);
     /* calloc: heads of leaves that the state never touches stay untouched zero pages */
     sk_table *tables = sk_raw_zalloc((size_t)store->leaf_count * sizeof(sk_table));
-    if (state == NULL || tables == NULL) {
+    _Atomic int64_t *due_min =
+        kind == SK_TIMERS ? sk_raw_alloc(store->leaf_count * sizeof *due_min) : NULL;
+    if (state == NULL || tables == NULL || (kind == SK_TIMERS && due_min == NULL)) {
         sk_raw_free(state);
         sk_raw_free(tables);
+        sk_raw_free((void *)due_min);
         return SK_NO_MEMORY;
     }
+    for (uint32_t i = 0; i < store->leaf_count && due_min != NULL; i++)
+        atomic_init(&due_min[i], INT64_MAX);
+    state->due_min = due_min;
     state->id = count;
     state->kind = (uint8_t)kind;
     state->flags = (uint8_t)flags;
@@ -132,9 +140,10 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
     if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !sk_name_is_utf8(name))
         return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8",
                        SK_NAME_BYTES_MAX);
-    if (kind < SK_I64 || kind > SK_NESTED)
+    if (kind < SK_I64 || kind > SK_TIMERS)
         return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
     if (flags & ~SK_TIMED) return sk_fail(SK_BAD_ARGUMENT, "there are no flags %d", flags);
+    if (flags != 0 && kind == SK_TIMERS) return sk_fail(SK_BAD_ARGUMENT, "timers do not expire");
     int status = sk_key_type_parse(key_type, &type);
     if (status != SK_OK) return status;
     pthread_mutex_lock(&store->states_lock);
@@ -156,6 +165,8 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
     pthread_mutex_unlock(&store->states_lock);
     return status;
 }
+
+uint32_t sk_leaf_count(sk_store *store) { return store->leaf_count; }
 
 uint32_t sk_state_count(sk_store *store) { return store->state_count; }
 
@@ -191,6 +202,7 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
     if (status != SK_OK) return status;
     if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return SK_BAD_ARGUMENT;
     uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
+    bool is_all = to - from == store->leaf_count;
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         sk_leaf_lock(leaf);
@@ -202,10 +214,14 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
             stats->dirty += table->dirty;
             stats->bytes += table->mem.used;
             stats->flooded += table->is_flooded;
+            if (is_all) stats->operations += table->operations;
         }
         stats->leaves[leaf->residency]++;
         sk_leaf_unlock(leaf);
     }
+    uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+    for (uint32_t s = first; s < last && is_all; s++)
+        stats->operations += store->states[s]->operations;
     return SK_OK;
 }
 
@@ -246,48 +262,4 @@ int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed) {
         sk_leaf_unlock(&store->leaves[i]);
     }
     return SK_OK;
-}
-
-/* ---- Locks ---- */
-
-int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch) {
-    sk_leaf *leaf = &store->leaves[leaf_no];
-    sk_leaf_lock(leaf);
-    for (;;) {
-        /* Read under the leaf's lock: snapshot.c's argument rests on it. */
-        uint32_t now = atomic_load(&store->epoch);
-        if (__builtin_expect(leaf->guard == now, 1)) {
-            *epoch = now;
-            return SK_OK;
-        }
-        int status = sk_snapshots_serve(store, leaf_no);
-        if (status == SK_OK || status == SK_CHANGED) continue;
-        sk_leaf_unlock(leaf);
-        return status;
-    }
-}
-
-void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to) {
-    for (uint32_t i = from; i < to; i++) sk_leaf_unlock(&store->leaves[i]);
-}
-
-int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch) {
-    for (;;) {
-        for (uint32_t i = from; i < to; i++) {
-            /* an atomic operation waits for its line: have the next ones on their way */
-            if (i + 8 < to) __builtin_prefetch(&store->leaves[i + 8], 1);
-            sk_leaf_lock(&store->leaves[i]);
-        }
-        *epoch = atomic_load(&store->epoch);
-        uint32_t i = from;
-        while (i < to && store->leaves[i].guard == *epoch) i++;
-        if (i == to) return SK_OK;
-        sk_leaves_unlock(store, from, to);
-        /* Snapshots are served leaf by leaf, so that nobody waits for more than one encoding. */
-        for (; i < to; i++) {
-            int status = sk_leaf_lock_write(store, i, epoch);
-            if (status != SK_OK) return status;
-            sk_leaf_unlock(&store->leaves[i]);
-        }
-    }
 }

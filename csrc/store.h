@@ -42,11 +42,14 @@ typedef struct sk_state {
     uint8_t flags; /* SK_TIMED */
     sk_key_type key_type;
     char name[SK_NAME_BYTES_MAX + 1];
-    sk_table *tables; /* one per leaf */
+    sk_table *tables;            /* one per leaf */
+    _Atomic uint64_t operations; /* records of batches, and what tables that wrapped or left had */
     /* of timed states (ttl.c); not part of the schema, and not moved with leaves */
     _Atomic int64_t ttl_ms; /* 0: entries do not expire */
     _Atomic uint8_t clock;  /* sk_clock */
     _Atomic bool on_read;
+    _Atomic int64_t
+        *due_min; /* timers: per leaf, no timer is due before it (timers.c); else NULL */
 } sk_state;
 
 /* Where a walk over all slots goes on. */
@@ -117,21 +120,34 @@ int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
 /* The same for leaves [from, to), all at once. */
 int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch);
 void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to);
+/* The same for the leaves of a list, which ascends; only locked if not for writing. */
+int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, bool writes,
+                      uint32_t *epoch);
+void sk_leaf_list_unlock(sk_store *store, const uint32_t *leaves, uint32_t count);
 
 static inline void sk_leaf_lock(sk_leaf *leaf) { pthread_mutex_lock(&leaf->lock); }
 static inline void sk_leaf_unlock(sk_leaf *leaf) { pthread_mutex_unlock(&leaf->lock); }
 
-static inline sk_table_env sk_env_of(sk_store *store, const sk_state *state, const sk_leaf *leaf,
-                                     uint32_t epoch) {
-    return (sk_table_env){
-        .key_type = &state->key_type,
-        .kind = state->kind,
-        .is_timed = state->flags & SK_TIMED,
-        .leaf_bits = store->leaf_bits,
-        .is_whole = leaf->residency == SK_WHOLE,
-        .writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed),
-        .epoch = epoch,
-        .keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed)};
+/* Field by field: a struct made elsewhere and copied is stored in small pieces and loaded in large
+ * ones, for which the processor waits longer than the rest of this takes. */
+static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state *state,
+                              const sk_leaf *leaf, uint32_t epoch) {
+    env->key_type = &state->key_type;
+    env->timing = NULL;
+    env->is_timed = state->flags & SK_TIMED;
+    env->kind = state->kind;
+    env->leaf_bits = store->leaf_bits;
+    env->is_whole = leaf->residency == SK_WHOLE;
+    env->writes_back = atomic_load_explicit(&store->writes_back, memory_order_relaxed);
+    env->epoch = epoch;
+    env->keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed);
+    env->expected = 0;
+}
+
+/* Counts a call about one key; the table's head is in the cache by then. */
+static inline void sk_count_operation(sk_state *state, sk_table *table) {
+    if (__builtin_expect(++table->operations == 0, 0))
+        atomic_fetch_add(&state->operations, (uint64_t)1 << 32);
 }
 
 /* The time for a call about a timed state (ttl.c). */
@@ -146,7 +162,7 @@ static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32
     at->table = &state->tables[leaf_no];
     at->table->mem.budget = &store->budget; /* heads start as zeroes */
     at->leaf_no = leaf_no;
-    at->env = sk_env_of(store, state, at->leaf, epoch);
+    sk_env_set(&at->env, store, state, at->leaf, epoch);
 }
 
 /* ---- Entries of a locked leaf (entry.c; also used by batches) ---- */
@@ -157,12 +173,19 @@ typedef struct sk_key {
     uint64_t hash; /* routing hash */
 } sk_key;
 
+/* Routes the key of a state of that kind and locks its leaf for writing; sk_leaf_unlock ends it. */
+int sk_entry_begin(sk_store *store, uint32_t state_id, int kind, const uint8_t *data, size_t len,
+                   sk_at *at, sk_key *key);
 /* SK_OK with the live slot, SK_MISSING, or SK_UNKNOWN. Marks the entry as used; removes it if it
  * has expired. */
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
 /* The key's slot, made or revived if need be; `value` becomes its value (the old one is freed).
  * On failure the caller still owns value. */
 int sk_entry_put(sk_at *at, const sk_key *key, sk_value value);
+/* The same from the encoded form. */
+int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
+int sk_entry_put_timers(sk_at *at, const sk_key *key, const uint8_t *data,
+                        size_t len); /* timers.c */
 int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
 int sk_entry_add_i64(sk_at *at, const sk_key *key, int64_t operand, int64_t initial,
                      int64_t *result);
@@ -179,6 +202,8 @@ sk_slot *sk_entry_drop(sk_at *at, sk_slot *slot);
 /* Removes all expired entries of a locked leaf: before a delta is made, so that it has tombstones
  * for those that need one. */
 void sk_leaf_expire(sk_store *store, uint32_t leaf_no);
+/* What sk_value_status says next. */
+void sk_value_status_set(int status);
 /* Appends the encoded value of a live slot. */
 int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf);
 
@@ -200,6 +225,11 @@ static inline void sk_entry_read(sk_at *at, sk_slot *slot) {
     const sk_timing *timing = at->env.timing;
     if (timing != NULL && timing->on_read && sk_slot_stamp(slot) < timing->now)
         sk_entry_changed(at, slot);
+}
+
+/* Entries came into a leaf by another way than sk_timer_set: their due times are not known. */
+static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
+    if (state->due_min != NULL) atomic_store(&state->due_min[leaf_no], INT64_MIN);
 }
 
 /* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */

@@ -164,9 +164,9 @@ static void make_free(sk_table *table, sk_slot *slot) {
 }
 
 void sk_value_free(sk_mem *mem, int kind, sk_value value) {
-    if (kind == SK_BYTES)
+    if (sk_kind_is_blob(kind))
         sk_free(mem, value.blob, sizeof(sk_blob) + value.blob->cap);
-    else if (kind >= SK_LIST)
+    else if (sk_kind_is_container(kind))
         sk_node_free(mem, value.obj);
 }
 
@@ -209,7 +209,8 @@ void sk_table_clear(sk_table *table, int kind) {
         }
     sk_free_lines(&table->mem, table->slots, bytes_of(table->groups));
     assert(table->mem.used == 0);
-    *table = (sk_table){.mem = table->mem, .forgot = table->forgot};
+    *table =
+        (sk_table){.mem = table->mem, .forgot = table->forgot, .operations = table->operations};
 }
 
 static void drop_entry(sk_table *table, int kind, sk_slot *slot) {

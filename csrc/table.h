@@ -65,17 +65,21 @@
 #define SK_MARK_TOMB 8       /* a remembered deletion; the slot has a key and no value */
 #define SK_MARK_UNSTAMPED 16 /* written before the first watermark, once: see ttl.c */
 
-/* A value of kind SK_BYTES. */
+/* A value of kind SK_BYTES or SK_TIMERS. */
 typedef struct sk_blob {
     uint32_t len; /* bytes in use */
     uint32_t cap; /* bytes allocated for data */
     uint8_t data[];
 } sk_blob;
 
+static inline bool sk_kind_is_blob(int kind) { return kind == SK_BYTES || kind == SK_TIMERS; }
+
+static inline bool sk_kind_is_container(int kind) { return kind >= SK_LIST && kind <= SK_NESTED; }
+
 typedef union sk_value {
     int64_t i64;
     double f64;
-    sk_blob *blob; /* SK_BYTES; never NULL in a live entry */
+    sk_blob *blob; /* SK_BYTES, SK_TIMERS; never NULL in a live entry */
     sk_obj *obj;   /* containers; never NULL in a live entry */
 } sk_value;
 
@@ -105,7 +109,8 @@ typedef struct sk_table {
     uint32_t tombs;  /* tombstones */
     uint32_t dirty;  /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
     uint32_t forgot; /* newest epoch of a change that left no trace here: deltas reach back to it */
-    bool is_flooded; /* placed by the secret hash */
+    uint32_t operations; /* calls about its keys; what does not fit goes to the state's total */
+    bool is_flooded;     /* placed by the secret hash */
 } sk_table;
 static_assert(sizeof(sk_table) <= 64, "a table's head is one cache line");
 
@@ -222,9 +227,15 @@ static inline bool sk_short_equal(const uint8_t *a, const uint8_t *b, size_t len
     return true;
 }
 
+static inline int sk_key_compare(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len) {
+    size_t shorter = a_len < b_len ? a_len : b_len;
+    int order = shorter == 0 ? 0 : memcmp(a, b, shorter);
+    return order != 0 ? order : (a_len > b_len) - (a_len < b_len);
+}
+
 static inline bool sk_slot_has_key(const sk_slot *slot, uint64_t hash, const uint8_t *key,
                                    size_t len) {
-    if (slot->key_len != SK_KEY_HEAP)
+    if (__builtin_expect(slot->key_len != SK_KEY_HEAP, 1))
         return slot->key_len == len && sk_short_equal(slot->key, key, len);
     const sk_long_key *held = sk_slot_long_key(slot);
     return held->check == (uint32_t)(hash >> 8) && held->len == len &&
@@ -294,7 +305,7 @@ void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot);
 void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager);
 /* Drops tombstones that env says need not stay. */
 void sk_table_purge(sk_table *table, const sk_table_env *env);
-/* Frees everything; `forgot` stays. */
+/* Frees everything; `forgot` and `operations` stay. */
 void sk_table_clear(sk_table *table, int kind);
 /* Frees what the value holds (numbers: nothing). */
 void sk_value_free(sk_mem *mem, int kind, sk_value value);
@@ -303,6 +314,12 @@ void sk_value_free(sk_mem *mem, int kind, sk_value value);
  * key, `from` wins if `over`, else `into`. With `over`, tombstones of `from` delete. Cannot fail.
  * `from` ends empty. */
 void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over);
+
+/* Worth writing home now: it is not likely to change again soon. */
+static inline bool sk_slot_is_dirty_and_cold(const sk_slot *slot) {
+    return (slot->marks & SK_MARK_DIRTY) &&
+           (!(slot->marks & SK_MARK_USED) || !sk_slot_is_live(slot));
+}
 
 static inline void sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
     if (!(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) table->dirty++;

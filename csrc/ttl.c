@@ -118,6 +118,13 @@ int sk_state_ttl(sk_store *store, uint32_t state_id, int64_t ttl_ms, int clock, 
     return SK_OK;
 }
 
+int sk_stamp_expired(sk_store *store, uint32_t state_id, int64_t stamp_ms) {
+    sk_state *state = sk_state_at(store, state_id);
+    if (state == NULL) return -SK_BAD_ARGUMENT;
+    sk_timing timing = sk_timing_of(store, state);
+    return sk_is_expired(&timing, stamp_ms == SK_NO_TIME ? timing.first : stamp_ms);
+}
+
 sk_timing sk_timing_of(sk_store *store, const sk_state *state) {
     int clock = atomic_load_explicit(&state->clock, memory_order_relaxed);
     sk_timing timing = {.now = sk_time(store, clock), .first = SK_NO_TIME};

@@ -555,3 +555,33 @@ def test_leaves_survive_a_signal_that_interrupts_attach() -> None:
     assert target.stats(start=0, stop=1).entries == entries
     (attached,) = (state for state in target.states() if state.name == "n")
     assert sum(attached.contains_many(list(map(str, range(1000))))) == entries
+
+
+def test_operations_are_counted_per_state(store: Store) -> None:
+    visits, other = store.state("visits", "i64"), store.state("other", "i64")
+    visits.add("a")
+    visits.contains("b")
+    visits.add_many(["a", "b", "c"])
+    other.put("a", 1)
+    assert store.stats(visits).operations == 5
+    assert store.stats().operations == 6
+    store.detach(0, LEAVES)
+    assert store.stats(visits).operations == 5
+
+
+def test_cold_write_back_leaves_what_is_in_use(store: Store) -> None:
+    visits = store.state("visits", "i64")
+    visits.put_many(["a", "b"], [1, 2])
+
+    def taken() -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
+        for number in range(LEAVES):
+            for block in Block.each(store.dirty_take(number, cold=True)):
+                found.update(block)
+            store.dirty_done(number, written=True)
+        return found
+
+    assert taken() == {}
+    store.evict(1)  # the hand passes
+    visits.get("a")
+    assert taken() == {b"b": 2}

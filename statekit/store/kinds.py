@@ -5,11 +5,11 @@ from typing import Literal, TypeAlias
 from statekit._native import lib
 from statekit.errors import ArgumentError, native_error, shorten
 
-Kind: TypeAlias = Literal["i64", "f64", "bytes", "list", "map", "nested"]
+Kind: TypeAlias = Literal["i64", "f64", "bytes", "list", "map", "nested", "timers"]
 
 KIND_NUMBERS: dict[str, int] = {
     name: getattr(lib, f"SK_{name.upper()}")
-    for name in ("i64", "f64", "bytes", "list", "map", "nested")
+    for name in ("i64", "f64", "bytes", "list", "map", "nested", "timers")
 }
 KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
 

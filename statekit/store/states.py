@@ -41,9 +41,7 @@ _put: Callable[..., int] = lib.sk_put
 class State:
     """What states of every kind can do. Get one from Store.state()."""
 
-    __slots__ = (
-        "_clock", "_encode", "_id", "_ptr", "_raw_key", "_ttl_ms", "codec", "kind", "name", "timed",
-    )  # fmt: skip
+    __slots__ = ("_encode", "_id", "_ptr", "_raw_key", "codec", "kind", "name", "timed")
 
     def __init__(
         self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, timed: bool
@@ -58,8 +56,6 @@ class State:
         self.name = name
         self.kind = kind
         self.timed = timed
-        self._ttl_ms = 0
-        self._clock = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, keys {self.codec.python}>"
@@ -180,20 +176,27 @@ class State:
         state, when the home's entry was last touched, in ms; None counts as now.
         """
         try:
-            self.install_encoded(self._encode(key), encoded, stamp)
+            status = self._install(self._encode(key), encoded, stamp)
         except KEY_FAULTS as fault:
-            if isinstance(fault, StateKitError):
-                raise
             raise self._fault(fault, key, encoded) from None
+        if status:
+            raise self._refuse(status, key)
 
-    def install_encoded(self, k: bytes, encoded: bytes | None, stamp: int | None = None) -> None:
-        """install() for a key that is encoded already."""
-        stamp_ms = NO_TIME if stamp is None else stamp
+    def install_encoded(self, key: bytes, encoded: bytes | None, stamp: int | None = None) -> None:
+        """install() of a key that is encoded already."""
+        try:
+            status = self._install(key, encoded, stamp)
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, self.codec.show(key), encoded) from None
+        if status:
+            raise self._refuse(status, self.codec.show(key))
+
+    def _install(self, k: bytes, encoded: bytes | None, stamp: int | None) -> int:
         value = ffi.NULL if encoded is None else readable(encoded)
         size = 0 if encoded is None else len(value)
-        status = lib.sk_install(self._ptr, self._id, k, len(k), value, size, stamp_ms)
-        if status:
-            raise self._refuse(status, self.codec.show(k))
+        stamp_ms = NO_TIME if stamp is None else stamp
+        status: int = lib.sk_install(self._ptr, self._id, k, len(k), value, size, stamp_ms)
+        return status
 
     def ttl(self, ms: int, *, clock: Clock = "processing", on_read: bool = False) -> None:
         """Entries of this timed state expire `ms` after they were last written; 0: never.
@@ -211,14 +214,15 @@ class State:
             ) from None
         if status:
             raise native_error(status, self.name)
-        self._ttl_ms, self._clock = ms, clock_number(clock)
 
     def is_expired(self, stamp: int) -> bool:
-        """Whether an entry that was last touched then is past its time: one at home, say."""
-        if self._ttl_ms == 0 or stamp == NO_TIME:
-            return False
-        now: int = lib.sk_time(self._ptr, self._clock)
-        return now != NO_TIME and stamp + self._ttl_ms <= now
+        """Whether an entry with this stamp, wherever it is, has expired by now."""
+        if self._ptr is None:
+            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+        answer: int = lib.sk_stamp_expired(self._ptr, self._id, stamp)
+        if answer < 0:
+            raise native_error(-answer, self.name)
+        return answer == 1
 
     def probe_cost(self, key: Any) -> int:
         """Groups of slots visited plus keys compared to find this key."""

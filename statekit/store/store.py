@@ -32,6 +32,7 @@ from statekit.store.kinds import (
 from statekit.store.numbers import F64State, I64State
 from statekit.store.snapshot import Snapshot
 from statekit.store.states import BytesState, State
+from statekit.store.timers import TimersState
 
 DecodeMode: TypeAlias = Literal["replace", "under", "under_all", "over"]
 ContainerKind: TypeAlias = Literal["list", "map", "nested"]
@@ -46,6 +47,7 @@ _HANDLES: dict[str, type[State]] = {
     "list": ContainerState,
     "map": ContainerState,
     "nested": ContainerState,
+    "timers": TimersState,
 }
 _EPOCH_MAX = 2**32 - 1
 
@@ -62,6 +64,7 @@ class Stats(NamedTuple):
     absent: int
     away: int  # leaves that are not this store's
     flooded: int  # tables that went over to the secret hash
+    operations: int  # calls about one key and records of batches so far; 0 for some leaves only
 
 
 class Leaves:
@@ -166,6 +169,8 @@ class Store:
     def state(
         self, name: str, kind: ContainerKind, key_type: KeyType = ..., *, timed: bool = ...
     ) -> ContainerState: ...
+    @overload
+    def state(self, name: str, kind: Literal["timers"], key_type: KeyType = ...) -> TimersState: ...
     def state(
         self, name: str, kind: Kind, key_type: KeyType = str, *, timed: bool = False
     ) -> State:
@@ -248,6 +253,7 @@ class Store:
             absent,
             away,
             out.flooded,
+            out.operations,
         )
 
     # ---- Time
@@ -362,10 +368,14 @@ class Store:
         self._expect(lib.sk_write_back(self._ptr, on))
 
     def dirty_take(self, leaf: int, *, cold: bool = False) -> bytes:
-        """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow."""
+        """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow.
+
+        cold: only entries that were not used since evict() last passed them, and deletions.
+        """
         (leaf,) = _leaves(leaf)
         buffer = empty_buffer()
-        return self._taken(lib.sk_dirty_take(self._ptr, leaf, buffer.ptr), buffer)
+        flags = lib.SK_COLD if cold else 0
+        return self._taken(lib.sk_dirty_take(self._ptr, leaf, flags, buffer.ptr), buffer)
 
     def dirty_done(self, leaf: int, written: bool) -> None:
         """Ends what dirty_take() began: the changes are home, or (False) dirty again."""

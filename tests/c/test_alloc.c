@@ -403,14 +403,14 @@ static int64_t call_block_find(fixture *f) {
     return -sk_block_find(block, info.size, key.data, key.len, &f->buf);
 }
 
-static int64_t call_dirty_take(fixture *f) { return sk_dirty_take(f->store, 1, &f->buf); }
+static int64_t call_dirty_take(fixture *f) { return sk_dirty_take(f->store, 1, 0, &f->buf); }
 
-static void take(fixture *f) { CHECK(sk_dirty_take(f->store, 1, &f->blocks[1]) > 0); }
+static void take(fixture *f) { CHECK(sk_dirty_take(f->store, 1, 0, &f->blocks[1]) > 0); }
 static int64_t call_dirty_done(fixture *f) { return -sk_dirty_done(f->store, 1, 1); }
 
 static void clean(fixture *f) {
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
-        CHECK(sk_dirty_take(f->store, leaf, &f->blocks[leaf]) > 0);
+        CHECK(sk_dirty_take(f->store, leaf, 0, &f->blocks[leaf]) > 0);
         CHECK_EQ(sk_dirty_done(f->store, leaf, 1), SK_OK);
     }
 }

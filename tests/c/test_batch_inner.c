@@ -1,7 +1,7 @@
 /*
  * test_batch_inner.c: what goes on inside a batch (csrc/batch.c) and cannot be forced from outside:
  * an array that comes to lie over an older one, a snapshot opened between two steps of locking.
- * Compiles batch.c into itself, with a hook where it takes a leaf's lock.
+ * Compiles batch.c and lock.c into itself, with a hook where a leaf's lock is taken.
  */
 #include "store.h"
 #include "store_util.h"
@@ -18,7 +18,16 @@ static void hooked_lock(sk_store *store, sk_leaf *leaf) {
 #define sk_leaf_lock(leaf) hooked_lock(store, leaf)
 #define sk_batch inner_batch
 #define sk_pack_keys inner_pack_keys
+#define sk_leaf_lock_write inner_leaf_lock_write
+#define sk_leaves_lock_write inner_leaves_lock_write
+#define sk_leaves_unlock inner_leaves_unlock
+#define sk_leaf_list_lock inner_leaf_list_lock
+#define sk_leaf_list_unlock inner_leaf_list_unlock
+int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
+int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, bool writes,
+                      uint32_t *epoch);
 #include "../../csrc/batch.c"
+#include "../../csrc/lock.c"
 #undef sk_leaf_lock
 #undef sk_batch
 #undef sk_pack_keys
@@ -41,6 +50,16 @@ static void test_stale_slot_with_the_same_key_is_no_good_guess(void) {
     *tag = SK_TAG_DELETED;
     CHECK(!is_good_guess(table, slot, &key));
     *tag = was;
+    sk_close(store);
+}
+
+static void test_operations_beyond_32_bits_are_counted(void) {
+    sk_store *store = util_open(1, 1);
+    uint32_t id = util_state(store, "n", SK_I64, "i");
+    sk_state_at(store, id)->tables[0].operations = UINT32_MAX - 1;
+    for (int64_t k = 0; k < 5; k++)
+        CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, k), SK_OK);
+    CHECK_EQ(util_stats(store, 1).operations, (uint64_t)UINT32_MAX + 4);
     sk_close(store);
 }
 
@@ -84,6 +103,7 @@ static void test_snapshot_opened_while_a_batch_locks_does_not_see_it(void) {
 
 int main(void) {
     RUN(test_snapshot_opened_while_a_batch_locks_does_not_see_it);
+    RUN(test_operations_beyond_32_bits_are_counted);
     RUN(test_stale_slot_with_the_same_key_is_no_good_guess);
     return test_report();
 }

@@ -146,7 +146,7 @@ static void test_away_leaf_refuses_every_call_until_it_comes_back(void) {
     CHECK_EQ(sk_evict(store, UINT64_MAX), 0);
     CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, 0, &buf), 0);
     CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, since, &buf), 0); /* nor "all was deleted" */
-    CHECK_EQ(sk_dirty_take(store, 0, &buf), 0);
+    CHECK_EQ(sk_dirty_take(store, 0, 0, &buf), 0);
     CHECK_EQ(sk_snapshot_open(store, &since, 0, &snapshot), SK_OK);
     CHECK_EQ(sk_snapshot_residency(snapshot, 0), SK_AWAY);
     CHECK_EQ(sk_leaf_residency(store, 0), SK_AWAY);
@@ -301,36 +301,36 @@ static void test_dirty_entries_are_written_once_and_changes_meanwhile_again(void
     CHECK_EQ(sk_delete(store, id, key[3].data, 8, 0), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).tombstones, 1);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 4);
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     sk_block_info info;
     CHECK_EQ(sk_block_read(buf.data, buf.len, &info), SK_OK);
     CHECK_EQ(info.entries, 4);
     CHECK_EQ(info.is_delta, 1);
     CHECK_EQ(sk_block_find(buf.data, buf.len, key[3].data, 8, &value), SK_MISSING);
     CHECK_EQ(value.len, 1);
-    CHECK_EQ(sk_dirty_take(store, 0, &buf), -SK_BAD_ARGUMENT);  /* one at a time */
-    CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 50), SK_OK); /* while it is written */
+    CHECK_EQ(sk_dirty_take(store, 0, 0, &buf), -SK_BAD_ARGUMENT); /* one at a time */
+    CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 50), SK_OK);   /* while it is written */
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 1);
     buf.len = 0;
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_block_read(buf.data, buf.len, &info), SK_OK);
     CHECK_EQ(info.entries, 1);
     CHECK_EQ(sk_dirty_done(store, 0, 0), SK_OK); /* it failed */
     CHECK_EQ(util_stats(store, LEAVES).dirty, 1);
     buf.len = 0;
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_delete(store, id, key[0].data, 8, 0), SK_OK);
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 1); /* the deletion */
     buf.len = 0;
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 0);
     buf.len = 0;
-    CHECK_EQ(sk_dirty_take(store, 0, &buf), 0);
-    CHECK_EQ(sk_dirty_take(store, 0, &buf), 0); /* nothing taken: nothing to wait for */
-    CHECK_EQ(sk_dirty_take(store, LEAVES, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_dirty_take(store, 0, 0, &buf), 0);
+    CHECK_EQ(sk_dirty_take(store, 0, 0, &buf), 0); /* nothing taken: nothing to wait for */
+    CHECK_EQ(sk_dirty_take(store, LEAVES, 0, &buf), -SK_BAD_ARGUMENT);
     CHECK_EQ(sk_dirty_done(store, LEAVES, 1), SK_BAD_ARGUMENT);
     sk_buf_free(&buf);
     sk_buf_free(&value);
@@ -338,6 +338,70 @@ static void test_dirty_entries_are_written_once_and_changes_meanwhile_again(void
 }
 
 /* What was being written when a leaf moved is still to be written where it went. */
+static void test_cold_write_back_leaves_what_is_in_use(void) {
+    sk_store *store = util_open(1, 1), *home = util_open(1, 1);
+    uint32_t id = util_state(store, "n", SK_I64, "i");
+    sk_buf buf = {0};
+    CHECK_EQ(sk_write_back(store, 1), SK_OK);
+    for (int64_t k = 0; k < 10; k++)
+        CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, k), SK_OK);
+    CHECK_EQ(sk_delete(store, id, util_int_key(9).data, 8, 0), SK_OK);
+    CHECK(sk_dirty_take(store, 0, SK_COLD, &buf) > 0); /* the deletion alone */
+    CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
+    CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
+    CHECK_EQ(util_stats(store, 1).dirty, 9);
+    CHECK_EQ(sk_evict(store, UINT64_MAX), 0); /* the hand passes: all of it is dirty */
+    for (int64_t k = 0; k < 4; k++)
+        CHECK_EQ(sk_i64_fold(store, id, util_int_key(k).data, 8, SK_ADD, 1, 0, NULL), SK_OK);
+    buf.len = 0;
+    CHECK(sk_dirty_take(store, 0, SK_COLD, &buf) > 0);
+    CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
+    CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
+    CHECK_EQ(util_stats(home, 1).entries, 5); /* 4 to 8 */
+    CHECK_EQ(util_stats(store, 1).dirty, 4);
+    buf.len = 0;
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
+    CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
+    CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
+    CHECK_EQ(util_stats(home, 1).entries, 9);
+    CHECK_EQ(util_stats(store, 1).dirty, 0);
+    sk_buf_free(&buf);
+    sk_close(store);
+    sk_close(home);
+}
+
+static void test_operations_are_counted_where_they_happened(void) {
+    sk_store *store = util_open(4, 1), *other = util_open(4, 1);
+    uint32_t n = util_state(store, "n", SK_I64, "i"), m = util_state(store, "m", SK_I64, "i");
+    int64_t keys[100], out[100];
+    uint8_t status[100];
+    sk_leaves *leaves = NULL;
+    sk_stats stats;
+    for (int64_t k = 0; k < 100; k++) {
+        keys[k] = k;
+        CHECK_EQ(sk_i64_put(store, n, util_int_key(k).data, 8, k), SK_OK);
+    }
+    CHECK_EQ(sk_contains(store, m, util_int_key(1).data, 8), SK_MISSING);
+    sk_batch_args args = {
+        .n = 100, .keys = {SK_COL_I64, 0, keys, NULL, sizeof keys}, .out = out, .status = status};
+    CHECK_EQ(sk_batch(store, n, SK_B_GET, &args), SK_OK);
+    CHECK_EQ(sk_stats_read(store, n, 0, 4, &stats), SK_OK);
+    CHECK_EQ(stats.operations, 200);
+    CHECK_EQ(util_stats(store, 4).operations, 201);
+    CHECK_EQ(sk_clear(store, n, 0, 1, 0), SK_OK);
+    CHECK_EQ(sk_detach(store, 0, 2, &leaves), SK_OK);
+    CHECK_EQ(sk_attach(other, leaves), SK_OK);
+    CHECK_EQ(util_stats(store, 4).operations, 201);
+    CHECK_EQ(util_stats(other, 4).operations, 0);
+    sk_buf buf = {0};
+    CHECK(sk_leaf_encode(store, 3, SK_ALL_STATES, 0, &buf) > 0);
+    CHECK_EQ(sk_leaf_decode(store, 3, buf.data, buf.len, SK_REPLACE), SK_OK);
+    CHECK_EQ(util_stats(store, 4).operations, 201);
+    sk_buf_free(&buf);
+    sk_close(store);
+    sk_close(other);
+}
+
 static void test_leaf_detached_while_written_is_dirty_where_it_goes(void) {
     sk_store *store = util_open(4, 2), *other = util_open(4, 2);
     uint32_t id = util_state(store, "n", SK_I64, "i");
@@ -346,13 +410,13 @@ static void test_leaf_detached_while_written_is_dirty_where_it_goes(void) {
     sk_leaves *leaves = NULL;
     keys_of_leaf(0, key, 2);
     CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 1), SK_OK);
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_detach(store, 0, 1, &leaves), SK_OK);
     CHECK_EQ(sk_dirty_done(store, 0, 0), SK_OK); /* too late, and it failed */
     CHECK_EQ(sk_attach(other, leaves), SK_OK);
     CHECK_EQ(util_stats(other, LEAVES).dirty, 1);
     buf.len = 0;
-    CHECK(sk_dirty_take(other, 0, &buf) > 0);
+    CHECK(sk_dirty_take(other, 0, 0, &buf) > 0);
     CHECK_EQ(sk_dirty_done(other, 0, 1), SK_OK);
     CHECK_EQ(util_stats(other, LEAVES).dirty, 0);
     sk_buf_free(&buf);
@@ -371,7 +435,7 @@ static void test_clear_is_remembered_for_the_home(void) {
     CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 1), SK_OK);
     for (int round = 0; round < 2; round++) {
         buf.len = 0;
-        CHECK(sk_dirty_take(store, 0, &buf) > 0);
+        CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
         CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
         CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
         CHECK_EQ(sk_contains(home, home_id, key[0].data, 8), round == 0 ? SK_OK : SK_MISSING);
@@ -394,7 +458,7 @@ static void test_eviction_takes_cold_clean_entries_in_clock_order(void) {
         CHECK_EQ(sk_put(store, id, util_int_key(k).data, 8, value, sizeof value), SK_OK);
     CHECK_EQ(sk_evict(store, 1 << 20), 0); /* all dirty */
     CHECK_EQ(sk_leaf_residency(store, 0), SK_WHOLE);
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_evict(store, 1 << 20), 0); /* all being written */
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK(sk_evict(store, 1) >= 1000); /* clears all marks, then takes one */
@@ -432,7 +496,7 @@ static void test_eviction_makes_room_at_the_memory_limit(void) {
     sk_buf buf = {0};
     for (int64_t k = 0; k < 5000; k++)
         CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, k), SK_OK);
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(sk_bytes_limit(store, sk_bytes_used(store) + 100), SK_OK);
     uint8_t value[5000] = {0};
@@ -483,7 +547,7 @@ static void check_key(homed *h, uint32_t k) {
 static void step_write_back(homed *h, uint32_t leaf, test_rng *rng) {
     if (!h->is_writing[leaf]) {
         h->taken[leaf].len = 0;
-        int64_t len = sk_dirty_take(h->store, leaf, &h->taken[leaf]);
+        int64_t len = sk_dirty_take(h->store, leaf, 0, &h->taken[leaf]);
         CHECK(len >= 0);
         h->is_writing[leaf] = len > 0;
         return;
@@ -583,7 +647,7 @@ static void run_homed(uint64_t stream, bool evicts) {
         } else if (what == 999 && !h.is_writing[leaf]) {
             /* hand the leaf home and start again from nothing */
             h.taken[leaf].len = 0;
-            if (sk_dirty_take(h.store, leaf, &h.taken[leaf]) > 0) {
+            if (sk_dirty_take(h.store, leaf, 0, &h.taken[leaf]) > 0) {
                 CHECK_EQ(
                     sk_leaf_decode(h.home, leaf, h.taken[leaf].data, h.taken[leaf].len, SK_OVER),
                     SK_OK);
@@ -597,7 +661,7 @@ static void run_homed(uint64_t stream, bool evicts) {
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) { /* flush: the home must end with the truth */
         if (h.is_writing[leaf]) CHECK_EQ(sk_dirty_done(h.store, leaf, 0), SK_OK);
         h.taken[leaf].len = 0;
-        CHECK(sk_dirty_take(h.store, leaf, &h.taken[leaf]) >= 0);
+        CHECK(sk_dirty_take(h.store, leaf, 0, &h.taken[leaf]) >= 0);
         CHECK_EQ(sk_leaf_decode(h.home, leaf, h.taken[leaf].data, h.taken[leaf].len, SK_OVER),
                  SK_OK);
         CHECK_EQ(sk_dirty_done(h.store, leaf, 1), SK_OK);
@@ -774,6 +838,8 @@ int main(void) {
     RUN(test_each_decode_mode_does_what_it_says);
     RUN(test_decode_refuses_what_does_not_belong);
     RUN(test_dirty_entries_are_written_once_and_changes_meanwhile_again);
+    RUN(test_cold_write_back_leaves_what_is_in_use);
+    RUN(test_operations_are_counted_where_they_happened);
     RUN(test_leaf_detached_while_written_is_dirty_where_it_goes);
     RUN(test_clear_is_remembered_for_the_home);
     RUN(test_eviction_takes_cold_clean_entries_in_clock_order);

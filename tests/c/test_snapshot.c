@@ -280,7 +280,7 @@ static void run_world(uint64_t stream, bool tracks, bool writes_back) {
         } else if (what == 97 && writes_back) {
             sk_buf buf = {0};
             uint32_t leaf = (uint32_t)test_below(&rng, LEAVES);
-            if (sk_dirty_take(w.store, leaf, &buf) >= 0)
+            if (sk_dirty_take(w.store, leaf, 0, &buf) >= 0)
                 CHECK_EQ(sk_dirty_done(w.store, leaf, 1), SK_OK);
             sk_buf_free(&buf);
         }
@@ -386,7 +386,7 @@ static void test_change_that_was_evicted_and_came_back_is_in_the_delta(void) {
     uint32_t epoch = sk_epoch_advance(store);
     CHECK_EQ(sk_track(store, epoch), SK_OK);
     CHECK_EQ(sk_i64_put(store, 0, keys[1].data, keys[1].len, 5), SK_OK);
-    CHECK(sk_dirty_take(store, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK(sk_evict(store, UINT64_MAX) >= 0);
@@ -414,7 +414,7 @@ static void test_changed_leaves_are_those_that_changed(void) {
         for (uint32_t i = 0; i < LEAVES; i++) CHECK_EQ(changed[i], 0);
         sk_i64_get(store, 0, keys[k].data, keys[k].len, &n); /* reading is no change */
         sk_delete(store, 0, keys[k].data, keys[k].len, 0);   /* nor is a deletion of nothing */
-        CHECK(sk_dirty_take(store, leaf_of[k], &buf) >= 0);
+        CHECK(sk_dirty_take(store, leaf_of[k], 0, &buf) >= 0);
         CHECK_EQ(sk_dirty_done(store, leaf_of[k], 1), SK_OK);
         CHECK_EQ(sk_changed_leaves(store, epoch, changed), SK_OK);
         for (uint32_t i = 0; i < LEAVES; i++) CHECK_EQ(changed[i], 0);

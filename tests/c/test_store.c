@@ -44,7 +44,7 @@ static void test_states_are_found_again_and_kept_apart(void) {
     CHECK_EQ(sk_state_add(store, "c", SK_I64, "i", 2, &id), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_state_add(store, "", SK_I64, "i", 0, &id), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_state_add(store, "c", 0, "i", 0, &id), SK_BAD_ARGUMENT);
-    CHECK_EQ(sk_state_add(store, "c", 7, "i", 0, &id), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_state_add(store, "c", 8, "i", 0, &id), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_state_add(store, "c", SK_I64, "q", 0, &id), SK_BAD_ARGUMENT);
     char longest[SK_NAME_BYTES_MAX + 2];
     memset(longest, 'n', sizeof longest);

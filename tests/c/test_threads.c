@@ -433,7 +433,7 @@ static void *write_homed(void *arg) {
 
 static void write_home(homed *h, uint32_t leaf, bool is_written, sk_buf *buf) {
     buf->len = 0;
-    int64_t len = sk_dirty_take(h->store, leaf, buf);
+    int64_t len = sk_dirty_take(h->store, leaf, 0, buf);
     CHECK(len >= 0);
     if (len <= 0) return;
     CHECK_EQ(sk_leaf_decode(h->home, leaf, buf->data, buf->len, SK_OVER), SK_OK);

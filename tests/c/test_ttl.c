@@ -419,6 +419,67 @@ static void test_checkpoints_of_entries_that_went_without_a_trace_are_right(void
     for (uint64_t stream = 0; stream < 40; stream++) run_deltas(stream, stream % 2);
 }
 
+/* Reads what changed after `since` into the copy; the epoch it was taken in. */
+static uint32_t copy_changes(sk_store *store, sk_store *copy, uint32_t since) {
+    sk_snapshot *snapshot = NULL;
+    sk_buf buf = {0};
+    uint32_t leaf, epochs[1] = {since};
+    CHECK_EQ(sk_snapshot_open(store, epochs, 0, &snapshot), SK_OK);
+    for (; sk_snapshot_next(snapshot, &leaf, &buf) > 0; buf.len = 0)
+        CHECK_EQ(sk_leaf_decode(copy, leaf, buf.data, buf.len, SK_OVER), SK_OK);
+    uint32_t epoch = sk_snapshot_epoch(snapshot);
+    sk_snapshot_close(snapshot);
+    sk_buf_free(&buf);
+    return epoch;
+}
+
+/* The copy has an entry without a stamp, which it takes to be as old as its own first watermark.
+ * That must not give the entry a second life, whether a delta saw it alive or it was found expired
+ * before. */
+static void test_copies_from_before_the_first_watermark_do_not_come_back(void) {
+    for (int found = 0; found < 2; found++)
+        for (int tracks = 0; tracks < 2; tracks++) {
+            sk_store *store = util_open(1, 1), *copy = util_open(1, 1);
+            uint32_t id = util_timed_state(store, "n", SK_I64, "i", TTL, SK_EVENT_TIME, 0);
+            util_timed_state(copy, "n", SK_I64, "i", TTL, SK_EVENT_TIME, 0);
+            util_key key = util_int_key(1);
+            int64_t value = 0;
+            CHECK_EQ(sk_i64_put(store, id, key.data, 8, 5), SK_OK);
+            uint32_t since = copy_changes(store, copy, 0);
+            if (tracks) CHECK_EQ(sk_track(store, since), SK_OK);
+            CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1000), SK_OK);
+            if (!found) since = copy_changes(store, copy, since);
+            CHECK_EQ(sk_i64_get(store, id, key.data, 8, &value), SK_OK);
+            CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1000 + TTL), SK_OK);
+            if (found) CHECK_EQ(sk_contains(store, id, key.data, 8), SK_MISSING);
+            copy_changes(store, copy, since);
+            CHECK_EQ(sk_time_set(copy, SK_EVENT_TIME, 1000 + TTL), SK_OK);
+            CHECK_EQ(sk_contains(copy, id, key.data, 8), SK_MISSING);
+            sk_close(store);
+            sk_close(copy);
+        }
+}
+
+static void test_stamps_do_not_fall_where_the_clock_is_behind(void) {
+    sk_store *ahead = util_open(1, 1), *behind = util_open(1, 1);
+    sk_leaves *leaves = NULL;
+    util_key key = util_int_key(1);
+    uint32_t id = util_timed_state(ahead, "n", SK_I64, "i", TTL, SK_EVENT_TIME, 0);
+    util_timed_state(behind, "n", SK_I64, "i", TTL, SK_EVENT_TIME, 0);
+    CHECK_EQ(sk_time_set(ahead, SK_EVENT_TIME, 1000), SK_OK);
+    CHECK_EQ(sk_time_set(behind, SK_EVENT_TIME, 900), SK_OK);
+    CHECK_EQ(sk_i64_put(ahead, id, key.data, 8, 5), SK_OK);
+    CHECK_EQ(sk_detach(ahead, 0, 1, &leaves), SK_OK);
+    CHECK_EQ(sk_attach(behind, leaves), SK_OK);
+    CHECK_EQ(sk_i64_fold(behind, id, key.data, 8, SK_ADD, 1, 0, NULL), SK_OK);
+    CHECK_EQ(sk_time_set(behind, SK_EVENT_TIME, 1000 + TTL - 1), SK_OK);
+    CHECK_EQ(sk_contains(behind, id, key.data, 8), SK_OK);
+    CHECK_EQ(sk_time_set(behind, SK_EVENT_TIME, 1000 + TTL), SK_OK);
+    CHECK_EQ(sk_contains(behind, id, key.data, 8), SK_MISSING);
+    sk_close(ahead);
+    sk_close(behind);
+}
+
 static void test_a_home_forgets_what_has_expired(void) {
     for (int partial = 0; partial < 2; partial++) {
         sk_store *store = util_open(1, 1), *home = util_open(1, 1);
@@ -431,7 +492,7 @@ static void test_a_home_forgets_what_has_expired(void) {
             util_key key = util_int_key(k);
             CHECK_EQ(sk_i64_put(store, id, key.data, 8, k), SK_OK);
         }
-        CHECK(sk_dirty_take(store, 0, &buf) > 0);
+        CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
         CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
         util_key kept = util_int_key(3);
         CHECK_EQ(sk_time_set(store, SK_PROCESSING_TIME, TTL - 1), SK_OK);
@@ -442,7 +503,7 @@ static void test_a_home_forgets_what_has_expired(void) {
         CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
         CHECK_EQ(util_stats(store, 1).dirty, 2);
         buf.len = 0;
-        CHECK(sk_dirty_take(store, 0, &buf) > 0); /* finds the other eight */
+        CHECK(sk_dirty_take(store, 0, 0, &buf) > 0); /* finds the other eight */
         CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
         CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
         CHECK_EQ(util_stats(home, 1).entries, 1);
@@ -561,7 +622,7 @@ static void test_failing_allocations_lose_nothing(void) {
                 call < 2   ? -sk_contains(w.store, w.id, key->data, key->len)
                 : call < 3 ? sk_leaf_encode(w.store, w.leaf[30], w.id, 0, &buf)
                 : call < 4 ? -sk_batch(w.store, w.id, SK_B_GET, &args)
-                : call < 5 ? sk_dirty_take(w.store, w.leaf[30], &buf)
+                : call < 5 ? sk_dirty_take(w.store, w.leaf[30], 0, &buf)
                            : -sk_leaf_decode(w.store, w.leaf[30], blocks.data, blocks.len, SK_OVER);
             bool is_reached = sk_alloc_count() >= nth;
             sk_fail_alloc(0, 0);
@@ -585,6 +646,8 @@ int main(void) {
     RUN(test_reading_touches_where_asked);
     RUN(test_a_store_is_an_array_of_values_with_stamps);
     RUN(test_checkpoints_of_entries_that_went_without_a_trace_are_right);
+    RUN(test_copies_from_before_the_first_watermark_do_not_come_back);
+    RUN(test_stamps_do_not_fall_where_the_clock_is_behind);
     RUN(test_a_home_forgets_what_has_expired);
     RUN(test_sweeps_share_the_work_and_skip_what_cannot_expire);
     RUN(test_blocks_carry_stamps);

@@ -293,7 +293,7 @@ static void op_other(world *w, uint32_t leaf) {
         break;
     case 3:
         w->buf.len = 0;
-        if (sk_dirty_take(w->store, leaf, &w->buf) > 0)
+        if (sk_dirty_take(w->store, leaf, 0, &w->buf) > 0)
             EXPECT(sk_dirty_done(w->store, leaf, next(w) % 2) == SK_OK);
         break;
     default:

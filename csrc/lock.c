@@ -1,0 +1,69 @@
+/* lock.c: the locks of leaves: one, a range, or a list of them. See store.h. */
+#include "store.h"
+
+int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    sk_leaf_lock(leaf);
+    for (;;) {
+        /* Read under the leaf's lock: snapshot.c's argument rests on it. */
+        uint32_t now = atomic_load(&store->epoch);
+        if (__builtin_expect(leaf->guard == now, 1)) {
+            *epoch = now;
+            return SK_OK;
+        }
+        int status = sk_snapshots_serve(store, leaf_no);
+        if (status == SK_OK || status == SK_CHANGED) continue;
+        sk_leaf_unlock(leaf);
+        return status;
+    }
+}
+
+void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to) {
+    for (uint32_t i = from; i < to; i++) sk_leaf_unlock(&store->leaves[i]);
+}
+
+int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch) {
+    for (;;) {
+        for (uint32_t i = from; i < to; i++) {
+            /* an atomic operation waits for its line: have the next ones on their way */
+            if (i + 8 < to) __builtin_prefetch(&store->leaves[i + 8], 1);
+            sk_leaf_lock(&store->leaves[i]);
+        }
+        *epoch = atomic_load(&store->epoch);
+        uint32_t i = from;
+        while (i < to && store->leaves[i].guard == *epoch) i++;
+        if (i == to) return SK_OK;
+        sk_leaves_unlock(store, from, to);
+        /* Snapshots are served leaf by leaf, so that nobody waits for more than one encoding. */
+        for (; i < to; i++) {
+            int status = sk_leaf_lock_write(store, i, epoch);
+            if (status != SK_OK) return status;
+            sk_leaf_unlock(&store->leaves[i]);
+        }
+    }
+}
+
+void sk_leaf_list_unlock(sk_store *store, const uint32_t *leaves, uint32_t count) {
+    for (uint32_t k = 0; k < count; k++) sk_leaf_unlock(&store->leaves[leaves[k]]);
+}
+
+int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, bool writes,
+                      uint32_t *epoch) {
+    for (;;) {
+        for (uint32_t k = 0; k < count && writes; k++) {
+            sk_leaf *leaf = &store->leaves[leaves[k]];
+            if (atomic_load_explicit(&leaf->guard, memory_order_relaxed) ==
+                atomic_load(&store->epoch))
+                continue;
+            int status = sk_leaf_lock_write(store, leaves[k], epoch);
+            if (status != SK_OK) return status;
+            sk_leaf_unlock(leaf);
+        }
+        for (uint32_t k = 0; k < count; k++) sk_leaf_lock(&store->leaves[leaves[k]]);
+        *epoch = atomic_load(&store->epoch);
+        uint32_t k = 0;
+        while (k < count && (!writes || store->leaves[leaves[k]].guard == *epoch)) k++;
+        if (k == count) return SK_OK;
+        sk_leaf_list_unlock(store, leaves, count); /* a snapshot was opened in between */
+    }
+}

@@ -58,7 +58,7 @@ _OF_ALL = ("split+merge", "encode")  # of all entries; the other operations are 
 @dataclass(frozen=True)
 class Sizes:
     keys: int = 100_000
-    sample: int = 20_000  # of the keys, drawn at random, are used in a round
+    sample: int = 10_000  # of the keys, drawn at random, are used in a round
     rounds: int = 7
     batch: int = 1_000_000
     moved: int = 1_000_000
@@ -107,7 +107,8 @@ def contender_for(
 
     def prepare() -> dict[str, Any]:
         if operation == "update":  # what the last round changed is put back
-            keeper.run("set", list(fresh_entries(keeper.of, ids)), keeper.begin(True))
+            before = list(fresh_entries(keeper.of, ids)) if keeper.keeps_objects else pairs
+            keeper.run("set", before, keeper.begin(True))
         return keeper.begin(writes)
 
     return Contender(name, lambda names: keeper.run(operation, pairs, names), prepare, len(ids))

@@ -173,6 +173,7 @@ class Keeper:
 
     name: ClassVar[str]
     encodes = True  # values are packed with msgpack before they are stored
+    keeps_objects = False  # what is stored is the caller's object itself
     read = "d[k]"
     write = "d[k] = {}"
 
@@ -274,6 +275,7 @@ class Statekit(Keeper):
 class PlainDict(Keeper):
     name = "dict"
     encodes = False
+    keeps_objects = True
 
     def __init__(self, of: StateType, folder: str) -> None:
         super().__init__(of, folder)
@@ -299,6 +301,7 @@ class PlainDict(Keeper):
 class PackedDict(PlainDict):
     name = "dict + msgpack"
     encodes = True
+    keeps_objects = False
 
     def encode(self) -> Any:
         return packb(self.d)
@@ -475,7 +478,7 @@ def user_keys(ids: Iterable[int]) -> list[str]:
 
 
 def fresh_entries(of: StateType, ids: Iterable[int]) -> Iterator[tuple[str, Any]]:
-    """(key, value), each value an object of its own, so that no contender changes another's."""
+    """(key, value), each value a new object."""
     return ((f"user-{i:07d}", of.make(i)) for i in ids)
 
 

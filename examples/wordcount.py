@@ -8,7 +8,7 @@ it owns; for the last third they are merged again. collections.Counter says whet
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,13 +54,13 @@ def main() -> None:
 
     # Scale out. Each word goes to the worker that owns its key-group.
     workers = kv.split(sk.assign(kv.key_group_count, 2))
-    owners = {word: workers.index(kv.owner_of(word)) for word in expected}
+    owners = {word: kv.owner_of(word) for word in expected}
     for batch in stream[third : 2 * third]:
-        shares: list[list[str]] = [[] for _ in workers]
+        shares = defaultdict(list)
         for word in batch:
             shares[owners[word]].append(word)
-        for worker, share in zip(workers, shares, strict=True):
-            worker["counts"].add_many(column(share))
+        for worker in workers:
+            worker["counts"].add_many(column(shares[worker]))
     sizes = " and ".join(f"{len(worker['counts']):,}" for worker in workers)
     print(f"two workers have gone on, with {sizes} words each")
 

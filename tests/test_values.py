@@ -497,7 +497,8 @@ def test_columns_of_different_lengths_are_refused() -> None:
         # refuse or msgspec does not know. Take .tolist() of it, as of Arrow's to_pylist().
         (bool, np.array([True, False]), [True, False]),
         (int | None, np.array([1, 2]), [1, 2]),
-        (int | None, pd.Series([1, 2]), [1, 2]),
+        (datetime.datetime, pd.Series([pd.Timestamp(2020, 1, 1), pd.Timestamp(2020, 1, 2)]),
+         [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 2)]),
         (Any, np.array([1.5, 2.5]), [1.5, 2.5]),
         (datetime.datetime, np.array(["2020-01-01", "2020-01-02"], "datetime64[us]"),
          [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 2)]),
@@ -517,7 +518,7 @@ def test_put_many_takes_numpy_columns_of_values(hint: Any, column: Any, expected
         (bytes, pa.array([b"x", b"y"])), (float, np.array([1.5, 2.5])), (float, [1, 2]),
         (int, pd.Series([1, 2])), (bool, pa.array([True, False])), (float, np.array([1.5], "f4")),
         (datetime.datetime, pa.array([datetime.datetime(2020, 1, 1)])), (int, np.array([1], "i4")),
-        (Any, pa.array([[1], [2, 3]])), (datetime.datetime, pd.Series([pd.Timestamp(2020, 1, 1)])),
+        (Any, pa.array([[1], [2, 3]])), (int | None, pd.Series([1, 2])),
     ],
     ids=str,
 )  # fmt: skip
@@ -563,8 +564,8 @@ def test_values_convert_and_compare(keys: list[str], default: int | None) -> Non
 
 @by_type
 def test_a_batch_of_every_type_converts(name: str) -> None:
-    # BUG: dataclass, flat, enum, tuple (mixed) and records inside: pyarrow.array() is given the objects;
-    # export.py knows how (arrow_type, _arrow_value) and Values.to_arrow() does not ask it.
+    # BUG (tuple, dataclass, flat, namedtuple, enum): pyarrow.array() is given the objects. export.py
+    # knows how (arrow_type, _arrow_value), and Values.to_arrow() does not ask it.
     hint, _ = TYPES[name]
     state = small().value("s", hint)
     keys = [f"k{at}" for at in range(len(SAMPLES[name]))]
@@ -592,11 +593,17 @@ SAMPLES: dict[str, list[Any]] = {
 # ---- Whole states as tables
 
 PLAIN: dict[str, Callable[[Any], Any]] = {
-    "tuple": list, "tuples": list, "set": list, "dict": lambda v: list(v.items()),
-    "dataclass": dataclasses.asdict, "flat": dataclasses.asdict, "namedtuple": lambda v: v._asdict(),
+    "tuple": list,
+    "tuples": list,
+    "set": list,
+    "dict": lambda v: list(v.items()),
+    "dataclass": dataclasses.asdict,
+    "flat": dataclasses.asdict,
+    "namedtuple": lambda v: v._asdict(),
     "typeddict": lambda v: {"name": v["name"], "age": v.get("age")},
-    "enum": lambda v: v.value, "intenum": lambda v: v.value,
-}  # fmt: skip
+    "enum": lambda v: v.value,
+    "intenum": lambda v: v.value,
+}
 
 
 @by_type
@@ -806,8 +813,8 @@ def declared(kv: sk.KVProvider) -> dict[str, Any]:
 def test_the_current_key_selects_the_entry() -> None:
     kv = small()
     states = declared(kv)
-    with pytest.raises(ArgumentError, match="no current key.*'value'"):
-        states["value"].current
+    with pytest.raises(ArgumentError, match=r"no current key.*'value'"):
+        assert states["value"].current
     with kv.key("a") as keyed:
         states["value"].current.add(5)
         states["list"].current.append(1)
@@ -824,7 +831,7 @@ def test_the_current_key_selects_the_entry() -> None:
         keyed.text.clear()
         assert not keyed.text.exists()
         with pytest.raises(KeyError):
-            keyed.text.value
+            assert keyed.text.value
         assert keyed.text.get("d") == "d"
         keyed.reduce.add(3)
         keyed.aggregate.add(4)
@@ -832,16 +839,16 @@ def test_the_current_key_selects_the_entry() -> None:
         keyed.reduce.clear()
         assert keyed.reduce.get(9) == 9
     with pytest.raises(ArgumentError):
-        states["value"].current
+        assert states["value"].current
     with pytest.raises(RuntimeError), kv.key("c"):
         raise RuntimeError
     with pytest.raises(ArgumentError):
-        states["list"].current
+        assert states["list"].current
     assert dict(states["value"].items()) == {"a": 6, "b": 7}
     assert (states["list"]["a"], states["map"]["b"], states["set"]["b"]) == ([1], {"x": 1}, {1})
     assert kv.keyed("a").value.add(1) == 7
     with pytest.raises(SchemaError, match="nothing"):
-        kv.keyed("a").nothing
+        assert kv.keyed("a").nothing
     assert "'a'" in repr(kv.keyed("a"))
 
 
@@ -931,42 +938,70 @@ def test_everything_raises_closed_error_after_close(url: str, tmp_path: Any) -> 
     kv.close()
     kv.close()
     calls: dict[str, Callable[[], Any]] = {
-        "get item": lambda: value["k"], "get": lambda: value.get("k"), "set": lambda: value.put("k", 1),
-        "text get": lambda: text["k"], "text set": lambda: text.put("k", "v"),
-        "in": lambda: "k" in value, "del": lambda: value.__delitem__("k"),
-        "discard": lambda: value.discard("k"), "pop": lambda: value.pop("k"),
-        "text pop": lambda: text.pop("k"), "add": lambda: value.add("k"),
-        "min": lambda: value.min("k", 1), "cas": lambda: value.compare_and_set("k", None, 1),
-        "setdefault": lambda: value.setdefault("k", 1), "update": lambda: value.update({"k": 1}),
-        "get_many": lambda: value.get_many(["k"]), "put_many": lambda: value.put_many(["k"], [1]),
-        "add_many": lambda: value.add_many(["k"]), "contains_many": lambda: value.contains_many(["k"]),
-        "delete_many": lambda: value.delete_many(["k"]), "text get_many": lambda: text.get_many(["k"]),
-        "len": lambda: len(value), "bool": lambda: bool(value), "items": lambda: list(value.items()),
-        "keys": lambda: list(value.keys()), "iter": lambda: list(value), "clear": lambda: value.clear(),
-        "to_arrow": lambda: value.to_arrow(), "list append": lambda: view.append(1),
-        "list get": lambda: view[0], "list len": lambda: len(view), "list iter": lambda: list(view),
-        "list repr": lambda: repr(view), "list state": lambda: lists["k"].append(1),
-        "map set": lambda: map_view.update(a=1), "map get": lambda: map_view.get("a"),
-        "map in": lambda: "a" in map_view, "set add": lambda: set_view.add(1),
-        "list put": lambda: lists.__setitem__("k", [1]), "list in": lambda: "k" in lists,
+        "get item": lambda: value["k"],
+        "get": lambda: value.get("k"),
+        "set": lambda: value.put("k", 1),
+        "text get": lambda: text["k"],
+        "text set": lambda: text.put("k", "v"),
+        "in": lambda: "k" in value,
+        "del": lambda: value.__delitem__("k"),
+        "discard": lambda: value.discard("k"),
+        "pop": lambda: value.pop("k"),
+        "text pop": lambda: text.pop("k"),
+        "add": lambda: value.add("k"),
+        "min": lambda: value.min("k", 1),
+        "cas": lambda: value.compare_and_set("k", None, 1),
+        "setdefault": lambda: value.setdefault("k", 1),
+        "update": lambda: value.update({"k": 1}),
+        "get_many": lambda: value.get_many(["k"]),
+        "put_many": lambda: value.put_many(["k"], [1]),
+        "add_many": lambda: value.add_many(["k"]),
+        "contains_many": lambda: value.contains_many(["k"]),
+        "delete_many": lambda: value.delete_many(["k"]),
+        "text get_many": lambda: text.get_many(["k"]),
+        "len": lambda: len(value),
+        "bool": lambda: bool(value),
+        "items": lambda: list(value.items()),
+        "keys": lambda: list(value.keys()),
+        "iter": lambda: list(value),
+        "clear": lambda: value.clear(),
+        "to_arrow": lambda: value.to_arrow(),
+        "list append": lambda: view.append(1),
+        "list get": lambda: view[0],
+        "list len": lambda: len(view),
+        "list iter": lambda: list(view),
+        "list repr": lambda: repr(view),
+        "list state": lambda: lists["k"].append(1),
+        "map set": lambda: map_view.update(a=1),
+        "map get": lambda: map_view.get("a"),
+        "map in": lambda: "a" in map_view,
+        "set add": lambda: set_view.add(1),
+        "list put": lambda: lists.__setitem__("k", [1]),
+        "list in": lambda: "k" in lists,
         "append_many": lambda: lists.append_many(["k"], [1]),
-        "list get_many": lambda: lists.get_many(["k"]), "list items": lambda: list(lists.items()),
-        "reduce add": lambda: states["reduce"].add("k", 1), "reduce get": lambda: states["reduce"]["k"],
+        "list get_many": lambda: lists.get_many(["k"]),
+        "list items": lambda: list(lists.items()),
+        "reduce add": lambda: states["reduce"].add("k", 1),
+        "reduce get": lambda: states["reduce"]["k"],
         "aggregate add": lambda: states["aggregate"].add("k", 1),
         "aggregate items": lambda: list(states["aggregate"].items()),
-        "declare": lambda: kv.value("new", int), "list declare": lambda: kv.list("new", int),
-        "flush": lambda: kv.flush(), "split": lambda: kv.split([range(1)]),
-        "merge": lambda: kv.merge(other), "merge into": lambda: other.merge(kv),
-        "metrics": lambda: kv.metrics(), "sweep": lambda: kv.sweep(),
+        "declare": lambda: kv.value("new", int),
+        "list declare": lambda: kv.list("new", int),
+        "flush": lambda: kv.flush(),
+        "split": lambda: kv.split([range(1)]),
+        "merge": lambda: kv.merge(other),
+        "merge into": lambda: other.merge(kv),
+        "metrics": lambda: kv.metrics(),
+        "sweep": lambda: kv.sweep(),
         "key_group_of": lambda: kv.key_group_of("k"),
-    }  # fmt: skip
+    }
     wrong = {}
     for name, call in calls.items():
         try:
             wrong[name] = repr(call())
         except ClosedError:
             pass
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             wrong[name] = repr(error)
     wrong.pop("key_group_of", None)  # asks nothing of the store but its geometry
     assert wrong == {}

@@ -668,6 +668,7 @@ class KVProvider:
     def merge(self, other: "KVProvider") -> None:
         """Takes over all key-groups of another provider, which is left with none.
 
+        It stays open (close it if it is of no more use): it may be given key-groups again.
         Refused, with nothing changed, if both have a key-group or their states do not agree.
         """
         self._check_open()

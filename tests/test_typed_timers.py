@@ -68,6 +68,7 @@ def test_timers_fire_in_order_and_once(
                 known = [next_due for next_due in found if next_due is not None]
                 assert min(known, default=None) == min(model, default=(None,))[0]
                 kv.merge(part)
+                part.close()
         assert {(due, key) for key in "abc" for due in timers[key]} == {
             timer for timer in model if timer[1] in "abc"
         }

@@ -9,6 +9,8 @@ from statekit.state.keyed import KeyedState
 from statekit.store.timers import TimersState as RawTimers
 from statekit.ttl import Timestamp, as_ms
 
+_LAST = 2**63 - 1
+
 
 class Timer(NamedTuple):
     """A timer that was due."""
@@ -85,7 +87,10 @@ class TimersState(KeyedState[tuple[int, ...]]):
     @property
     def next_due(self) -> int | None:
         """When the next timer is due; None if there is none."""
-        return self._raw.next_due
+        due = self._raw.next_due
+        if due is None and self._residence.store.stats(self._raw).entries:
+            return _LAST  # at the end of time, which C has for "none"
+        return due
 
     def _decoded(self, stored: Any) -> tuple[int, ...]:
         return self._raw.decode(stored)

@@ -138,7 +138,7 @@ _VALUE = STATE_TYPES[1]
 DATACLASS_FORMS = {
     "array": dataclasses.replace(
         _VALUE,
-        pack="(lambda c: packb((c.name, c.email, c.visits, c.score, c.active)))({})",
+        pack="packb(({0}.name, {0}.email, {0}.visits, {0}.score, {0}.active))",
         unpack="Profile(*unpackb({}))",
     ),
     "asdict": dataclasses.replace(_VALUE, pack="packb(asdict({}))"),

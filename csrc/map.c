@@ -54,10 +54,16 @@ static uint32_t find(const sk_map *map, sk_span key, uint64_t hash) {
     return NO_POSITION;
 }
 
+static inline bool is_dead(const sk_map *map, uint32_t word, uint32_t mask) {
+    return map->entries[(word & mask) - 1].key.tag == SK_CELL_NONE;
+}
+
+/* The place of a dead entry is as good as an empty one, and must be used again: a key that is
+ * removed and put over and over would leave a row of them behind, all on its own way. */
 static void index_add(sk_map *map, uint32_t position, uint64_t hash) {
     const uint32_t mask = ((uint32_t)1 << map->bits) - 1;
     uint32_t at = (uint32_t)hash & mask;
-    while (map->index[at] != 0) at = (at + 1) & mask;
+    while (map->index[at] != 0 && !is_dead(map, map->index[at], mask)) at = (at + 1) & mask;
     assert(position < mask);
     map->index[at] = ((uint32_t)(hash >> 32) & ~mask) | (position + 1);
 }

@@ -173,7 +173,7 @@ _CASES: dict[int, _Case] = {
     lib.SK_LIMIT: _Case(
         MemoryLimitError,
         "the store's memory limit is reached",
-        "Raise bytes_max, evict entries, or move leaves elsewhere.",
+        "Raise the limit (memory= of a provider, bytes_max of a store), or keep less in it.",
         is_late=True,
     ),
     lib.SK_BAD_KEY: _Case(
@@ -303,6 +303,11 @@ def unknown_entry(state: str, key: Any) -> UnknownEntryError:
         state=state,
         keys=lambda: (key,),
     )
+
+
+def closed_error(state: str | None = None) -> ClosedError:
+    """The exception for using what was closed."""
+    return ClosedError(f"the provider or store is closed{where(state)}. Open another one.")
 
 
 def null_item(at: int) -> ColumnError:

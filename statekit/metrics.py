@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from statekit.errors import ClosedError
+
 BOUNDS_S = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -137,7 +139,10 @@ class PrometheusCollector:
             HistogramMetricFamily,
         )
 
-        metrics = self._read()
+        try:
+            metrics = self._read()
+        except ClosedError:  # a provider that is gone has nothing to say
+            return
         names, values = list(self._labels), list(self._labels.values())
         for name, (kind, text) in _PER_STATE.items():
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily

@@ -15,10 +15,21 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from statekit.assignment import KeyGroups, group_ranges, show_groups, subtract
-from statekit.codecs import ListShape, MapShape, SetShape, Shape, make_codec, make_shape
+from statekit.codecs import (
+    VALUE_FAULTS,
+    Codec,
+    ListShape,
+    MapShape,
+    SetShape,
+    Shape,
+    make_codec,
+    make_shape,
+)
 from statekit.errors import (
     ArgumentError,
+    BadValueError,
     ClosedError,
+    KeyTypeError,
     NotOwnedError,
     OccupiedError,
     SchemaError,
@@ -28,7 +39,7 @@ from statekit.homes import Home, HomeUrl, open_home
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.metrics import Metrics, StateCounters, StateMetrics
 from statekit.residence import Residence
-from statekit.schema import StateSchema, Type, check_evolution
+from statekit.schema import StateSchema, Type, check_evolution, show
 from statekit.state import (
     AggregateState,
     ListState,
@@ -266,14 +277,29 @@ class KVProvider:
         ttl: Any = None,
     ) -> ValueState[Any]:
         """One value of a type under each key. default: what reading a missing key gives."""
-        codec = make_codec(type)
+        return self._value(name, type, key, ttl, default)  # type: ignore[no-any-return]
+
+    def _value(
+        self,
+        name: str,
+        hint: Any,
+        key: KeyType,
+        ttl: Any,
+        default: Any = NO_DEFAULT,
+        fold: Callable[[ValueState[Any]], Any] | None = None,
+    ) -> Any:
+        """A value state, or what `fold` makes of it."""
+        codec = make_codec(hint)
+        if default is not NO_DEFAULT:
+            _check_value(codec, default, f"the default of state {name!r}")
         kind = _value_kind(codec.type)
         cls = ValueState if kind == "bytes" else NumberValueState
 
-        def make(raw: Any, residence: Residence, schema: StateSchema) -> ValueState[Any]:
-            return cls(raw, residence, schema, codec, default)
+        def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
+            state: ValueState[Any] = cls(raw, residence, schema, codec, default)
+            return state if fold is None else fold(state)
 
-        return self._declare(name, "value", key, codec.type, kind, ttl, make)  # type: ignore[no-any-return]
+        return self._declare(name, "value", key, codec.type, kind, ttl, make)
 
     @overload
     def list(
@@ -346,9 +372,14 @@ class KVProvider:
         ttl: Any = None,
     ) -> ReduceState[T]:
         """A value that new ones are folded into: kv.reduce("total", int, operator.add)."""
-        state = ReduceState(self.value(name, type, key=key, ttl=ttl), function)
-        self._states[name] = state
-        return state
+        if not callable(function):
+            raise ArgumentError(
+                f"{function!r} is no function of two values (state {name!r}). "
+                "Pass one such as operator.add."
+            )
+        return self._value(  # type: ignore[no-any-return]
+            name, type, key, ttl, fold=lambda values: ReduceState(values, function)
+        )
 
     @overload
     def aggregate(
@@ -385,10 +416,10 @@ class KVProvider:
         ttl: Any = None,
     ) -> AggregateState[Any, Any, Any]:
         """An accumulator of a type that items are added to, and the result made of it."""
-        values = self.value(name, type, key=key, ttl=ttl)
-        state = AggregateState(values, initial, add, result)
-        self._states[name] = state
-        return state
+        _check_value(make_codec(type), initial, f"the initial value of state {name!r}")
+        return self._value(  # type: ignore[no-any-return]
+            name, type, key, ttl, fold=lambda values: AggregateState(values, initial, add, result)
+        )
 
     def timers(self, name: str, *, key: KeyType = str) -> TimersState:
         """Timers in event time under each key."""
@@ -616,6 +647,10 @@ class KVProvider:
         memory is shared out by the number of key-groups.
         """
         self._check_open()
+        if isinstance(ranges, range):
+            raise ArgumentError(
+                f"{ranges} is one range. Pass a list of ranges, one for each new provider."
+            )
         total = self.key_group_count
         parts = [group_ranges(part, total) for part in ranges]
         group_ranges([group for part in parts for group in part])  # each group once
@@ -691,12 +726,12 @@ class KVProvider:
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:
             raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
-        ours = (self.key_group_count, self.subgroups)
-        theirs = (other.key_group_count, other.subgroups)
-        if ours != theirs:
+        here = (self.key_group_count, self.subgroups)
+        there = (other.key_group_count, other.subgroups)
+        if here != there:
             raise ArgumentError(
-                f"a provider of {theirs[0]} x {theirs[1]} sub-groups cannot be merged into one of "
-                f"{ours[0]} x {ours[1]}. Open both with the same numbers."
+                f"a provider of {there[0]} key-groups x {there[1]} sub-groups cannot be merged "
+                f"into one of {here[0]} x {here[1]}. Open both with the same numbers."
             )
         common = subtract(self._mine, subtract(self._mine, other._mine))
         if common:
@@ -709,6 +744,13 @@ class KVProvider:
             if name in mine and mine[name] != schema:
                 raise SchemaError(
                     f"state {name!r} is {mine[name]} here and {schema} there. "
+                    "Nothing was merged; declare it alike on both sides."
+                )
+        for name, declared in self._declared.items():
+            theirs = other._declared.get(name)
+            if theirs is not None and theirs.ttl != declared.ttl:
+                raise SchemaError(
+                    f"state {name!r} has ttl {declared.ttl} here and {theirs.ttl} there. "
                     "Nothing was merged; declare it alike on both sides."
                 )
 
@@ -783,9 +825,10 @@ class Keyed:
         self._key = key
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self[name]
+        try:
+            return self[name]
+        except SchemaError as error:
+            raise AttributeError(str(error)) from None
 
     def __getitem__(self, name: str) -> Any:
         """A state whose name is no identifier."""
@@ -816,9 +859,25 @@ def _kind_of(schema: StateSchema) -> str:
     return _value_kind(schema.type)
 
 
+def _check_value(codec: Codec, value: Any, what: str) -> None:
+    """BadValueError before anything is declared, if a value is not of its state's type."""
+    try:
+        codec.encode(value)
+    except VALUE_FAULTS:
+        raise BadValueError(
+            f"{what} is {shorten(value)}, of type {type(value).__name__}, not {show(codec.type)}. "
+            f"Pass a value of type {show(codec.type)}."
+        ) from None
+
+
 def _key_type_of(key: Any) -> str:
     """The key type that a key has by itself."""
     letters = {str: "s", bytes: "b", int: "i"}
-    if isinstance(key, tuple):
-        return f"({''.join(letters.get(type(part), '?') for part in key)})"
-    return letters.get(type(key), "?")
+    parts = key if isinstance(key, tuple) else (key,)
+    text = "".join(letters.get(type(part), "?") for part in parts)
+    if "?" in text or not text:
+        raise KeyTypeError(
+            f"the key {shorten(key)} is of type {type(key).__name__}, which no key has. "
+            "Use str, bytes, int, or a tuple of these."
+        )
+    return f"({text})" if isinstance(key, tuple) else text

@@ -36,7 +36,14 @@ from statekit.homes import Home, Row
 from statekit.homes.home import Change
 from statekit.keys import leaf_of_encoded
 from statekit.metrics import StateCounters
-from statekit.rows import add_stamp, native_value, read_value, row_packer, split_stamp
+from statekit.rows import (
+    add_stamp,
+    native_read,
+    native_value,
+    read_value,
+    row_packer,
+    split_stamp,
+)
 from statekit.store import Block, Store
 from statekit.store.states import State
 
@@ -59,6 +66,7 @@ class Residence:
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
         self._lock = threading.RLock()
+        self._fold_locks: dict[str, threading.Lock] = {}
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         store.limit(budget)
@@ -144,13 +152,23 @@ class Residence:
         stamp = None
         if row is not None:
             value, stamp = split_stamp(row)
-            encoded = native_value(raw.kind, value)
+            if not self._is_expired(raw, stamp):
+                encoded = native_value(raw.kind, value)
+        # A row from before the state had a time to live: its time starts now, and the home is
+        # told so, or it would start anew with every fetch.
+        starts_now = raw.timed and stamp is None and encoded is not None
         while True:
             try:
                 raw.install_encoded(key, encoded, stamp)
+                if starts_now:
+                    assert encoded is not None
+                    raw.put_encoded(raw.codec.decode(key), encoded)
                 return
             except MemoryLimitError as limit:
                 self.make_room(limit)
+
+    def _is_expired(self, raw: State, stamp: int | None) -> bool:
+        return stamp is not None and raw.timed and raw.is_expired(stamp)
 
     # ---- Making room
 
@@ -277,10 +295,16 @@ class Residence:
         if self.home is None or (was_whole and self.store.residency(leaf) == "whole"):
             return
         for key, row in self.home.load(leaf, self.numbers[raw.name]):
-            if key not in seen:
-                value, stamp = split_stamp(row)
-                if not raw.is_expired(stamp):
-                    yield key, read_value(raw.kind, value)
+            if key in seen:
+                continue
+            value, stamp = split_stamp(row)
+            if raw.timed and stamp is None:
+                # Memory may know that it has expired: ask for it as anybody would.
+                found = self.settle(raw, raw.get_encoded, raw.codec.decode(key))
+                if found is not None:
+                    yield key, native_read(raw.kind, found)
+            elif not self._is_expired(raw, stamp):
+                yield key, read_value(raw.kind, value)
 
     def load_state(self, raw: State) -> None:
         """Brings all entries of a state here: timers, which must be in sight to fire."""
@@ -309,7 +333,7 @@ class Residence:
             expired: list[Change] = [
                 ((leaf, number, key), None)
                 for key, row in home.load(leaf, number)
-                if raw.is_expired(split_stamp(row)[1])
+                if self._is_expired(raw, split_stamp(row)[1])
             ]
             if expired:
                 home.write(expired)
@@ -333,6 +357,7 @@ class Residence:
             with self._lock:
                 self._load_whole(ranges)
                 self.move_leaves(target, ranges)
+                self._forget_rows(ranges)
         else:
             self._give_rows(target, target.home, ranges)
 
@@ -389,9 +414,24 @@ class Residence:
             for part in ranges:
                 target.store.mark(part.start, part.stop, "absent")
                 self.store.mark(part.start, part.stop, "away")
+            self._forget_rows(ranges)
             for raw in target.store.states():
                 if raw.kind == "timers":
                     target.load_state(raw)
+
+    def _forget_rows(self, ranges: Sequence[range]) -> None:
+        """Deletes the rows of leaves that were given away, or reopening would bring them back."""
+        if self.home is None:
+            return
+        for leaf in (leaf for leaves in ranges for leaf in leaves):
+            for number in self.numbers.values():
+                self.home.clear(leaf, number)
+        self.home.flush()
+
+    def fold_lock(self, name: str) -> threading.Lock:
+        """The lock of a reducing or aggregating state, whichever handle it is used through."""
+        with self._lock:
+            return self._fold_locks.setdefault(name, threading.Lock())
 
     def close(self) -> None:
         """Forgets the store. What was not flushed is lost with it."""

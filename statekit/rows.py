@@ -13,7 +13,6 @@ from typing import Any
 
 from statekit.errors import CorruptBlockError, shorten
 
-NO_STAMP = -(2**63)
 _MARK = b"\xd7\xad"
 _STAMP = Struct(">q")
 _STAMPED = len(_MARK) + _STAMP.size
@@ -45,10 +44,10 @@ def add_stamp(row: bytes, stamp: int) -> bytes:
     return _MARK + _STAMP.pack(stamp) + row
 
 
-def split_stamp(row: bytes) -> tuple[bytes, int]:
-    """The value of a row, and its stamp or NO_STAMP."""
+def split_stamp(row: bytes) -> tuple[bytes, int | None]:
+    """The value of a row and its stamp; None if it was written without a time to live."""
     if row[:2] != _MARK:
-        return row, NO_STAMP
+        return row, None
     if len(row) < _STAMPED:
         raise _damaged(row)
     return row[_STAMPED:], _STAMP.unpack_from(row, len(_MARK))[0]
@@ -76,6 +75,13 @@ def native_value(kind: str, value: bytes) -> bytes:
     if kind == "f64":
         return _NATIVE_FLOAT.pack(read_value(kind, value))
     return value
+
+
+def native_read(kind: str, encoded: bytes) -> Any:
+    """The value as a Block gives it, from what the store encodes."""
+    if kind == "i64":
+        return _NATIVE_INT.unpack(encoded)[0]
+    return _NATIVE_FLOAT.unpack(encoded)[0] if kind == "f64" else encoded
 
 
 def _damaged(row: bytes) -> CorruptBlockError:

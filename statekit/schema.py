@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from statekit.errors import SchemaError, shorten
+from statekit.keys import key_codec
 
 Type: TypeAlias = str | list[Any]
 
@@ -62,7 +63,7 @@ class StateSchema(NamedTuple):
 
     def __str__(self) -> str:
         timed = ", with a time to live" if self.timed else ""
-        return f"{self.form} of {show(self.type)} under keys {self.key!r}{timed}"
+        return f"{self.form} of {show(self.type)} under {key_codec(self.key).python} keys{timed}"
 
 
 def describe(hint: Any) -> Type:
@@ -264,7 +265,8 @@ def check_evolution(stored: StateSchema, asked: StateSchema) -> None:
     if stored.form != asked.form:
         reason = f"a {stored.form} cannot become a {asked.form}"
     elif stored.key != asked.key:
-        reason = f"keys of type {stored.key!r} cannot become {asked.key!r}"
+        keys = key_codec(stored.key).python, key_codec(asked.key).python
+        reason = f"{keys[0]} keys cannot become {keys[1]}"
     else:
         reason = refusal(stored.type, asked.type)
     if reason is not None:

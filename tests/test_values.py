@@ -564,7 +564,7 @@ def test_values_convert_and_compare(keys: list[str], default: int | None) -> Non
 
 @by_type
 def test_a_batch_of_every_type_converts(name: str) -> None:
-    # BUG (tuple, dataclass, flat, namedtuple, enum): pyarrow.array() is given the objects. export.py
+    # BUG (tuple, dataclass, flat, namedtuple, enum): pyarrow.array() gets the objects. export.py
     # knows how (arrow_type, _arrow_value), and Values.to_arrow() does not ask it.
     hint, _ = TYPES[name]
     state = small().value("s", hint)

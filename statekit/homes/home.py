@@ -24,8 +24,8 @@ Row: TypeAlias = tuple[int, int, bytes]  # leaf, number of the state, encoded ke
 Change: TypeAlias = tuple[Row, bytes | None]  # None: the row is deleted
 
 ENTRY_POINTS = "statekit.homes"
-_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_SIZES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
 class Home(ABC):
@@ -122,7 +122,7 @@ def parse_bytes(text: str | int, what: str = "a size") -> int:
     number = str(text).strip()
     unit = number.lstrip("0123456789.").strip()
     try:
-        size = int(float(number[: len(number) - len(unit)]) * _SIZES[unit])
+        size = int(float(number[: len(number) - len(unit)]) * _SIZES[unit.lower()])
     except (KeyError, ValueError, OverflowError):
         raise ArgumentError(
             f"{shorten(text)} is no size ({what}). Write a number of bytes, or 512MiB, 2GiB."

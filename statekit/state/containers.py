@@ -52,8 +52,7 @@ class ContainerState(KeyedState[V]):
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the containers of many keys."""
-        items = values.to_pylist() if hasattr(values, "to_pylist") else values
-        encoded = [self._encoded(self._codec, item, None) for item in items]
+        encoded = self._encoded_items(self._codec, values)
         packed = column(encoded, "b", f"the values for state {self.name!r}")
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 
@@ -63,8 +62,7 @@ class ContainerState(KeyedState[V]):
         name = f"the {what} for state {self.name!r}"
         if letter is not None:
             return column(values, letter, name)
-        items = values.to_pylist() if hasattr(values, "to_pylist") else values
-        return column([self._encoded(codec, item, None) for item in items], "b", name)
+        return column(self._encoded_items(codec, values), "b", name)
 
 
 class ListState(ContainerState[list[T]], Generic[T]):

@@ -5,18 +5,21 @@ which brings what is not here. Operations call C directly and look at the answer
 not do at once goes the long way, through `_settle`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statekit._native import lib
 from statekit.codecs import VALUE_FAULTS, Codec, fault_reason
 from statekit.errors import (
     ArgumentError,
     BadValueError,
-    ClosedError,
+    ColumnError,
     OverflowStateError,
     StateKitError,
+    closed_error,
     shorten,
     where,
 )
@@ -33,6 +36,7 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 _SHOWN = 5  # entries in a repr
+NO_KEY: Any = object()  # for a value that is no key's: a default, or one of a batch
 
 # The key of `with kv.key(...)`, for all states of all providers in this context.
 current_key: ContextVar[Any] = ContextVar("statekit_current_key")
@@ -150,8 +154,12 @@ class KeyedState(Generic[V]):
             for start in range(0, max(column.n, 1), BATCH_RECORDS_MAX):
                 part = column.slice(start, start + BATCH_RECORDS_MAX)
                 rest = [other.slice(start, start + BATCH_RECORDS_MAX) for other in columns]
-                with self._residence.gathered(self._raw, part, needs_values):
-                    results.append(call(part, *rest))
+                try:
+                    with self._residence.gathered(self._raw, part, needs_values):
+                        results.append(call(part, *rest))
+                except StateKitError as error:
+                    _shift_record(error, start, column.n)
+                    raise
             return results
 
     # ---- The current key
@@ -174,8 +182,27 @@ class KeyedState(Generic[V]):
 
     def _settle(self, call: Callable[..., R], *args: Any) -> R:
         if self._ptr is None:
-            raise ClosedError(f"the provider is closed{where(self.name)}. Open another one.")
+            raise closed_error(self.name)
         return self._residence.settle(self._raw, call, *args)
+
+    def _encoded_items(self, codec: Codec, values: Any) -> list[bytes]:
+        """The values of a batch, each encoded; an error names the record."""
+        if isinstance(values, str | bytes | Mapping | AbstractSet):
+            raise ColumnError(
+                f"{shorten(values)} is no column of values{where(self.name)}. "
+                "Pass a list, an Arrow or NumPy array, or a series."
+            )
+        encode = codec.encode
+        encoded: list[bytes] = []
+        for item in values.to_pylist() if hasattr(values, "to_pylist") else values:
+            try:
+                encoded.append(encode(item))
+            except VALUE_FAULTS as fault:
+                error = self._misfit(fault, item, NO_KEY, codec)
+                error.record = len(encoded)
+                error.args = (f"record {len(encoded)}: {error.args[0]}",)
+                raise error from None
+        return encoded
 
     def _misfit(self, fault: Exception, value: object, key: object, codec: Codec) -> StateKitError:
         """The error for a value that codec.encode() did not take."""
@@ -189,13 +216,12 @@ class KeyedState(Generic[V]):
             problem = "is nested too deeply or contains itself"
         elif reason := fault_reason(fault):
             problem = f"does not fit {show(codec.type)}: {reason}"
-        error = kind(
-            f"{shorten(value)} {problem}{where(self.name, key)}. Pass a {show(codec.type)}."
-        )
-        error.state, error.key = self.name, key
+        place = where(self.name) if key is NO_KEY else where(self.name, key)
+        error = kind(f"{shorten(value)} {problem}{place}. Pass a value of type {show(codec.type)}.")
+        error.state, error.key = self.name, None if key is NO_KEY else key
         return error
 
-    def _encoded(self, codec: Codec, value: Any, key: Any) -> bytes:
+    def _encoded(self, codec: Codec, value: Any, key: Any = NO_KEY) -> bytes:
         try:
             return codec.encode(value)
         except VALUE_FAULTS as fault:
@@ -238,3 +264,14 @@ class KeyedState(Generic[V]):
             f"<table><caption>{escape(self._title())}{closed}</caption>"
             f"<tr><th>key</th><th>value</th></tr>{rows}</table>"
         )
+
+
+def _shift_record(error: StateKitError, start: int, n: int) -> None:
+    """Makes an error about a part of a batch one about the batch."""
+    if error.record is not None:
+        told = f"record {error.record}"
+        error.record += start
+        error.args = (str(error.args[0]).replace(told, f"record {error.record}"),)
+    if error.statuses is not None:
+        after = n - start - len(error.statuses)
+        error.statuses = bytes(start) + error.statuses + bytes([lib.SK_END]) * after

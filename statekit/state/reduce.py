@@ -1,11 +1,11 @@
 """Reducing and aggregating state: one value under each key that new ones are folded into."""
 
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from statekit.errors import ArgumentError, where
+from statekit.errors import ColumnError, where
+from statekit.schema import StateSchema
 from statekit.state.results import Values
 from statekit.state.value import NO_DEFAULT, NumberValueState, ValueState
 
@@ -24,15 +24,32 @@ class _Folding(Generic[A]):
 
     def __init__(self, values: ValueState[A]) -> None:
         self._values = values
-        self._lock = threading.Lock()
+        # One for all handles of the state: two with a lock each would lose each other's folds.
+        self._lock = values._residence.fold_lock(values.name)
 
     @property
     def name(self) -> str:
         return self._values.name
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> StateSchema:
         return self._values.schema
+
+    @property
+    def _ptr(self) -> Any:
+        return self._values._ptr
+
+    @_ptr.setter
+    def _ptr(self, ptr: Any) -> None:
+        self._values._ptr = ptr
+
+    @property
+    def current(self) -> "KeyedFold":
+        """This state under the key of `with kv.key(...)`."""
+        return self._bind(self._values.current._key)
+
+    def _bind(self, key: Any) -> "KeyedFold":
+        return KeyedFold(self, key)
 
     def __contains__(self, key: Any) -> bool:
         return key in self._values
@@ -55,6 +72,14 @@ class _Folding(Generic[A]):
 
     def clear(self) -> None:
         self._values.clear()
+
+    def contains_many(self, keys: Any) -> list[bool]:
+        """Whether each key is there."""
+        return self._values.contains_many(keys)
+
+    def delete_many(self, keys: Any) -> int:
+        """Removes entries; how many there were."""
+        return self._values.delete_many(keys)
 
     @property
     def state(self) -> ValueState[A]:
@@ -87,11 +112,6 @@ class ReduceState(_Folding[V]):
 
     def __init__(self, values: ValueState[V], function: Callable[[V, V], V]) -> None:
         super().__init__(values)
-        if not callable(function):
-            raise ArgumentError(
-                f"{function!r} is no function of two values{where(values.name)}. "
-                "Pass one such as operator.add."
-            )
         self._function = function
         native = _NATIVE.get(function) if isinstance(values, NumberValueState) else None
         self._native: Callable[[Any, V], V] | None = None
@@ -113,7 +133,7 @@ class ReduceState(_Folding[V]):
         if self._function is operator.add and self._native is not None:
             self._values.add_many(keys, values)
             return
-        for key, value in zip(_plain(keys), _plain(values), strict=True):
+        for key, value in _pairs(keys, values, self.name):
             self.add(key, value)
 
     def __getitem__(self, key: Any) -> V:
@@ -130,9 +150,6 @@ class ReduceState(_Folding[V]):
 
     def values(self) -> Iterator[V]:
         return self._values.values()
-
-    def _bind(self, key: Any) -> "KeyedFold":
-        return KeyedFold(self, key)
 
 
 class AggregateState(_Folding[A], Generic[A, I, R]):
@@ -157,7 +174,7 @@ class AggregateState(_Folding[A], Generic[A, I, R]):
         result: Callable[[A], R],
     ) -> None:
         super().__init__(values)
-        self._initial = values._encoded(values._codec, initial, None)
+        self._initial = values._encoded(values._codec, initial)
         self._add = add
         self._result = result
 
@@ -174,7 +191,7 @@ class AggregateState(_Folding[A], Generic[A, I, R]):
 
     def add_many(self, keys: Any, items: Any) -> None:
         """Adds a column of items, each to its key's accumulator."""
-        for key, item in zip(_plain(keys), _plain(items), strict=True):
+        for key, item in _pairs(keys, items, self.name):
             self.add(key, item)
 
     def __getitem__(self, key: Any) -> R:
@@ -188,9 +205,6 @@ class AggregateState(_Folding[A], Generic[A, I, R]):
 
     def values(self) -> Iterator[R]:
         return (self._result(value) for value in self._values.values())
-
-    def _bind(self, key: Any) -> "KeyedFold":
-        return KeyedFold(self, key)
 
 
 class KeyedFold:
@@ -211,7 +225,23 @@ class KeyedFold:
     def clear(self) -> None:
         self._state.discard(self._key)
 
+    def __repr__(self) -> str:
+        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
 
-def _plain(column: Any) -> Any:
-    """A column as Python objects: Arrow's scalars are not what users' functions expect."""
-    return column.to_pylist() if hasattr(column, "to_pylist") else column
+
+def _pairs(keys: Any, values: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """Two columns as Python objects: Arrow's and NumPy's are not what users' functions expect."""
+    plain = [
+        column.to_pylist()
+        if hasattr(column, "to_pylist")
+        else column.tolist()
+        if hasattr(column, "tolist")
+        else list(column)
+        for column in (keys, values)
+    ]
+    if len(plain[0]) != len(plain[1]):
+        raise ColumnError(
+            f"there are {len(plain[0])} keys but {len(plain[1])} values{where(name)}. "
+            "Pass one for each key."
+        )
+    return zip(*plain, strict=True)

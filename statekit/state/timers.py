@@ -127,3 +127,6 @@ class KeyedTimers:
 
     def get(self) -> tuple[int, ...]:
         return self._state[self._key]
+
+    def __repr__(self) -> str:
+        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"

@@ -11,7 +11,13 @@ from typing import Any, Generic, TypeVar, overload
 
 from statekit._native import lib
 from statekit.codecs import VALUE_FAULTS, Codec
-from statekit.errors import KindError, MemoryLimitError, UnknownEntryError, where
+from statekit.errors import (
+    KindError,
+    MemoryLimitError,
+    StateKitError,
+    UnknownEntryError,
+    where,
+)
 from statekit.keys import KEY_FAULTS
 from statekit.residence import Residence
 from statekit.schema import StateSchema, show
@@ -69,7 +75,7 @@ class ValueState(KeyedState[V]):
         self._decode = codec.decode
         self._default = NO_DEFAULT
         if default is not NO_DEFAULT:
-            self._encoded(codec, default, None)  # a default must be of the type as well
+            self._encoded(codec, default)  # a default must be of the type as well
             self._default = default
 
     # ---- One key
@@ -202,21 +208,13 @@ class ValueState(KeyedState[V]):
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the values of many keys. values: a list, an Arrow or NumPy array, a series."""
-        encode = self._encode_value
-        items = values.to_pylist() if hasattr(values, "to_pylist") else values
-        encoded = []
-        for item in items:
-            try:
-                encoded.append(encode(item))
-            except VALUE_FAULTS as fault:
-                error = self._misfit(fault, item, None, self._codec)
-                error.record = len(encoded)
-                raise error from None
+        encoded = self._encoded_items(self._codec, values)
         packed = column(encoded, "b", f"the values for state {self.name!r}")
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 
     def update(self, entries: Any) -> None:
-        """Puts every entry of a mapping."""
+        """Puts every entry of a mapping, or of an iterable of pairs."""
+        entries = dict(entries)
         self.put_many(list(entries), list(entries.values()))
 
     def _bind(self, key: Any) -> "KeyedValue[V]":
@@ -266,9 +264,14 @@ class NumberValueState(ValueState[N]):
             k = encode(key)
             status = put(self._ptr, self._id, k, len(k), value)
         except KEY_FAULTS as fault:
-            raise self._raw._fault(fault, key, value) from None
+            raise self._number_fault(fault, key, value) from None
         if status:
             self._settle(self._raw.put, key, value)
+
+    def _number_fault(self, fault: Exception, key: Any, value: Any) -> StateKitError:
+        if self._ptr is None or not self._raw._encodes(key):
+            return self._raw._fault(fault, key)
+        return self._misfit(fault, value, key, self._codec)
 
     def _read(self, key: Any, default: Any) -> Any:
         value = self._settle(self._raw.get, key)

@@ -41,7 +41,7 @@ from statekit.codecs import (
     ValueShape,
     make_codec,
 )
-from statekit.errors import MemoryLimitError, UnknownEntryError, where
+from statekit.errors import MemoryLimitError, PathError, UnknownEntryError, where
 
 if TYPE_CHECKING:
     from statekit.state.containers import ContainerState
@@ -108,9 +108,15 @@ class View:
             steps = self._steps
         levels = self._levels if creates else b""
         try:
-            return write(self._key, op, steps, arg, i, j, levels)
+            done = write(self._key, op, steps, arg, i, j, levels)
         except _AWAITED:
-            return self._state._settle(write, self._key, op, steps, arg, i, j, levels)
+            done = self._state._settle(write, self._key, op, steps, arg, i, j, levels)
+        if done is None and creates:  # a map's entries are made on the way, a list's items are not
+            raise PathError(
+                f"the list item that this view stands for is gone"
+                f"{where(self._state.name, self._key)}. Take a new view of the list."
+            )
+        return done
 
     # ---- What views share
 

@@ -5,7 +5,7 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol
 
 from statekit._native import ffi, lib
-from statekit.errors import ClosedError, ColumnError, UnknownEntryError, native_error, where
+from statekit.errors import ColumnError, UnknownEntryError, closed_error, native_error, where
 from statekit.keys import KeyCodec
 from statekit.store.buffers import owned_view
 from statekit.store.columns import Column, column, key_column
@@ -98,7 +98,7 @@ def run_batch(
     """
     ptr = state._ptr  # once: another thread may close the store
     if ptr is None:
-        raise ClosedError(f"the store is closed{where(state.name)}. Open another one.")
+        raise closed_error(state.name)
     key_col = key_column(keys, state.codec, f"the keys for state {state.name!r}")
     n = key_col.n
     args = ffi.new("sk_batch_args *")

@@ -13,9 +13,9 @@ from statekit._native import ffi, lib
 from statekit.errors import (
     ArgumentError,
     BadValueError,
-    ClosedError,
     OverflowStateError,
     StateKitError,
+    closed_error,
     native_error,
     shorten,
     unknown_entry,
@@ -63,7 +63,7 @@ class State:
     def _fault(self, fault: Exception, key: object, value: object = _NOTHING) -> StateKitError:
         """Says what was wrong with the arguments of a call that never reached C."""
         if self._ptr is None:
-            return ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+            return closed_error(self.name)
         if value is _NOTHING or not self._encodes(key):
             return key_error(self.codec, key, self.name)
         error = self._value_fault(fault, value, where(self.name, key))
@@ -205,7 +205,7 @@ class State:
         on_read: reading an entry is as good as writing it.
         """
         if self._ptr is None:
-            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+            raise closed_error(self.name)
         try:
             status = lib.sk_state_ttl(self._ptr, self._id, ms, clock_number(clock), on_read)
         except (TypeError, OverflowError):
@@ -218,7 +218,7 @@ class State:
     def is_expired(self, stamp: int) -> bool:
         """Whether an entry with this stamp, wherever it is, has expired by now."""
         if self._ptr is None:
-            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+            raise closed_error(self.name)
         answer: int = lib.sk_stamp_expired(self._ptr, self._id, stamp)
         if answer < 0:
             raise native_error(-answer, self.name)

@@ -11,6 +11,7 @@ from statekit.errors import (
     ClosedError,
     SchemaError,
     UnknownEntryError,
+    closed_error,
     native_error,
     shorten,
 )
@@ -132,7 +133,7 @@ class Store:
     @property
     def _ptr(self) -> Any:
         if self._native is None:
-            raise ClosedError("the store is closed. Open another one.")
+            raise closed_error()
         return self._native
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any
 
 from statekit._native import lib
-from statekit.errors import ClosedError, native_error, where
+from statekit.errors import closed_error, native_error, where
 from statekit.keys import KEY_FAULTS
 from statekit.store.buffers import empty_buffer, push_buffer
 from statekit.store.states import State
@@ -78,7 +78,7 @@ class TimersState(State):
         """
         ptr = self._ptr
         if ptr is None:
-            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+            raise closed_error(self.name)
         buffer = empty_buffer()
         end = lib.sk_leaf_count(ptr) if stop is None else stop
         flags = lib.SK_PEEK if peek else 0
@@ -103,6 +103,6 @@ class TimersState(State):
     def next_due(self) -> int | None:
         """When the next timer that is here is due; None if there is none."""
         if self._ptr is None:
-            raise ClosedError(f"the store is closed{where(self.name)}. Open another one.")
+            raise closed_error(self.name)
         due: int = lib.sk_timers_next(self._ptr, self._id)
         return None if due == _NONE else due

@@ -847,7 +847,7 @@ def test_the_current_key_selects_the_entry() -> None:
     assert dict(states["value"].items()) == {"a": 6, "b": 7}
     assert (states["list"]["a"], states["map"]["b"], states["set"]["b"]) == ([1], {"x": 1}, {1})
     assert kv.keyed("a").value.add(1) == 7
-    with pytest.raises(SchemaError, match="nothing"):
+    with pytest.raises((SchemaError, AttributeError), match="nothing"):
         assert kv.keyed("a").nothing
     assert "'a'" in repr(kv.keyed("a"))
 

@@ -1,6 +1,7 @@
 /*
  * fuzz_ops.c: the input drives a sequence of public calls on a small store. An i64 and a bytes
- * state are compared with arrays at every step; containers are there for crashes and leaks.
+ * state are compared with arrays at every step; containers, a timed state and timers are there for
+ * crashes and leaks.
  *
  * Input: one byte names the call, the next ones its arguments; what is missing reads as 0.
  */
@@ -22,7 +23,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
-enum { N, B, L, M, T, STATES };
+enum { N, B, L, M, T, X, W, STATES }; /* X: timed, W: timers */
 
 /* What the store must answer: each key of N and B, with the home's copy for leaves that are away.
  */
@@ -58,13 +59,14 @@ static bool is_away(const world *w, uint32_t leaf) {
 }
 
 static sk_store *open_store(void) {
-    static const char *const names[] = {"n", "b", "l", "m", "t"};
-    static const int kinds[] = {SK_I64, SK_BYTES, SK_LIST, SK_MAP, SK_NESTED};
+    static const char *const names[] = {"n", "b", "l", "m", "t", "x", "w"};
+    static const int kinds[] = {SK_I64, SK_BYTES, SK_LIST, SK_MAP, SK_NESTED, SK_I64, SK_TIMERS};
     sk_store *store = NULL;
     EXPECT(sk_open(2, 2, 0, &store) == SK_OK);
     for (uint32_t s = 0; s < STATES; s++) {
         uint32_t id;
-        EXPECT(sk_state_add(store, names[s], kinds[s], "b", 0, &id) == SK_OK && id == s);
+        int flags = s == X ? SK_TIMED : 0;
+        EXPECT(sk_state_add(store, names[s], kinds[s], "b", flags, &id) == SK_OK && id == s);
     }
     return store;
 }
@@ -301,16 +303,48 @@ static void op_other(world *w, uint32_t leaf) {
     }
 }
 
+/* Times are small, so that things expire and fall due. */
+static void op_time(world *w, uint32_t k) {
+    bool is_gone = is_away(w, w->leaf[k]);
+    int64_t at = next(w);
+    int status = SK_OK;
+    w->buf.len = 0;
+    switch (next(w) % 7) {
+    case 0:
+        EXPECT(sk_time_set(w->store, SK_EVENT_TIME, at) == SK_OK);
+        break;
+    case 1:
+        EXPECT(sk_state_ttl(w->store, X, at, SK_EVENT_TIME, next(w) % 2) == SK_OK);
+        break;
+    case 2:
+        status = sk_i64_fold(w->store, X, w->key[k], w->key_len[k], SK_ADD, 1, 0, NULL);
+        break;
+    case 3:
+        status = sk_timer_set(w->store, W, w->key[k], w->key_len[k], at);
+        break;
+    case 4:
+        status = sk_timer_cancel(w->store, W, w->key[k], w->key_len[k], at);
+        break;
+    case 5:
+        EXPECT(sk_timers_due(w->store, W, 0, LEAVES, at, next(w) % 2, &w->buf) >= 0);
+        sk_timers_next(w->store, W);
+        break;
+    default:
+        EXPECT(sk_sweep(w->store, (uint64_t)at) >= 0);
+    }
+    EXPECT(status <= SK_MISSING || (is_gone && status == SK_NOT_OWNED));
+}
+
 static void step(world *w) {
     uint8_t what = next(w), where = next(w);
     uint32_t k = where % KEYS, leaf = where % LEAVES;
-    if (what % 12 < 6 && what % 12 != 3 && is_away(w, w->leaf[k])) {
+    if (what % 13 < 6 && what % 13 != 3 && is_away(w, w->leaf[k])) {
 
         EXPECT(sk_contains(w->store, N, w->key[k], w->key_len[k]) == SK_NOT_OWNED);
         EXPECT(sk_i64_put(w->store, N, w->key[k], w->key_len[k], 1) == SK_NOT_OWNED);
         return;
     }
-    switch (what % 12) {
+    switch (what % 13) {
     case 0:
         op_number(w, k);
         break;
@@ -341,6 +375,9 @@ static void step(world *w) {
         break;
     case 10:
         op_snapshot(w);
+        break;
+    case 11:
+        op_time(w, k);
         break;
     default:
         op_other(w, leaf);

@@ -522,7 +522,7 @@ def test_a_scan_sees_every_entry_that_is_there_throughout(home: DictHome) -> Non
                 elif key % 2:
                     state[key] = -1
                 else:
-                    state.discard(key - 1)
+                    state.discard(key + 1)
         except BaseException as error:
             errors.append(error)
 

@@ -110,7 +110,7 @@ def partitions(draw: st.DrawFn) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("home", HOMES)
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(parts=partitions(), data=st.data())
 def test_any_split_and_any_order_of_merging_keep_everything(
     home: str, tmp_path_factory: pytest.TempPathFactory, parts: list[list[int]], data: st.DataObject

@@ -443,7 +443,7 @@ def run(make_url: Callable[[], str], has_home: bool, splits: bool, examples: int
 
 
 def test_memory_is_the_model() -> None:
-    run(lambda: "memory:", has_home=False, splits=True, examples=40)
+    run(lambda: "memory:", has_home=False, splits=True, examples=30)
 
 
 @pytest.fixture
@@ -458,7 +458,7 @@ def test_rocksdb_is_the_model(splits: bool, directory: Path) -> None:
     def make_url() -> str:
         return f"rocksdb:{directory}/{uuid.uuid4().hex}?memory=128KiB&sync=0"
 
-    run(make_url, has_home=True, splits=splits, examples=15)
+    run(make_url, has_home=True, splits=splits, examples=10)
 
 
 @pytest.fixture(scope="module")
@@ -471,4 +471,4 @@ def test_redis_is_the_model(server: RedisServer) -> None:
     def make_url() -> str:
         return f"redis://{HOST}:{server.port}/0?memory=128KiB&prefix={uuid.uuid4().hex}"
 
-    run(make_url, has_home=True, splits=True, examples=20)
+    run(make_url, has_home=True, splits=True, examples=12)

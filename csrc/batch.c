@@ -633,3 +633,25 @@ int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_
     if (status == SK_OK) offsets[n] = (int64_t)buf->len;
     return status;
 }
+
+int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32_t leaves,
+                  uint32_t *out) {
+    sk_key_type type;
+    int status = sk_key_type_parse(key_type, &type);
+    if (status != SK_OK) return status;
+    if (n < 0 || leaves == 0 || leaves > SK_LEAVES_MAX || (leaves & (leaves - 1)) != 0)
+        return sk_fail(SK_BAD_ARGUMENT, "there is no store of %u leaves", leaves);
+    bool fits = strcmp(type.text, "i") == 0 ? keys->type == SK_COL_I64 : column_is_var(keys);
+    if (!fits)
+        return sk_fail(SK_BAD_KEY, "keys of type %s cannot come in a column of type %d", type.text,
+                       keys->type);
+    if ((status = check_column(keys, n, "keys")) != SK_OK) return status;
+    unsigned leaf_bits = (unsigned)__builtin_ctz(leaves);
+    for (int64_t r = 0; r < n && status == SK_OK; r++) {
+        bytes key = column_bytes(keys, keys->type, r);
+        uint64_t hash = 0;
+        status = sk_key_route(&type, key.data, key.len, &hash);
+        out[r] = sk_leaf_of(hash, leaf_bits);
+    }
+    return status;
+}

@@ -217,6 +217,14 @@ int sk_entry_delete(sk_at *at, const sk_key *key, bool blind) {
 
 /* ---- Any kind ---- */
 
+int64_t sk_key_leaf(sk_store *store, uint32_t state_id, const uint8_t *data, size_t len) {
+    const sk_state *state = sk_state_at(store, state_id);
+    if (state == NULL) return -SK_BAD_ARGUMENT;
+    uint64_t hash = 0;
+    int status = sk_key_route(&state->key_type, data, len, &hash);
+    return status == SK_OK ? (int64_t)sk_leaf_of(hash, store->leaf_bits) : -status;
+}
+
 int sk_contains(sk_store *store, uint32_t state, const uint8_t *data, size_t len) {
     sk_at at;
     sk_key key;

@@ -166,6 +166,8 @@ int sk_stamp_expired(sk_store *store, uint32_t state, int64_t stamp_ms);
 
 /* ---- One key ------------------------------------------------------------ */
 
+/* The leaf of a key, or a negated status. */
+int64_t sk_key_leaf(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
 int sk_contains(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
 #define SK_BLIND 1 /* do not ask whether the entry exists: never SK_UNKNOWN */
 int sk_delete(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int flags);
@@ -374,6 +376,10 @@ int sk_batch(sk_store *store, uint32_t state, int op, sk_batch_args *args);
  * is filled. */
 int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets,
                  sk_buf *buf);
+
+/* The leaves of keys in a store of so many leaves: out[n]. Tuple keys come packed. */
+int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32_t leaves,
+                  uint32_t *out);
 
 /* ---- Leaves ------------------------------------------------------------- */
 

@@ -130,7 +130,7 @@ class UnknownEntryError(StateKitError):
 
     def __init__(
         self,
-        message: str,
+        message: str | Callable[[], str],
         *,
         state: str,
         keys: Callable[[], tuple[Any, ...]],
@@ -149,6 +149,11 @@ class UnknownEntryError(StateKitError):
     def keys(self) -> tuple[Any, ...]:
         """The keys concerned, one per record; made when asked for, there may be millions."""
         return self._keys()
+
+    def __str__(self) -> str:
+        # A provider raises and catches this with every miss: nobody reads most of them.
+        message = self.args[0]
+        return message if isinstance(message, str) else str(message())
 
 
 class _Case(NamedTuple):
@@ -298,8 +303,10 @@ def native_error(
 def unknown_entry(state: str, key: Any) -> UnknownEntryError:
     """The exception for SK_UNKNOWN from a call about one key."""
     return UnknownEntryError(
-        f"the entry is not in this store, and its leaf is not whole{where(state, key)}. "
-        "Ask the leaf's home and install() the answer, then try again.",
+        lambda: (
+            f"the entry is not in this store, and its leaf is not whole{where(state, key)}. "
+            "Ask the leaf's home and install() the answer, then try again."
+        ),
         state=state,
         keys=lambda: (key,),
     )

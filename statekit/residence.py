@@ -34,14 +34,12 @@ from typing import Any, TypeVar
 from statekit.errors import MemoryLimitError, UnknownEntryError
 from statekit.homes import Home, Row
 from statekit.homes.home import Change
-from statekit.keys import leaf_of_encoded
 from statekit.metrics import StateCounters
 from statekit.rows import (
-    add_stamp,
+    block_rows,
     native_read,
     native_value,
     read_value,
-    row_packer,
     split_stamp,
 )
 from statekit.store import Block, Store
@@ -128,8 +126,8 @@ class Residence:
             )
         began = perf_counter()
         number = self.numbers[raw.name]
-        leaves = self.store.leaves
-        rows = [(leaf_of_encoded(raw.codec, key, leaves), number, key) for key in keys]
+        leaf_of = raw.leaf_of_encoded
+        rows = [(leaf_of(key), number, key) for key in keys]
         tries = 0
         while not self._fetch_once(raw, home, rows, locked=tries >= _TRIES_UNLOCKED):
             tries += 1
@@ -232,21 +230,12 @@ class Residence:
 
     def _add_changes(self, blocks: bytes, changes: list[Change]) -> None:
         for block in Block.each(blocks):
-            number, leaf, pack = self.numbers[block.name], block.leaf, row_packer(block.kind)
-            marks = block.marks or bytes(block.entries)
-            stamps = block.stamps
-            before = len(changes)
-            if stamps is None:
-                changes += [
-                    ((leaf, number, key), None if gone else pack(value))
-                    for (key, value), gone in zip(block, marks, strict=True)
-                ]
-            else:
-                changes += [
-                    ((leaf, number, key), None if gone else add_stamp(pack(value), stamp))
-                    for (key, value), gone, stamp in zip(block, marks, stamps, strict=True)
-                ]
-            self.counters[block.name].written_back(len(changes) - before)
+            number, leaf = self.numbers[block.name], block.leaf
+            changes += [
+                ((leaf, number, key), row)
+                for key, row in zip(block.keys(), block_rows(block), strict=True)
+            ]
+            self.counters[block.name].written_back(block.entries)
 
     def flush(self) -> None:
         """Writes every change home and makes the home keep it."""

@@ -12,6 +12,7 @@ from struct import Struct, error
 from typing import Any
 
 from statekit.errors import CorruptBlockError, shorten
+from statekit.store import Block
 
 _MARK = b"\xd7\xad"
 _STAMP = Struct(">q")
@@ -35,13 +36,18 @@ def _pack_float(value: float) -> bytes:
 _PACK: dict[str, Callable[[Any], bytes]] = {"i64": _pack_int, "f64": _pack_float}
 
 
-def row_packer(kind: str) -> Callable[[Any], bytes]:
-    """What turns a value of a block into a row without a stamp."""
-    return _PACK.get(kind, bytes)
-
-
-def add_stamp(row: bytes, stamp: int) -> bytes:
-    return _MARK + _STAMP.pack(stamp) + row
+def block_rows(block: Block) -> list[bytes | None]:
+    """The rows of a block's entries; None for a deletion."""
+    values = block.values()
+    pack = _PACK.get(block.kind)
+    if pack is not None:
+        values = [None if value is None else pack(value) for value in values]
+    if block.stamps is not None:
+        values = [
+            None if value is None else _MARK + _STAMP.pack(stamp) + value
+            for value, stamp in zip(values, block.stamps, strict=True)
+        ]
+    return values
 
 
 def split_stamp(row: bytes) -> tuple[bytes, int | None]:

@@ -454,6 +454,48 @@ def test_an_answer_on_its_way_does_not_undo_a_split(home: DictHome) -> None:
     kv.close()
 
 
+def test_an_answer_older_than_a_leafs_journey_is_not_installed(home: DictHome) -> None:
+    """The leaf goes to another provider, changes there, and comes back, with the key at home."""
+    kv = open_dict("1MiB")
+    kv.value("n", int)["k"] = 0
+    kv = reopened(kv)
+    state = kv.value("n", int)
+    with answer_held_back(home, b"k") as (asked, go):
+        thread, result = in_thread(lambda: state.get("k"))
+        assert asked.wait(SECONDS_MAX)
+        (other,) = kv.split([range(4)])
+        other["n"]["k"] = 1
+        other.flush()
+        other._residence._evict(1 << 40)
+        kv.merge(other)
+        go()
+        thread.join(SECONDS_MAX)
+    assert result == [1]
+    assert state["k"] == 1
+    kv.close()
+
+
+def test_a_leaf_that_is_evicted_as_a_scan_begins_is_read_from_home(
+    home: DictHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = open_dict("1MiB")
+    state = kv.value("n", int)
+    model = {f"k{at}": at for at in range(50)}
+    state.update(model)
+    kv.flush()
+    store = type(kv._residence.store)
+    encode_leaf = store.encode_leaf
+
+    def evict_then_encode(self: Any, *args: Any, **named: Any) -> Any:
+        kv._residence._evict(1 << 40)
+        return encode_leaf(self, *args, **named)
+
+    monkeypatch.setattr(store, "encode_leaf", evict_then_encode)
+    assert dict(state.items()) == model
+    monkeypatch.undo()
+    kv.close()
+
+
 @pytest.mark.parametrize("url", ["testdict:t?memory=32KiB", "rocksdb:{path}/db?memory=32KiB"])
 def test_threads_adding_to_overlapping_keys_give_exact_sums(
     url: str, home: DictHome, tmp_path: Path

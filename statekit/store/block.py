@@ -166,19 +166,23 @@ class Block:
         number = _NUMBERS.get(self.kind)
         return number.unpack(data)[0] if number else data
 
-    def __iter__(self) -> Iterator[tuple[bytes, Any]]:
-        """(encoded key, value) in the order of routing hashes; deletions have the value None."""
-        keys = _pieces(self.key_column, self.key_offsets)
-        values: Any = self.value_column
-        if self.value_offsets is not None:
-            values = _pieces(values, self.value_offsets)
+    def keys(self) -> list[bytes]:
+        """The encoded keys, in the order of their routing hashes."""
+        return _pieces(self.key_column, self.key_offsets)
+
+    def values(self) -> list[Any]:
+        """The values, in the order of the keys; deletions have the value None."""
+        offsets = self.value_offsets
+        column = self.value_column
+        values: list[Any] = column.tolist() if offsets is None else _pieces(column, offsets)
         marks = self.marks
-        if marks is None:
-            return zip(keys, values, strict=True)
-        return (
-            (key, None if mark else value)
-            for key, value, mark in zip(keys, values, marks, strict=True)
-        )
+        if marks is None or 1 not in marks:
+            return values
+        return [None if mark else value for value, mark in zip(values, marks, strict=True)]
+
+    def __iter__(self) -> Iterator[tuple[bytes, Any]]:
+        """(encoded key, value), as keys() and values() have them."""
+        return zip(self.keys(), self.values(), strict=True)
 
     # ---- Integrity
 
@@ -203,9 +207,9 @@ def seal(block: bytearray | memoryview, seed: int = 0) -> None:
         raise native_error(status)
 
 
-def _pieces(data: memoryview, offsets: memoryview | None) -> Iterator[bytes]:
+def _pieces(data: memoryview, offsets: memoryview | None) -> list[bytes]:
     """The items of a column, as bytes."""
     whole = data.tobytes()  # slices of bytes are faster than of a view
     if offsets is None:
-        return (whole[at : at + 8] for at in range(0, len(whole), 8))
-    return (whole[start:end] for start, end in pairwise(offsets.tolist()))
+        return [whole[at : at + 8] for at in range(0, len(whole), 8)]
+    return [whole[start:end] for start, end in pairwise(offsets.tolist())]

@@ -224,6 +224,13 @@ class State:
             raise native_error(-answer, self.name)
         return answer == 1
 
+    def leaf_of_encoded(self, k: bytes) -> int:
+        """The leaf of an encoded key."""
+        leaf: int = lib.sk_key_leaf(self._ptr, self._id, k, len(k))
+        if leaf < 0:
+            raise self._refuse(-leaf, self.codec.show(k))
+        return leaf
+
     def probe_cost(self, key: Any) -> int:
         """Groups of slots visited plus keys compared to find this key."""
         try:

@@ -184,6 +184,11 @@ void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot) {
 
 void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager) {
     uint64_t n = (uint64_t)table->live + table->tombs;
+    if (eager && n == 0) {
+        /* An array of one group is little, but a provider has thousands of tables. */
+        sk_table_clear(table, env->kind);
+        return;
+    }
     uint64_t groups = groups_for(n + n / 4 + 1);
     bool is_sparse = table->groups > 4 && n < (uint64_t)table->groups * SK_GROUP / 8;
     if (is_sparse || (eager && groups < table->groups))

@@ -5,7 +5,8 @@ it in 550; msgpack needs 640 and 900 for the same map. So msgspec does the work,
 the result with msgpack.
 
 What is stored can be read: a value is checked before it goes in. Scalars by their class, flat
-dataclasses by a generated function, all else by decoding what was encoded.
+dataclasses by a generated function, items of containers each as if alone, all else by decoding
+what was encoded.
 
 A *shape* is the part of a type that stays alive in the store: lists, dicts and sets from the
 root down. Below it everything is a value, read and written as a whole.
@@ -14,16 +15,26 @@ root down. Below it everything is a value, read and written as a whole.
 import dataclasses
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from operator import index
+from struct import Struct
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import msgspec
 from msgspec.msgpack import Decoder, Encoder
 
+from statekit.errors import SchemaError
 from statekit.schema import Type, describe, show
 
 Encode: TypeAlias = Callable[[Any], bytes]
-Decode: TypeAlias = Callable[[bytes], Any]
+Decode: TypeAlias = Callable[[bytes | memoryview], Any]
+
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
+_INSTANCES = (tuple, Enum, date, time, timedelta, UUID, Decimal)
+_HEAD_16, _HEAD_32 = Struct(">BH"), Struct(">BI")
 
 # What encoders raise for a value that does not fit.
 VALUE_FAULTS = (
@@ -64,7 +75,12 @@ class Codec:
 def make_codec(hint: Any) -> Codec:
     """The codec of a type hint. SchemaError if values of that type cannot be stored."""
     kind = describe(hint)
-    decode: Decode = Decoder(_storable(hint)).decode
+    try:
+        decode: Decode = Decoder(_storable(hint)).decode
+    except TypeError as error:
+        raise SchemaError(
+            f"{show(kind)} is no type that a state can hold: {error}. Use a simpler type."
+        ) from None
     encode = _SCALAR_ENCODERS.get(kind) if isinstance(kind, str) else None
     if encode is None:
         encode = _checked_encoder(hint, decode)
@@ -81,6 +97,8 @@ def _storable(hint: Any) -> Any:
 def _encode_int(value: Any) -> bytes:
     if value.__class__ is not int:
         value = int(index(value))  # True is 1; a float is refused
+    if not _INT_MIN <= value <= _INT_MAX:
+        raise OverflowError
     return _pack(value)
 
 
@@ -114,12 +132,21 @@ def _encode_bytes(value: Any) -> bytes:
     return _pack(value)
 
 
+def _encode_datetime(value: Any) -> bytes:
+    if value.__class__ is not datetime:
+        if not isinstance(value, datetime):
+            raise TypeError("not a datetime")
+        value = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value  # pandas
+    return _pack(value)
+
+
 _SCALAR_ENCODERS: dict[str, Encode] = {
     "int": _encode_int,
     "float": _encode_float,
     "bool": _encode_bool,
     "str": _encode_str,
     "bytes": _encode_bytes,
+    "datetime": _encode_datetime,
     "any": _pack,
 }
 
@@ -129,11 +156,15 @@ _SCALAR_ENCODERS: dict[str, Encode] = {
 
 def _checked_encoder(hint: Any, decode: Decode) -> Encode:
     """Encodes, and decodes the result to see whether it is of the type."""
+    if dataclasses.is_dataclass(hint):
+        return _record_encoder(hint, decode)
     cls = hint if isinstance(hint, type) else typing.get_origin(hint)
-    if dataclasses.is_dataclass(hint) or (isinstance(cls, type) and issubclass(cls, tuple)):
-        return _record_encoder(hint, cls, decode)
+    # An instance, not something that looks like one: a list is no tuple, a text is no enum.
+    takes = cls if isinstance(cls, type) and issubclass(cls, _INSTANCES) else object
 
     def encode_checked(value: Any) -> bytes:
+        if not isinstance(value, takes):
+            raise TypeError(f"not a {takes.__name__}")
         data = _pack(value)
         decode(data)
         return data
@@ -141,47 +172,41 @@ def _checked_encoder(hint: Any, decode: Decode) -> Encode:
     return encode_checked
 
 
-def _record_encoder(hint: Any, cls: Any, decode: Decode) -> Encode:
-    """The same for a class whose instances alone are taken, not a dict that looks like one."""
-    is_flat = _flat_check(hint)
+_FLAT = {int: "int", str: "str", float: "float", bool: "bool", bytes: "bytes"}
 
-    def encode_record(value: Any) -> bytes:
-        if is_flat(value):
-            return _pack(value)
+
+def _record_encoder(cls: Any, decode: Decode) -> Encode:
+    """The same for a dataclass, with a short cut for one whose fields are all scalars.
+
+    For a class with `url: str` and `at: int` it is
+
+        def encode_record(value):
+            if value.__class__ is cls and value.url.__class__ is str and ...:
+                return pack(value)
+            return encode_closely(value)
+    """
+
+    def encode_closely(value: Any) -> bytes:
         if not isinstance(value, cls):
             raise TypeError(f"not a {cls.__name__}")
         data = _pack(value)
         decode(data)
         return data
 
-    return encode_record
-
-
-_FLAT = {int: "int", str: "str", float: "float", bool: "bool", bytes: "bytes"}
-
-
-def _flat_check(hint: Any) -> Callable[[Any], bool]:
-    """A function that tells at a glance that a dataclass holds what it says.
-
-    For a class with `url: str` and `at: int` it is
-
-        def is_flat(value):
-            return value.__class__ is cls and value.url.__class__ is str and ...
-
-    False says nothing: encode_record looks more closely.
-    """
-    if not dataclasses.is_dataclass(hint):
-        return lambda value: False
-    hints = typing.get_type_hints(hint)
-    fields = [field.name for field in dataclasses.fields(hint)]
+    hints = typing.get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]
     if not all(hints[name] in _FLAT for name in fields):
-        return lambda value: False
+        return encode_closely
     tests = [f"value.{name}.__class__ is {_FLAT[hints[name]]}" for name in fields]
-    scope: dict[str, Any] = {"cls": hint}
-    body = " and ".join(["value.__class__ is cls", *tests])
-    exec(f"def is_flat(value): return {body}", scope)  # names of fields are identifiers
-    check: Callable[[Any], bool] = scope["is_flat"]
-    return check
+    scope: dict[str, Any] = {"cls": cls, "pack": _pack, "encode_closely": encode_closely}
+    lines = [
+        "def encode_record(value):",
+        f" if {' and '.join(['value.__class__ is cls', *tests])}: return pack(value)",
+        " return encode_closely(value)",
+    ]
+    exec("\n".join(lines), scope)  # names of fields are identifiers
+    encode: Encode = scope["encode_record"]
+    return encode
 
 
 # ---- Shapes
@@ -231,37 +256,107 @@ class SetShape(Shape):
 def make_shape(hint: Any) -> Shape:
     """The shape of a type hint."""
     kind = describe(hint)
-    args = typing.get_args(hint) or ((str, Any) if hint is dict else (Any,))
+    args = typing.get_args(hint) or ((str, Any) if kind[0] == "dict" else (Any,))
     shape: Shape
     match kind:
         case ["list", _]:
-            shape = ListShape(make_shape(args[0]))
+            item = make_shape(args[0])
+            shape = ListShape(item)
+            encode = _list_encoder(item.codec)
         case ["dict", _, _]:
-            shape = MapShape(make_codec(args[0]), make_shape(args[1]))
+            key, value = make_codec(args[0]), make_shape(args[1])
+            shape = MapShape(key, value)
+            encode = _dict_encoder(key, value.codec)
         case ["set", _]:
-            shape = SetShape(make_codec(args[0]))
+            member = _member_codec(make_codec(args[0]))
+            shape = SetShape(member)
+            encode = _set_encoder(member)
         case _:
             shape = ValueShape()
             shape.codec = make_codec(hint)
             return shape
-    shape.codec = _container_codec(hint, kind, shape)
+    shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape))
     return shape
 
 
-def _container_codec(hint: Any, kind: Type, shape: Shape) -> Codec:
-    has_sets = _has_sets(shape)
-    to_stored = _to_stored if has_sets else _to_plain
-    decode_stored: Decode = Decoder(_stored_hint(hint, shape)).decode
+# A container is its head and its items, each encoded as it would be alone. Where all items are
+# exactly of a scalar class, msgspec does it in one go.
 
-    def encode_container(value: Any) -> bytes:
-        data = _pack(to_stored(value, shape))
-        decode_stored(data)
-        return data
+_EXACT: dict[Any, type] = {"int": int, "float": float, "str": str, "bytes": bytes, "bool": bool}
 
-    def decode_with_sets(data: bytes) -> Any:
-        return _from_stored(decode_stored(data), shape)
 
-    return Codec(hint, kind, encode_container, decode_with_sets if has_sets else decode_stored)
+def _is_exact(items: Iterable[Any], kind: Type) -> bool:
+    """Whether items may be packed without a look at each."""
+    if kind == "any":
+        return True
+    exact = _EXACT.get(kind) if isinstance(kind, str) else None
+    if exact is None or not set(map(type, items)) <= {exact}:
+        return False
+    if exact is not int:
+        return True
+    return min(items, default=0) >= _INT_MIN and max(items, default=0) <= _INT_MAX
+
+
+def _list_encoder(item: Codec) -> Encode:
+    encode, kind = item.encode, item.type
+
+    def encode_list(value: Any) -> bytes:
+        items = value if value.__class__ is list else list(_items_of(value))
+        if _is_exact(items, kind):
+            return _pack(items)
+        return _head(0x90, 0xDC, len(items)) + b"".join([encode(one) for one in items])
+
+    return encode_list
+
+
+def _dict_encoder(key: Codec, value: Codec) -> Encode:
+    encode_key, encode_value = key.encode, value.encode
+
+    def encode_dict(entries: Any) -> bytes:
+        if entries.__class__ is not dict:
+            entries = dict(_entries_of(entries))
+        if _is_exact(entries, key.type) and _is_exact(entries.values(), value.type):
+            return _pack(entries)
+        # Two keys that are encoded alike (1 and True) are one, and the last value counts.
+        pairs = {encode_key(one): encode_value(other) for one, other in entries.items()}
+        return _head(0x80, 0xDE, len(pairs)) + b"".join([k + v for k, v in pairs.items()])
+
+    return encode_dict
+
+
+def _set_encoder(member: Codec) -> Encode:
+    encode = member.encode
+
+    def encode_set(members: Any) -> bytes:
+        packed = dict.fromkeys([encode(one) for one in _items_of(members)])
+        return _head(0x80, 0xDE, len(packed)) + b"".join([one + b"\xc0" for one in packed])
+
+    return encode_set
+
+
+def _member_codec(codec: Codec) -> Codec:
+    """Members of a set are found by their bytes, so equal ones must have equal bytes."""
+    if codec.type != "float":
+        return codec
+    return Codec(codec.hint, codec.type, lambda one: _encode_float(one + 0.0), codec.decode)
+
+
+def _head(short: int, long: int, count: int) -> bytes:
+    """The head of a MessagePack array or map."""
+    if count < 16:
+        return bytes([short | count])
+    return _HEAD_16.pack(long, count) if count < 65536 else _HEAD_32.pack(long + 1, count)
+
+
+def _container_decoder(hint: Any, shape: Shape) -> Decode:
+    decode: Decode = Decoder(_stored_hint(hint, shape)).decode
+    if not _has_sets(shape):
+        return decode
+
+    def decode_with_sets(data: bytes | memoryview) -> Any:
+        return _from_stored(decode(data), shape)
+
+    return decode_with_sets
 
 
 def _has_sets(shape: Shape) -> bool:
@@ -282,21 +377,6 @@ def _stored_hint(hint: Any, shape: Shape) -> Any:
     if isinstance(shape, MapShape) and args:
         return dict[args[0], _stored_hint(args[1], shape.value)]  # type: ignore[misc,valid-type]
     return _storable(hint)
-
-
-def _to_plain(value: Any, shape: Shape) -> Any:
-    """A list or dict of what is given for one."""
-    if isinstance(shape, ListShape):
-        return value if value.__class__ is list else list(_items_of(value))
-    return value if value.__class__ is dict else dict(_entries_of(value))
-
-
-def _to_stored(value: Any, shape: Shape) -> Any:
-    if isinstance(shape, ListShape):
-        return [_to_stored(item, shape.item) for item in _items_of(value)]
-    if isinstance(shape, MapShape):
-        return {key: _to_stored(item, shape.value) for key, item in _entries_of(value)}
-    return dict.fromkeys(_items_of(value)) if isinstance(shape, SetShape) else value
 
 
 def _from_stored(value: Any, shape: Shape) -> Any:

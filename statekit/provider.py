@@ -92,7 +92,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     home = None
     share = 0
     if parsed.scheme == "memory":
-        budget = parsed.take_bytes("memory", 0)
+        budget = parsed.take_bytes("memory", 0) or None
         if parsed.place:
             raise ArgumentError(f'{url!r} names a place in memory. Write "memory:".')
         parsed.refuse_rest()
@@ -115,7 +115,7 @@ def _open_with(
     key_groups: int | None,
     subgroups: int | None,
     owned: KeyGroups | None,
-    budget: int,
+    budget: int | None,
 ) -> "KVProvider":
     meta = _Meta.read(home, url)
     geometry = []
@@ -167,6 +167,9 @@ class _Family:
 
     def __init__(self) -> None:
         self.owners: dict[int, KVProvider] = {}
+
+    def members(self) -> set["KVProvider"]:
+        return set(self.owners.values())
 
 
 class _Meta:
@@ -292,14 +295,13 @@ class KVProvider:
         codec = make_codec(hint)
         if default is not NO_DEFAULT:
             _check_value(codec, default, f"the default of state {name!r}")
-        kind = _value_kind(codec.type)
-        cls = ValueState if kind == "bytes" else NumberValueState
+        cls = ValueState if _value_kind(codec.type) == "bytes" else NumberValueState
 
         def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
             state: ValueState[Any] = cls(raw, residence, schema, codec, default)
             return state if fold is None else fold(state)
 
-        return self._declare(name, "value", key, codec.type, kind, ttl, make)
+        return self._declare(name, "value", key, codec.type, ttl, make)
 
     @overload
     def list(
@@ -353,14 +355,12 @@ class KVProvider:
         return self.value(name, hint, key=key, ttl=ttl)
 
     def _container(self, name: str, shape: Shape, key: KeyType, ttl: Any) -> Any:
-        form, kind, cls = next(
-            (form, kind, cls) for node, form, kind, cls in _CONTAINERS if isinstance(shape, node)
-        )
+        form, cls = next((form, cls) for node, form, cls in _CONTAINERS if isinstance(shape, node))
 
         def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
             return cls(raw, residence, schema, shape)
 
-        return self._declare(name, form, key, shape.codec.type, kind, ttl, make)
+        return self._declare(name, form, key, shape.codec.type, ttl, make)
 
     def reduce(
         self,
@@ -428,7 +428,7 @@ class KVProvider:
             residence.load_state(raw)
             return TimersState(raw, residence, schema)
 
-        return self._declare(name, "timers", key, "int", "timers", None, make)  # type: ignore[no-any-return]
+        return self._declare(name, "timers", key, "int", None, make)  # type: ignore[no-any-return]
 
     def _declare(
         self,
@@ -436,7 +436,6 @@ class KVProvider:
         form: str,
         key: KeyType,
         type_: Type,
-        kind: str,
         ttl: Any,
         make: Callable[..., Any],
     ) -> Any:
@@ -447,10 +446,11 @@ class KVProvider:
             before = self._declared.get(name)
             if before is not None and (before.schema != asked or before.ttl != life):
                 self._refuse_second(before, asked, life)
-            stored = self._meta.find(name)
-            if stored is not None and before is None:
-                check_evolution(stored, asked)
-            return self._attach_state(_Declaration(asked, life, make), kind)
+            for sibling in self._family.members():
+                theirs = sibling._declared.get(name)
+                if theirs is not None and theirs.schema != asked:
+                    self._refuse_second(theirs, asked, life)
+            return self._attach_state(_Declaration(asked, life, make))
 
     def _refuse_second(self, before: _Declaration, asked: StateSchema, life: TTL | None) -> None:
         if before.schema == asked:
@@ -464,15 +464,12 @@ class KVProvider:
         error.state = asked.name
         raise error
 
-    def _attach_state(self, declaration: _Declaration, kind: str | None = None) -> Any:
+    def _attach_state(self, declaration: _Declaration) -> Any:
         """The typed state of a declaration, on the native state of its name."""
         schema, residence = declaration.schema, self._residence
-        raw = residence.store.state(
-            schema.name,
-            kind or _kind_of(schema),  # type: ignore[call-overload]
-            schema.key,
-            timed=schema.timed,
-        )
+        if (stored := self._meta.find(schema.name)) is not None:
+            check_evolution(stored, schema)
+        raw = self._native_state(schema)
         self._register(schema)
         if declaration.ttl is not None:
             life = declaration.ttl
@@ -485,6 +482,14 @@ class KVProvider:
         self._handles.append(state)
         return state
 
+    def _native_state(self, schema: StateSchema) -> Any:
+        return self._residence.store.state(
+            schema.name,
+            _kind_of(schema),  # type: ignore[call-overload]
+            schema.key,
+            timed=schema.timed,
+        )
+
     def _register(self, schema: StateSchema) -> None:
         """Writes the schema into the home's description, where several providers may be at it."""
         residence = self._residence
@@ -495,12 +500,12 @@ class KVProvider:
             if expected is not None:
                 self._meta.schemas = _Meta.decode(expected, self.url).schemas
             schemas = self._meta.schemas
-            names = [known.name for known in schemas]
             if schema in schemas:
                 break
             changed = [*schemas, schema]
-            if schema.name in names:
-                changed = [schema if known.name == schema.name else known for known in schemas]
+            if (stored := self._meta.find(schema.name)) is not None:
+                check_evolution(stored, schema)
+                changed = [schema if known is stored else known for known in schemas]
             self._meta.schemas = changed
             if home is None or home.write_meta(self._meta.encode(), expected):
                 break
@@ -666,19 +671,22 @@ class KVProvider:
     def _split_off(self, part: tuple[range, ...]) -> "KVProvider":
         own = self._residence
         groups = sum(map(len, self._mine)) or 1
-        share = own.budget * sum(map(len, part)) // groups
+        share = None
+        if own.budget is not None:
+            share = own.budget * sum(map(len, part)) // groups
         other = self._sibling(share)
         try:
             own.move_leaves(other._residence, self._leaf_ranges(part))
         except BaseException:
             other._let_go()
             raise
-        own.set_budget(own.budget - share)
         self._mine = subtract(self._mine, part)
         other._take_over(part)
+        if own.budget is not None and share is not None:
+            own.set_budget(own.budget - share)
         return other
 
-    def _sibling(self, budget: int) -> "KVProvider":
+    def _sibling(self, budget: int | None) -> "KVProvider":
         """A provider with the same states and home that owns nothing yet."""
         store = Store(self.key_group_count, self.subgroups)
         store.mark(0, store.leaves, "away")
@@ -717,11 +725,17 @@ class KVProvider:
                     self._attach_state(declaration)
             for schema in other._meta.schemas:
                 self._register(schema)
-            leaves = self._leaf_ranges(part)
-            other._residence.give(self._residence, leaves)
-            self._residence.set_budget(self._residence.budget + other._residence.budget)
+                other._native_state(schema)  # also those that are stored and not declared
+            other._residence.give(self._residence, self._leaf_ranges(part))
             other._mine = ()
             self._take_over(part)
+            here, there = self._residence.budget, other._residence.budget
+            if here is not None:
+                # Their memory comes with them; a provider that had given all away and takes from
+                # one without a limit needs some again.
+                self._residence.set_budget(here + (there or 0) or MEMORY_DEFAULT)
+            if there is not None:
+                other._residence.set_budget(0)
 
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:
@@ -785,8 +799,10 @@ class KVProvider:
             "absent": total.absent,
             "away": total.away,
         }
-        figures = {} if residence.home is None else dict(residence.home.metrics())
-        return Metrics(states, store.bytes_used, residence.budget, leaves, figures)
+        figures: dict[str, float] = {}
+        if residence.home is not None:
+            figures = {"failed_writes": residence.failures, **residence.home.metrics()}
+        return Metrics(states, store.bytes_used, residence.budget or 0, leaves, figures)
 
     def __repr__(self) -> str:
         if self._is_closed:
@@ -840,9 +856,9 @@ class Keyed:
 
 _list = list  # the class has a method of that name
 _CONTAINERS = (
-    (ListShape, "list", "list", ListState),
-    (MapShape, "map", "map", MapState),
-    (SetShape, "set", "map", SetState),
+    (ListShape, "list", ListState),
+    (MapShape, "map", MapState),
+    (SetShape, "set", SetState),
 )
 _FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
 

@@ -31,7 +31,7 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
 
-from statekit.errors import MemoryLimitError, UnknownEntryError
+from statekit.errors import HomeError, MemoryLimitError, UnknownEntryError
 from statekit.homes import Home, Row
 from statekit.homes.home import Change
 from statekit.metrics import StateCounters
@@ -57,17 +57,18 @@ BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
 class Residence:
     """A store and its home. Every method may be called from any thread."""
 
-    def __init__(self, store: Store, home: Home | None, budget: int) -> None:
+    def __init__(self, store: Store, home: Home | None, budget: int | None) -> None:
         self.store = store
         self.home = home
-        self.budget = budget  # bytes of memory; 0 for no limit
+        self.budget = budget  # bytes of memory; None for no limit
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
         self._lock = threading.RLock()
         self._fold_locks: dict[str, threading.Lock] = {}
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
-        store.limit(budget)
+        self.failures = 0  # of the home, when it was to be written to and nobody was waiting
+        self._limit()
         if home is not None:
             store.write_back(True)
 
@@ -103,9 +104,8 @@ class Residence:
                         self.fetch(raw, wanted)
                 yield
             finally:
-                self.store.limit(self.budget)
-                if self.budget and self.store.bytes_used > self.budget:
-                    self.make_room(None)
+                self._limit()
+            self._trim()
 
     @contextmanager
     def timed_batch(self, raw: State) -> Iterator[None]:
@@ -176,7 +176,8 @@ class Residence:
             assert limit is not None
             raise limit
         with self._lock:
-            wanted = max(self.budget // _EVICT_SHARE, 1, self.store.bytes_used - self.budget)
+            budget = self.budget or 0
+            wanted = max(budget // _EVICT_SHARE, 1, self.store.bytes_used - budget)
             freed = self._evict(wanted)
             for is_cold in (True, False):
                 # Cold entries first: hot ones would be written again and again.
@@ -233,7 +234,7 @@ class Residence:
             number, leaf = self.numbers[block.name], block.leaf
             changes += [
                 ((leaf, number, key), row)
-                for key, row in zip(block.keys(), block_rows(block), strict=True)
+                for key, row in zip(block.key_list(), block_rows(block), strict=True)
             ]
             self.counters[block.name].written_back(block.entries)
 
@@ -333,22 +334,50 @@ class Residence:
     def set_budget(self, budget: int) -> None:
         """Changes how much memory may hold."""
         self.budget = budget
-        self.store.limit(budget)
-        if budget and self.home is not None and self.store.bytes_used > budget:
+        self._limit()
+        self._trim()
+
+    def _limit(self) -> None:
+        self.store.limit(0 if self.budget is None else max(self.budget, 1))
+
+    def _trim(self) -> None:
+        """Makes room if memory is above the budget, after something that succeeded.
+
+        If the home fails now, that must not look as if what was done had failed; whoever needs
+        room next will be told.
+        """
+        if self.budget is None or self.home is None or self.store.bytes_used <= self.budget:
+            return
+        try:
             self.make_room(None)
+        except HomeError:
+            self.failures += 1
 
     def give(self, target: "Residence", ranges: Sequence[range]) -> None:
-        """Hands leaves over: by moving them if both have the same home, else by way of rows."""
+        """Hands leaves over: by moving them if both have the same home, else by way of rows.
+
+        If it fails, the leaves are where they were.
+        """
         if self.home is target.home:
             self.move_leaves(target, ranges)
-        elif target.home is None:
-            self.flush()
-            with self._lock:
-                self._load_whole(ranges)
-                self.move_leaves(target, ranges)
-                self._forget_rows(ranges)
-        else:
-            self._give_rows(target, target.home, ranges)
+            return
+        first, second = sorted((self, target), key=id)
+        with first._lock, second._lock:
+            # Out of reach first: what is written to them from here on must not be lost.
+            aside = Residence(Store(self.store.key_groups, self.store.subgroups), self.home, None)
+            aside.store.mark(0, self.store.leaves, "away")
+            aside.numbers, aside.counters = self.numbers, self.counters
+            self.move_leaves(aside, ranges)
+            try:
+                if target.home is None:
+                    aside._load_whole(ranges)
+                    aside.move_leaves(target, ranges)
+                else:
+                    aside._copy_rows(target, target.home, ranges)
+            except BaseException:
+                aside.move_leaves(self, ranges)
+                raise
+            self._forget_rows(ranges)
 
     def move_leaves(self, target: "Residence", ranges: Sequence[range]) -> None:
         """Moves leaves from store to store: no entry is touched. All of them, or none."""
@@ -367,46 +396,42 @@ class Residence:
                     _move(target.store, self.store, leaves)
                 raise
             finally:
-                target.store.limit(target.budget)
+                target._limit()
 
     def _load_whole(self, ranges: Sequence[range]) -> None:
-        """Brings all entries of leaves here. The budget does not hold for it."""
-        assert self.home is not None
-        self.store.limit(0)
-        try:
-            for leaf in (leaf for leaves in ranges for leaf in leaves):
-                for raw in self.store.states():
-                    for key, row in self.home.load(leaf, self.numbers[raw.name]):
-                        self._install(raw, key, row)
-                self.store.mark(leaf, leaf + 1, "whole")
-        finally:
-            self.store.limit(self.budget)
+        """Brings all entries of leaves here."""
+        home = self.home
+        assert home is not None
+        states = {raw.name: raw for raw in self.store.states()}
+        for leaf in (leaf for leaves in ranges for leaf in leaves):
+            if self.store.residency(leaf) == "whole":
+                continue
+            for name, number in self.numbers.items():
+                for key, row in home.load(leaf, number):
+                    self._install(states[name], key, row)
+            self.store.mark(leaf, leaf + 1, "whole")
 
-    def _give_rows(self, target: "Residence", home: Home, ranges: Sequence[range]) -> None:
-        """Writes leaves to another home, where they are from then on. Here they stay until then."""
-        with self._lock, target._lock:
-            if self.home is not None:
-                self.flush()
-            leaves = [leaf for part in ranges for leaf in part]
-            for leaf in leaves:
-                changes: list[Change] = []
-                if self.home is None:
-                    target._add_changes(self.store.encode_leaf(leaf), changes)
-                else:
-                    for raw in self.store.states():
-                        number = target.numbers[raw.name]
-                        rows = self.home.load(leaf, self.numbers[raw.name])
-                        changes += [((leaf, number, key), row) for key, row in rows]
-                if changes:
-                    home.write(changes)
-            home.flush()
-            for part in ranges:
-                target.store.mark(part.start, part.stop, "absent")
-                self.store.mark(part.start, part.stop, "away")
-            self._forget_rows(ranges)
-            for raw in target.store.states():
-                if raw.kind == "timers":
-                    target.load_state(raw)
+    def _copy_rows(self, target: "Residence", home: Home, ranges: Sequence[range]) -> None:
+        """Writes leaves to another home, where they are from then on."""
+        for leaf in (leaf for part in ranges for leaf in part):
+            rows: dict[Row, bytes | None] = {}
+            is_whole = self.store.residency(leaf) == "whole"
+            here = {raw.name for raw in self.store.states()}
+            for name, number in self.numbers.items():
+                if self.home is not None and not (is_whole and name in here):
+                    for key, row in self.home.load(leaf, number):
+                        rows[leaf, target.numbers[name], key] = row
+            changes: list[Change] = []
+            target._add_changes(self.store.encode_leaf(leaf), changes)
+            rows.update(changes)  # what is here is newer
+            if rows:
+                home.write([(row, value) for row, value in rows.items() if value is not None])
+        home.flush()
+        for part in ranges:
+            target.store.mark(part.start, part.stop, "absent")
+        for raw in target.store.states():
+            if raw.kind == "timers":
+                target.load_state(raw)
 
     def _forget_rows(self, ranges: Sequence[range]) -> None:
         """Deletes the rows of leaves that were given away, or reopening would bring them back."""

@@ -38,7 +38,7 @@ _PACK: dict[str, Callable[[Any], bytes]] = {"i64": _pack_int, "f64": _pack_float
 
 def block_rows(block: Block) -> list[bytes | None]:
     """The rows of a block's entries; None for a deletion."""
-    values = block.values()
+    values = block.value_list()
     pack = _PACK.get(block.kind)
     if pack is not None:
         values = [None if value is None else pack(value) for value in values]

@@ -44,7 +44,11 @@ _SCALARS: dict[Any, str] = {
     datetime.datetime: "datetime", datetime.date: "date", datetime.time: "time",
     datetime.timedelta: "timedelta", uuid.UUID: "uuid", decimal.Decimal: "decimal",
 }  # fmt: skip
-_BARE = {list: ["list", "any"], dict: ["dict", "str", "any"], set: ["set", "any"]}
+_BARE = {
+    list: ["list", "any"],
+    dict: ["dict", "str", "any"],
+    set: ["set", "any"],
+}
 _KEY_PARTS = frozenset(("str", "bytes", "int"))
 _ADVICE = (
     "Use int, float, bool, str, bytes, None, datetime, Any, list, dict, set, tuple, a dataclass, "
@@ -72,15 +76,15 @@ def describe(hint: Any) -> Type:
 
 
 def _describe(hint: Any, open_records: dict[Any, str]) -> Type:
-    try:
-        scalar = _SCALARS.get(hint)
-    except TypeError:  # unhashable: no type
-        scalar = None
-    if scalar is not None:
-        return scalar
-    if hint in _BARE:
-        return list(_BARE[hint])
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    try:
+        if (scalar := _SCALARS.get(hint)) is not None:
+            return scalar
+        bare = None if args else _BARE.get(origin or hint)
+    except TypeError as error:  # unhashable
+        raise SchemaError(f"{shorten(hint)} is no type that a state can hold. {_ADVICE}") from error
+    if bare is not None:
+        return list(bare)
     if origin in (typing.Union, types.UnionType):
         return ["union", *(_describe(arg, open_records) for arg in args)]
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
@@ -91,7 +95,7 @@ def _describe(hint: Any, open_records: dict[Any, str]) -> Type:
         return [origin.__name__, _describe(args[0], open_records)]
     if origin is dict:
         return ["dict", _describe_map_key(args[0]), _describe(args[1], open_records)]
-    if origin is tuple:
+    if origin is tuple and (args or hint == tuple[()]):
         return _describe_tuple(args, open_records)
     if isinstance(hint, type):
         return _describe_class(hint, open_records)
@@ -119,7 +123,7 @@ def _describe_class(cls: type, open_records: dict[Any, str]) -> Type:
         return ["ref", open_records[cls]]
     if issubclass(cls, enum.Enum):
         values = [member.value for member in cls]
-        if not values or len({type(value) for value in values} & {int, str}) != 1:
+        if {type(value) for value in values} not in ({int}, {str}):
             raise SchemaError(
                 f"the values of {cls.__name__} are not all str or all int, so it cannot be "
                 "stored. Give its members values of one of these types."
@@ -189,7 +193,8 @@ def show(stored: Type) -> str:
 def refusal(stored: Type, asked: Type) -> str | None:
     """Why what is stored cannot be read as what is asked for; None if it can.
 
-    Allowed: a new field with a default, a field that is gone, int where float is asked for.
+    Allowed: a new field with a default, a field that is gone, int where float is asked for. (Not in
+    a set, or as the key of a map: these are found by their bytes.)
     """
     if stored == asked:
         return None
@@ -207,6 +212,12 @@ def _refuse_parts(stored: list[Any], asked: list[Any]) -> str | None:
         return f"{show(stored)} cannot become {show(asked)}"
     reasons = (refusal(a, b) for a, b in zip(stored[1:], asked[1:], strict=True))
     return next((reason for reason in reasons if reason), None)
+
+
+def _refuse_union(stored: list[Any], asked: list[Any]) -> str | None:
+    if sorted(stored[1:], key=show) == sorted(asked[1:], key=show):
+        return None  # the order of the members says nothing
+    return _refuse_parts(stored, asked)
 
 
 def _refuse_dict(stored: list[Any], asked: list[Any]) -> str | None:
@@ -247,10 +258,9 @@ def _refuse_ref(stored: list[Any], asked: list[Any]) -> str | None:
 
 _COMPARE: dict[str, Callable[[list[Any], list[Any]], str | None]] = {
     "list": _refuse_parts,
-    "set": _refuse_parts,
     "tuple": _refuse_parts,
     "tuple*": _refuse_parts,
-    "union": _refuse_parts,
+    "union": _refuse_union,
     "dict": _refuse_dict,
     "record": _refuse_fields,
     "row": _refuse_row,

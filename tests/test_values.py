@@ -593,7 +593,7 @@ SAMPLES: dict[str, list[Any]] = {
 # ---- Whole states as tables
 
 PLAIN: dict[str, Callable[[Any], Any]] = {
-    "tuple": list,
+    "tuple": lambda v: {str(at): part for at, part in enumerate(v)},
     "tuples": list,
     "set": list,
     "dict": lambda v: list(v.items()),

@@ -1,6 +1,9 @@
 """Whole states as Arrow tables: numbers straight from the store's columns, the rest one by one."""
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+from msgspec import json
 
 from statekit.schema import Type
 from statekit.store import Block
@@ -25,11 +28,8 @@ def to_arrow(state: "KeyedState[Any]") -> "pyarrow.Table":
         keys.append(key)
         values.append(value)
     columns = _key_columns(state, keys)
-    kind = arrow_type(state.schema.type) if state.schema.form != "timers" else None
-    if state.schema.form == "timers":
-        kind = pyarrow.list_(pyarrow.int64())
-    plain = [_arrow_value(value, state.schema.type) for value in values]
-    columns["value"] = pyarrow.array(plain, kind) if kind is not None else pyarrow.array(plain)
+    kind = ["list", "int"] if state.schema.form == "timers" else state.schema.type
+    columns["value"] = arrow_array(values, kind)
     return pyarrow.table(columns)
 
 
@@ -81,52 +81,75 @@ def _wide(key_type: Any) -> Any:
     return pyarrow.large_string() if key_type == pyarrow.string() else pyarrow.large_binary()
 
 
-_SCALARS = {
-    "int": "int64", "float": "float64", "bool": "bool_", "str": "string", "bytes": "binary",
-    "none": "null",
-}  # fmt: skip
+_SCALARS = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string", "bytes": "binary"}
 
 
-def arrow_type(kind: Type) -> Any:
-    """The Arrow type of a schema type; None where Arrow is to find out from the values."""
+def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
+    """Values of a schema type as an Arrow array: maps as maps, records and tuples as structs.
+
+    Where the type leaves it open (Any, unions, dates), Arrow finds out from the values; what it
+    cannot hold becomes JSON text.
+    """
     import pyarrow
 
     match kind:
-        case str():
-            name = _SCALARS.get(kind)
-            return getattr(pyarrow, name)() if name else None
-        case ["list" | "set" | "tuple*", item]:
-            inner = arrow_type(item)
-            return pyarrow.list_(inner) if inner is not None else None
-        case ["dict", key, value]:
-            parts = arrow_type(key), arrow_type(value)
-            return pyarrow.map_(*parts) if None not in parts else None
-        case ["record" | "row", _, fields]:
-            inner = [(name, arrow_type(field)) for name, (field, _) in fields.items()]
-            return pyarrow.struct(inner) if all(part for _, part in inner) else None
+        case "int" | "float" | "bool" | "str" | "bytes":
+            return pyarrow.array(values, getattr(pyarrow, _SCALARS[kind])())
         case ["union", one, "none"] | ["union", "none", one]:
-            return arrow_type(one)
-        case ["enum", _, values]:
-            return pyarrow.string() if isinstance(values[0], str) else pyarrow.int64()
-        case _:
-            return None
-
-
-def _arrow_value(value: Any, kind: Type) -> Any:
-    """A value as pyarrow.array() takes it: records as dicts, dicts as pairs."""
-    if value is None or isinstance(kind, str):
-        return value
-    match kind:
-        case ["list" | "set" | "tuple*", item]:
-            return [_arrow_value(one, item) for one in value]
-        case ["dict", key, item]:
-            return [(_arrow_value(k, key), _arrow_value(v, item)) for k, v in value.items()]
-        case ["record" | "row", _, fields]:
-            get = value.get if isinstance(value, dict) else lambda name: getattr(value, name)
-            return {name: _arrow_value(get(name), field) for name, (field, _) in fields.items()}
-        case ["union", one, "none"] | ["union", "none", one]:
-            return _arrow_value(value, one)
+            return arrow_array(values, one)
         case ["enum", _, _]:
-            return getattr(value, "value", value)
+            return pyarrow.array([getattr(value, "value", value) for value in values])
+        case ["list" | "set" | "tuple*", item]:
+            flat = [one for value in values if value is not None for one in value]
+            return pyarrow.ListArray.from_arrays(_offsets(values), arrow_array(flat, item))
+        case ["dict", key, item]:
+            there = [value for value in values if value is not None]
+            keys = arrow_array([one for value in there for one in value], key)
+            items = arrow_array([one for value in there for one in value.values()], item)
+            return pyarrow.MapArray.from_arrays(_offsets(values), keys, items)
+        case ["tuple", *parts]:
+            columns = {str(at): (part, _item_getter(at)) for at, part in enumerate(parts)}
+            return _struct(values, columns)
+        case ["record" | "row", _, fields]:
+            columns = {name: (part, _field_getter(name)) for name, (part, _) in fields.items()}
+            return _struct(values, columns)
         case _:
-            return value
+            return _guessed(values)
+
+
+def _offsets(values: list[Any]) -> "pyarrow.Array":
+    """Where each container's items start; null for one that is not there."""
+    import pyarrow
+
+    ends = list(accumulate((len(value or ()) for value in values), initial=0))
+    starts = [None if value is None else at for value, at in zip(values, ends, strict=False)]
+    return pyarrow.array([*starts, ends[-1]], pyarrow.int32())
+
+
+def _struct(values: list[Any], columns: dict[str, tuple[Type, Any]]) -> "pyarrow.Array":
+    import pyarrow
+
+    arrays = [
+        arrow_array([None if value is None else get(value) for value in values], part)
+        for part, get in columns.values()
+    ]
+    missing = pyarrow.array([value is None for value in values], pyarrow.bool_())
+    return pyarrow.StructArray.from_arrays(arrays, list(columns), mask=missing)
+
+
+def _item_getter(at: int) -> Any:
+    return lambda value: value[at]
+
+
+def _field_getter(name: str) -> Any:
+    return lambda value: value.get(name) if isinstance(value, dict) else getattr(value, name)
+
+
+def _guessed(values: list[Any]) -> "pyarrow.Array":
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
+        texts = [None if value is None else json.encode(value).decode() for value in values]
+        return pyarrow.array(texts, pyarrow.string())

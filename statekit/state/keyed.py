@@ -194,7 +194,7 @@ class KeyedState(Generic[V]):
             )
         encode = codec.encode
         encoded: list[bytes] = []
-        for item in values.to_pylist() if hasattr(values, "to_pylist") else values:
+        for item in plain_items(values):
             try:
                 encoded.append(encode(item))
             except VALUE_FAULTS as fault:
@@ -275,3 +275,12 @@ def _shift_record(error: StateKitError, start: int, n: int) -> None:
     if error.statuses is not None:
         after = n - start - len(error.statuses)
         error.statuses = bytes(start) + error.statuses + bytes([lib.SK_END]) * after
+
+
+def plain_items(values: Any) -> Any:
+    """A column as Python objects: Arrow's and NumPy's own are not what codecs and users expect."""
+    if hasattr(values, "to_pylist"):
+        return values.to_pylist()
+    if getattr(getattr(values, "dtype", None), "kind", "") == "M" and hasattr(values, "astype"):
+        values = values.astype("datetime64[us]")  # finer ones become ints
+    return values.tolist() if hasattr(values, "tolist") else values

@@ -6,8 +6,10 @@ from typing import Any, Generic, TypeVar
 
 from statekit.errors import ColumnError, where
 from statekit.schema import StateSchema
+from statekit.state.keyed import plain_items
 from statekit.state.results import Values
 from statekit.state.value import NO_DEFAULT, NumberValueState, ValueState
+from statekit.store.columns import key_column
 
 A = TypeVar("A")
 I = TypeVar("I")  # noqa: E741  (what goes in)
@@ -133,7 +135,7 @@ class ReduceState(_Folding[V]):
         if self._function is operator.add and self._native is not None:
             self._values.add_many(keys, values)
             return
-        for key, value in _pairs(keys, values, self.name):
+        for key, value in _pairs(self._values, keys, values):
             self.add(key, value)
 
     def __getitem__(self, key: Any) -> V:
@@ -191,7 +193,7 @@ class AggregateState(_Folding[A], Generic[A, I, R]):
 
     def add_many(self, keys: Any, items: Any) -> None:
         """Adds a column of items, each to its key's accumulator."""
-        for key, item in _pairs(keys, items, self.name):
+        for key, item in _pairs(self._values, keys, items):
             self.add(key, item)
 
     def __getitem__(self, key: Any) -> R:
@@ -229,19 +231,15 @@ class KeyedFold:
         return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
 
 
-def _pairs(keys: Any, values: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """Two columns as Python objects: Arrow's and NumPy's are not what users' functions expect."""
-    plain = [
-        column.to_pylist()
-        if hasattr(column, "to_pylist")
-        else column.tolist()
-        if hasattr(column, "tolist")
-        else list(column)
-        for column in (keys, values)
-    ]
-    if len(plain[0]) != len(plain[1]):
+def _pairs(state: ValueState[Any], keys: Any, values: Any) -> Iterator[tuple[Any, Any]]:
+    """A column of keys, in any form that batches take, and one of values as Python objects."""
+    codec = state._raw.codec
+    column = key_column(keys, codec, f"the keys for state {state.name!r}")
+    items = list(plain_items(values))
+    if column.n != len(items):
         raise ColumnError(
-            f"there are {len(plain[0])} keys but {len(plain[1])} values{where(name)}. "
+            f"there are {column.n} keys but {len(items)} values{where(state.name)}. "
             "Pass one for each key."
         )
-    return zip(*plain, strict=True)
+    rows = (codec.decode(column.encoded(record)) for record in range(column.n))
+    return zip(rows, items, strict=True)

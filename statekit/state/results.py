@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from statekit.codecs import Codec
+from statekit.state.export import arrow_array
 from statekit.store.batch import Blobs, Numbers
 
 if TYPE_CHECKING:
@@ -25,9 +27,12 @@ class Values(Sequence[V], Generic[V]):
 
     __slots__ = ("_default", "found")
 
-    def __init__(self, found: bytes, default: Any) -> None:
+    def __init__(self, found: bytes, default: Callable[[], Any] | None) -> None:
         self.found = found  # one byte per key: 1 if there is a value
-        self._default = default
+        self._default = default  # makes what a missing value is, anew each time
+
+    def _missing(self) -> Any:
+        return None if self._default is None else self._default()
 
     def __len__(self) -> int:
         return len(self.found)
@@ -39,7 +44,7 @@ class Values(Sequence[V], Generic[V]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return self.to_list()[at]
-        return self._value(at) if self.found[at] else self._default
+        return self._value(at) if self.found[at] else self._missing()
 
     def __iter__(self) -> Iterator[V]:
         return iter(self.to_list())
@@ -63,9 +68,7 @@ class Values(Sequence[V], Generic[V]):
 
     def to_arrow(self) -> "pyarrow.Array":
         """An Arrow array; null where there is neither a value nor a default."""
-        import pyarrow
-
-        return pyarrow.array(self.to_list())
+        raise NotImplementedError
 
     def to_numpy(self) -> "numpy.ndarray[Any, Any]":
         """A NumPy array, of objects unless the values are numbers."""
@@ -95,7 +98,7 @@ class NumberValues(Values[V]):
         if 0 not in self.found:
             numbers: list[V] = self._numbers.tolist()  # type: ignore[assignment]
             return numbers
-        default = self._default
+        default = self._missing()
         return [
             value if there else default
             for value, there in zip(self._numbers, self.found, strict=True)
@@ -108,7 +111,7 @@ class NumberValues(Values[V]):
         numbers = numpy.frombuffer(self._numbers, self._numbers.format)
         if 0 not in self.found:
             return numbers
-        default = self._default
+        default = self._missing()
         if default is None:
             default = 0 if self._numbers.format == "q" else float("nan")
         there = numpy.frombuffer(self.found, bool)
@@ -118,7 +121,7 @@ class NumberValues(Values[V]):
         import numpy
         import pyarrow
 
-        if 0 not in self.found or self._default is not None:
+        if 0 not in self.found or self._missing() is not None:
             return pyarrow.array(self.to_numpy())
         missing = ~numpy.frombuffer(self.found, bool)
         return pyarrow.array(numpy.frombuffer(self._numbers, self._numbers.format), mask=missing)
@@ -127,12 +130,15 @@ class NumberValues(Values[V]):
 class EncodedValues(Values[V]):
     """Values of any type, kept encoded, one after the other."""
 
-    __slots__ = ("_decode", "_parts", "_starts")
+    __slots__ = ("_codec", "_decode", "_parts", "_starts")
 
-    def __init__(self, parts: Sequence[Blobs], default: Any, decode: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, parts: Sequence[Blobs], codec: Codec, default: Callable[[], Any] | None
+    ) -> None:
         super().__init__(b"".join(part.found for part in parts), default)
         self._parts = parts
-        self._decode = decode
+        self._codec = codec
+        self._decode = codec.decode
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + len(part.found))
@@ -147,12 +153,15 @@ class EncodedValues(Values[V]):
         raise IndexError(at)
 
     def to_list(self) -> list[V]:
-        decode, default = self._decode, self._default
+        decode, missing = self._decode, self._missing
         found: list[V] = []
         for part in self._parts:
             data, ends = part.data, part.offsets.tolist()
             found += [
-                decode(data[ends[r] : ends[r + 1]]) if there else default
+                decode(data[ends[r] : ends[r + 1]]) if there else missing()
                 for r, there in enumerate(part.found)
             ]
         return found
+
+    def to_arrow(self) -> "pyarrow.Array":
+        return arrow_array(self.to_list(), self._codec.type)

@@ -75,8 +75,7 @@ class ValueState(KeyedState[V]):
         self._decode = codec.decode
         self._default = NO_DEFAULT
         if default is not NO_DEFAULT:
-            self._encoded(codec, default)  # a default must be of the type as well
-            self._default = default
+            self._default = self._encoded(codec, default)
 
     # ---- One key
 
@@ -140,9 +139,8 @@ class ValueState(KeyedState[V]):
         return default
 
     def _fresh_default(self) -> Any:
-        # A copy: the caller may change what it gets.
-        default = self._default
-        return default if default is NO_DEFAULT else self._decode(self._encode_value(default))
+        # Kept encoded: what a caller does to what it gets must not change the default.
+        return NO_DEFAULT if self._default is NO_DEFAULT else self._decode(self._default)
 
     def put(self, key: Any, value: V) -> None:
         """The same as state[key] = value."""
@@ -203,8 +201,8 @@ class ValueState(KeyedState[V]):
     def get_many(self, keys: Any) -> Values[V]:
         """The values of many keys, in their order; see Values for missing ones."""
         parts = self._chunked(self._raw.get_many, keys)
-        default = None if self._default is NO_DEFAULT else self._default
-        return EncodedValues(parts, default, self._decode)
+        default = None if self._default is NO_DEFAULT else self._fresh_default
+        return EncodedValues(parts, self._codec, default)
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the values of many keys. values: a list, an Arrow or NumPy array, a series."""
@@ -313,7 +311,7 @@ class NumberValueState(ValueState[N]):
 
     def get_many(self, keys: Any) -> Values[N]:
         parts = self._chunked(self._raw.get_many, keys)
-        return NumberValues(parts, None if self._default is NO_DEFAULT else self._default)
+        return NumberValues(parts, None if self._default is NO_DEFAULT else lambda: self._default)
 
     def put_many(self, keys: Any, values: Any) -> None:
         letter = self._raw._number.column

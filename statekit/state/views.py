@@ -444,7 +444,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         return [] if data is None else _array_decoder(self._shape.key)(data)
 
     def keys(self) -> KeysView[K]:
-        return KeysView(self)
+        return _Keys(self)
 
     def values(self) -> ValuesView[V]:
         return _Values(self)
@@ -527,6 +527,15 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         self._write(lib.SK_W_CLEAR, creates=False)
 
 
+class _Keys(KeysView[K]):
+    """All keys, read at once."""
+
+    _mapping: MapView[K, Any]
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._mapping)
+
+
 class _Values(ValuesView[V]):
     """All values, read at once."""
 
@@ -545,6 +554,15 @@ class _Items(ItemsView[K, V]):
     """All entries, read at once."""
 
     _mapping: MapView[K, V]
+
+    def __contains__(self, item: object) -> bool:
+        # A map of containers has a view under every key, there or not.
+        match item:
+            case (key, value) if key in self._mapping:
+                found: Any = self._mapping[key]  # type: ignore[index]
+                return bool(found is value or found == value)
+            case _:
+                return False
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         if isinstance(self._mapping._shape.value, ValueShape):
@@ -623,6 +641,20 @@ class SetView(View, MutableSet[T], Generic[T]):
 
     def difference(self, *others: Iterable[Any]) -> set[T]:
         return self.copy().difference(*others)
+
+    def symmetric_difference(self, other: Iterable[Any]) -> set[Any]:
+        return self.copy().symmetric_difference(other)
+
+    def difference_update(self, *others: Iterable[Any]) -> None:
+        for value in self.intersection(*[[one for other in others for one in other]]):
+            self.discard(value)
+
+    def intersection_update(self, *others: Iterable[Any]) -> None:
+        for value in self.difference(self.intersection(*others)):
+            self.discard(value)
+
+    def symmetric_difference_update(self, other: Iterable[Any]) -> None:
+        self ^= set(other)
 
     def issubset(self, other: Iterable[Any]) -> bool:
         return self.copy().issubset(other)

@@ -166,11 +166,11 @@ class Block:
         number = _NUMBERS.get(self.kind)
         return number.unpack(data)[0] if number else data
 
-    def keys(self) -> list[bytes]:
+    def key_list(self) -> list[bytes]:
         """The encoded keys, in the order of their routing hashes."""
         return _pieces(self.key_column, self.key_offsets)
 
-    def values(self) -> list[Any]:
+    def value_list(self) -> list[Any]:
         """The values, in the order of the keys; deletions have the value None."""
         offsets = self.value_offsets
         column = self.value_column
@@ -181,8 +181,8 @@ class Block:
         return [None if mark else value for value, mark in zip(values, marks, strict=True)]
 
     def __iter__(self) -> Iterator[tuple[bytes, Any]]:
-        """(encoded key, value), as keys() and values() have them."""
-        return zip(self.keys(), self.values(), strict=True)
+        """(encoded key, value), as key_list() and value_list() have them."""
+        return zip(self.key_list(), self.value_list(), strict=True)
 
     # ---- Integrity
 

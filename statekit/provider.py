@@ -52,6 +52,7 @@ from statekit.state import (
 from statekit.state.keyed import current_key
 from statekit.state.value import NO_DEFAULT, NumberValueState
 from statekit.store import Store
+from statekit.store.columns import route
 from statekit.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
 
 T = TypeVar("T")
@@ -634,6 +635,14 @@ class KVProvider:
         store = self._residence.store
         data = encode_key(codec.text, key)
         return leaf_of_encoded(codec, data, store.leaves) // store.subgroups
+
+    def key_groups_of(self, keys: Any, *, key: KeyType = str) -> memoryview:
+        """The key-group of each key of a column (as batches take them), as unsigned ints.
+
+        For engines that route whole micro-batches; numpy.asarray() of it costs no copy.
+        """
+        # Both are prefixes of the hash: a key-group is a leaf of a store without sub-groups.
+        return route(keys, key_codec(key), self.key_group_count)
 
     def owner_of(self, key: Any) -> "KVProvider | None":
         """The provider that has a key: this one, or one it was split from or into, or None.

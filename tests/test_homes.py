@@ -808,7 +808,7 @@ def test_size_is_a_number_of_bytes(text: str | int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "1gib", "1 2", "-1", "1e3", "nan", "inf", ".", "1.2.3MiB", None, "9" * 400]
+    "text", ["", "GiB", "1 2", "-1", "1e3", "nan", "inf", ".", "1.2.3MiB", None, "9" * 400]
 )
 def test_size_that_is_none(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"is no size \(memory\)"):

@@ -429,3 +429,22 @@ def test_readers_and_writers_during_a_split_lose_no_write(home: str, tmp_path: P
     }
     for one in (*gone, kv):
         one.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "keys"),
+    [
+        (str, [f"user-{i}" for i in range(500)]),
+        (int, list(range(-250, 250))),
+        (bytes, [bytes([i % 256, i // 256]) for i in range(500)]),
+        (tuple[str, int], [(f"u{i}", i) for i in range(500)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("key_groups", "subgroups"), [(128, 16), (1, 1), (4, 256), (64, 1)])
+def test_routing_a_batch_is_routing_each_key(
+    key: Any, keys: list[Any], key_groups: int, subgroups: int
+) -> None:
+    kv = sk.open("memory:", key_groups=key_groups, subgroups=subgroups)
+    assert kv.key_groups_of(keys, key=key).tolist() == [kv.key_group_of(one) for one in keys]
+    assert kv.key_groups_of([], key=key).tolist() == []

@@ -113,6 +113,19 @@ def key_column(source: Any, codec: KeyCodec, what: str = "the keys") -> Column:
     return _variable("b", data, offsets, n)._replace(is_keys=True)
 
 
+def route(keys: Any, codec: KeyCodec, leaves: int) -> "memoryview[int]":
+    """The leaf of each key, in a store of so many leaves."""
+    col = key_column(keys, codec)
+    native = ffi.new("sk_column *")
+    col.fill(native)
+    out = memoryview(bytearray(4 * col.n)).cast("I")
+    native_out = ffi.from_buffer("uint32_t[]", out)
+    status = lib.sk_route_keys(codec.native, native, col.n, leaves, native_out)
+    if status:
+        raise native_error(status)
+    return out
+
+
 def _tuple_parts(source: Any, count: int) -> Any:
     """The columns of a source of tuple keys, or None."""
     if isinstance(source, tuple):

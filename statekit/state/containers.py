@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
-from statekit.errors import KindError, where
+from statekit.errors import KindError, MemoryLimitError, UnknownEntryError, where
+from statekit.keys import KEY_FAULTS
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
 from statekit.state.results import EncodedValues, Values
-from statekit.state.views import ListView, MapView, SetView, root_view
+from statekit.state.views import ListView, MapView, SetView, View
 from statekit.store.columns import Column, column
 from statekit.store.containers import ContainerState as RawContainer
 
@@ -19,6 +20,7 @@ V = TypeVar("V")
 W = TypeVar("W")  # the view
 D = TypeVar("D")
 
+_AWAITED = (UnknownEntryError, MemoryLimitError)
 _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
 
 
@@ -32,18 +34,37 @@ class ContainerState(KeyedState[V]):
         super().__init__(raw, residence, schema, shape.codec)
         self._shape = shape
 
+    _viewed: type[View]
+    _root: bytes  # what C creates under a new key
+
     def _view(self, key: Any) -> Any:
-        return root_view(self, key, self._shape)
+        encode = self._encode
+        try:
+            k = encode(key)
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key) from None
+        return self._viewed(self, key, k, b"", self._shape, self._root)
 
     def _bind(self, key: Any) -> Any:
         return self._view(key)
 
     def _put(self, key: Any, value: Any) -> None:
-        view = getattr(value, "_key", None)
-        if view == key and getattr(value, "_state", None) is self and not value._steps:
+        if isinstance(value, View) and value._is_root_of(self, key):
             return  # state[key] += ... has changed it in place already
         data = self._encoded(self._codec, value, key)
-        self._settle(self._raw.put_encoded, key, data)
+        put = self._raw.put_encoded
+        try:
+            put(key, data)
+        except _AWAITED:
+            self._settle(put, key, data)
+
+    def _whole(self, key: Any) -> bytes | None:
+        """The encoded value."""
+        get = self._raw.get_encoded
+        try:
+            return get(key)
+        except _AWAITED:
+            return self._settle(get, key)
 
     def get_many(self, keys: Any) -> Values[V | None]:
         """Plain copies of many keys' containers; None where there is none."""
@@ -78,6 +99,8 @@ class ListState(ContainerState[list[T]], Generic[T]):
 
     __slots__ = ()
     _shape: ListShape
+    _viewed = ListView
+    _root = b"l"
 
     def __getitem__(self, key: Any) -> ListView[T]:
         view: ListView[T] = self._view(key)
@@ -117,6 +140,8 @@ class MapState(ContainerState[dict[K, V]], Generic[K, V]):
 
     __slots__ = ()
     _shape: MapShape
+    _viewed = MapView
+    _root = b"m"
 
     def __getitem__(self, key: Any) -> MapView[K, V]:
         view: MapView[K, V] = self._view(key)
@@ -156,6 +181,8 @@ class SetState(ContainerState[set[T]], Generic[T]):
     """
 
     __slots__ = ()
+    _viewed = SetView
+    _root = b"m"
 
     def __getitem__(self, key: Any) -> SetView[T]:
         view: SetView[T] = self._view(key)

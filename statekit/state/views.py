@@ -41,7 +41,8 @@ from statekit.codecs import (
     ValueShape,
     make_codec,
 )
-from statekit.errors import MemoryLimitError, PathError, UnknownEntryError, where
+from statekit.errors import PathError, closed_error, where
+from statekit.store.buffers import Buffer, pop_buffer, push_buffer
 
 if TYPE_CHECKING:
     from statekit.state.containers import ContainerState
@@ -52,11 +53,18 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 _MISSING: Any = object()
-_AWAITED = (UnknownEntryError, MemoryLimitError)
 _END = 2**63 - 1
 _PAGE = 1024  # elements that an iteration over a list reads at a time
 _NIL = b"\xc0"
 _EMPTY_ARRAY = b"\x90"
+_FIXINT = [bytes([number]) for number in range(128)]  # small positions, encoded
+_LETTERS = {"l": b"l", "m": b"m"}
+_IS_MISSING: int = lib.SK_MISSING
+_GET: int = lib.SK_R_GET
+_APPEND: int = lib.SK_W_APPEND
+_SET: int = lib.SK_W_SET
+_sk_read: Callable[..., int] = lib.sk_read
+_sk_write: Callable[..., int] = lib.sk_write
 _encode_int = make_codec(int).encode
 _decode_keys: dict[Any, Callable[[bytes], list[Any]]] = {}
 
@@ -64,18 +72,25 @@ _decode_keys: dict[Any, Callable[[bytes], list[Any]]] = {}
 class View:
     """A place in a state. See the module."""
 
-    __slots__ = ("_key", "_levels", "_shape", "_state", "_steps")
+    __slots__ = ("_k", "_key", "_levels", "_shape", "_state", "_steps")
 
     def __init__(
-        self, state: "ContainerState[Any]", key: Any, steps: bytes, shape: Shape, levels: bytes
+        self,
+        state: "ContainerState[Any]",
+        key: Any,
+        k: bytes,
+        steps: bytes,
+        shape: Shape,
+        levels: bytes,
     ) -> None:
         self._state = state
         self._key = key
+        self._k = k  # the encoded key
         self._steps = steps  # the encoded path
         self._shape: Any = shape
         self._levels = levels  # what to create on the way: a letter per level, down to here
 
-    # ---- The two calls
+    # ---- The two calls. What C could not do at once goes through the raw handle, and _settle.
 
     def _read(
         self,
@@ -86,13 +101,30 @@ class View:
         j: int = 0,
         wants_bytes: bool = True,
     ) -> Any:
-        read = self._state._raw.read
+        """The bytes or the number that sk_read gives, or None if there is nothing."""
+        state, k = self._state, self._k
         if steps is None:
             steps = self._steps
         try:
-            return read(self._key, op, steps, arg, i, j, wants_bytes)
-        except _AWAITED:
-            return self._state._settle(read, self._key, op, steps, arg, i, j, wants_bytes)
+            buffer = pop_buffer()
+        except IndexError:
+            buffer = Buffer()
+        try:
+            length = _sk_read(
+                state._ptr, state._id, k, len(k), op, steps, len(steps),
+                arg, len(arg), i, j, buffer.ptr,
+            )  # fmt: skip
+        except TypeError:
+            raise closed_error(state.name) from None
+        if length >= 0:
+            if wants_bytes:
+                return buffer.take(length)
+            push_buffer(buffer)
+            return length
+        push_buffer(buffer)
+        if length == -_IS_MISSING:
+            return None
+        return state._settle(state._raw.read, self._key, op, steps, arg, i, j, wants_bytes)
 
     def _write(
         self,
@@ -103,18 +135,34 @@ class View:
         j: int = 0,
         creates: bool = True,
     ) -> Any:
-        write = self._state._raw.write
+        """The element that sk_write took out, or True; None if there is nothing to write to."""
+        state, k = self._state, self._k
         if steps is None:
             steps = self._steps
         levels = self._levels if creates else b""
         try:
-            done = write(self._key, op, steps, arg, i, j, levels)
-        except _AWAITED:
-            done = self._state._settle(write, self._key, op, steps, arg, i, j, levels)
+            buffer = pop_buffer()
+        except IndexError:
+            buffer = Buffer()
+        try:
+            length = _sk_write(
+                state._ptr, state._id, k, len(k), op, steps, len(steps), levels,
+                arg, len(arg), i, j, buffer.ptr,
+            )  # fmt: skip
+        except TypeError:
+            raise closed_error(state.name) from None
+        if length > 0:
+            return buffer.take(length)
+        push_buffer(buffer)
+        if length == 0:
+            return True
+        done = None
+        if length != -_IS_MISSING:
+            done = state._settle(state._raw.write, self._key, op, steps, arg, i, j, levels)
         if done is None and creates:  # a map's entries are made on the way, a list's items are not
             raise PathError(
                 f"the list item that this view stands for is gone"
-                f"{where(self._state.name, self._key)}. Take a new view of the list."
+                f"{where(state.name, self._key)}. Take a new view of the list."
             )
         return done
 
@@ -125,9 +173,9 @@ class View:
 
     def _plain(self) -> Any:
         """A plain copy of what is here."""
-        data = self._read(lib.SK_R_GET)
-        codec = self._shape.codec
-        return codec.decode(_EMPTY[self._shape.letter] if data is None else data)
+        data = self._read(_GET) if self._steps else self._state._whole(self._key)
+        shape = self._shape
+        return shape.codec.decode(_EMPTY[shape.letter] if data is None else data)
 
     def _encoded(self, codec: Codec, value: Any) -> bytes:
         try:
@@ -137,8 +185,12 @@ class View:
 
     def _at(self, step: bytes, shape: Shape) -> Any:
         """The view of a container one step further."""
-        levels = self._levels + shape.letter.encode()
-        return _VIEWS[type(shape)](self._state, self._key, self._steps + step, shape, levels)
+        view = _VIEWS[shape.__class__]
+        levels = self._levels + _LETTERS[shape.letter]
+        return view(self._state, self._key, self._k, self._steps + step, shape, levels)
+
+    def _is_root_of(self, state: Any, key: Any) -> bool:
+        return self._state is state and self._key == key and not self._steps
 
     def _is_view_of(self, value: Any, step: bytes) -> bool:
         """True for the item itself: `view[key] += ...` has changed it in place already."""
@@ -180,8 +232,8 @@ class ListView(View, MutableSequence[T], Generic[T]):
         if isinstance(at, slice):
             return self._slice(at)
         item = self._shape.item
-        if isinstance(item, ValueShape):
-            data = self._read(lib.SK_R_GET, self._steps + _index_step(at))
+        if not item.letter:
+            data = self._read(_GET, self._steps + _index_step(at))
             if data is None:
                 raise self._out_of_range(at)
             return item.codec.decode(data)
@@ -292,7 +344,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
         if self._is_view_of(value, _index_step(at)):
             return
         data = self._encoded(self._shape.item.codec, value)
-        if self._write(lib.SK_W_SET, self._steps + _index_step(at), data, creates=False) is None:
+        if self._write(_SET, self._steps + _index_step(at), data, creates=False) is None:
             raise self._out_of_range(at)
 
     def _set_slice(self, at: slice, values: Iterable[T]) -> None:
@@ -328,7 +380,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
             data = codec.encode(value)
         except VALUE_FAULTS as fault:
             raise self._state._misfit(fault, value, self._key, codec) from None
-        self._write(lib.SK_W_APPEND, None, data)
+        self._write(_APPEND, None, data)
 
     def extend(self, values: Iterable[T]) -> None:
         items = list(values)
@@ -378,6 +430,8 @@ def _clamped(at: Any) -> int:
 
 
 def _index_step(at: Any) -> bytes:
+    if at.__class__ is int and 0 <= at < 128:
+        return _FIXINT[at]
     return _encode_int(_clamped(at))
 
 
@@ -405,11 +459,14 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
 
     def __getitem__(self, key: K) -> V:
         shape = self._shape
-        step = self._step(key)
-        if not isinstance(shape.value, ValueShape):
+        try:
+            step = shape.key.encode(key)
+        except VALUE_FAULTS as fault:
+            raise self._state._misfit(fault, key, self._key, shape.key) from None
+        if shape.value.letter:
             view: V = self._at(step, shape.value)
             return view
-        data = self._read(lib.SK_R_GET, self._steps + step)
+        data = self._read(_GET, self._steps + step)
         if data is None:
             raise KeyError(key)
         value: V = shape.value.codec.decode(data)
@@ -423,7 +480,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         if not isinstance(self._shape.value, ValueShape):
             is_there = key in self
             return self[key] if is_there else default
-        data = self._read(lib.SK_R_GET, self._steps + self._step(key))
+        data = self._read(_GET, self._steps + self._step(key))
         return default if data is None else self._shape.value.codec.decode(data)
 
     def __contains__(self, key: object) -> bool:
@@ -485,7 +542,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
             data = codec.encode(value)
         except VALUE_FAULTS as fault:
             raise self._state._misfit(fault, value, self._key, codec) from None
-        self._write(lib.SK_W_SET, self._steps + step, data)
+        self._write(_SET, self._steps + step, data)
 
     def __delitem__(self, key: K) -> None:
         if self._write(lib.SK_W_DELETE, self._steps + self._step(key), creates=False) is None:
@@ -602,7 +659,7 @@ class SetView(View, MutableSet[T], Generic[T]):
         return iter([] if data is None else _array_decoder(self._shape.item)(data))
 
     def add(self, value: T) -> None:
-        self._write(lib.SK_W_SET, self._steps + self._encoded(self._shape.item, value), _NIL)
+        self._write(_SET, self._steps + self._encoded(self._shape.item, value), _NIL)
 
     def discard(self, value: Any) -> None:
         try:
@@ -673,11 +730,6 @@ _VIEWS: dict[type[Shape], type[Any]] = {
     MapShape: MapView,
     SetShape: SetView,
 }
-
-
-def root_view(state: "ContainerState[Any]", key: Any, shape: Shape) -> Any:
-    """The view of a whole value."""
-    return _VIEWS[type(shape)](state, key, b"", shape, shape.letter.encode())
 
 
 def _array_decoder(codec: Codec) -> Callable[[bytes], list[Any]]:

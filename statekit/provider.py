@@ -64,7 +64,8 @@ R = TypeVar("R")
 
 META_VERSION = 1
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
-_HOME_SHARE = 4  # a quarter of the memory is for the home's own caches
+_HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...
+_HOME_BYTES_MIN = 8 << 20  # ... but this much if it is no more than a quarter
 _KEY_GROUPS, _SUBGROUPS = 128, 16
 _NUMBERS = {"int": "i64", "float": "f64"}
 
@@ -99,7 +100,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
         parsed.refuse_rest()
     else:
         memory = parsed.take_bytes("memory", MEMORY_DEFAULT)
-        share = memory // _HOME_SHARE
+        share = max(memory // _HOME_SHARE, min(_HOME_BYTES_MIN, memory // 4))
         budget = memory - share
         home = open_home(parsed, share)
     try:

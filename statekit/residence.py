@@ -80,8 +80,8 @@ class Residence:
             try:
                 return call(*args)
             except UnknownEntryError as unknown:
-                encode = raw.codec.encode
-                self.fetch(raw, [encode(key) for key in unknown.keys])
+                (key,) = unknown.keys
+                self.fetch_one(raw, raw.codec.encode(key))
             except MemoryLimitError as limit:
                 self.make_room(limit)
 
@@ -113,6 +113,20 @@ class Residence:
         began = perf_counter()
         yield
         self.counters[raw.name].batch_latency.observe(perf_counter() - began)
+
+    def fetch_one(self, raw: State, key: bytes) -> None:
+        """fetch() of one entry, for the single-key path."""
+        home = self.home
+        if home is not None:
+            began = perf_counter()
+            evictions = self._evictions
+            (value,) = home.get([(raw.leaf_of_encoded(key), self.numbers[raw.name], key)])
+            with self._lock:
+                if evictions == self._evictions:
+                    self._install(raw, key, value)
+                    self.counters[raw.name].fetched(1, perf_counter() - began)
+                    return
+        self.fetch(raw, [key])
 
     def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
         """Asks the home for entries and installs what it says."""

@@ -36,6 +36,7 @@ N = TypeVar("N", int, float)
 _NO_NUMBER = -(2**63)  # this, or a NaN, may stand for "no value"
 _get: Callable[..., int] = lib.sk_get
 _put: Callable[..., int] = lib.sk_put
+_UNKNOWN: int = lib.SK_UNKNOWN
 NO_DEFAULT: Any = object()
 _AWAITED = (UnknownEntryError, MemoryLimitError)
 
@@ -98,6 +99,8 @@ class ValueState(KeyedState[V]):
             push_read(read)
             return decode(data)  # type: ignore[no-any-return]
         push_read(read)
+        if length == -_UNKNOWN:
+            self._residence.fetch_one(self._raw, k)
         return self._read(key, NO_DEFAULT)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: V) -> None:

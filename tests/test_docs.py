@@ -22,8 +22,8 @@ def test_python_of_a_page_runs_from_top_to_bottom(
     shown = []
     for block in python_blocks(ROOT / name):
         exec(compile(block, name, "exec"), scope)
-        # `print(...)  # text` promises what is printed
-        shown += re.findall(r"^print\(.*\)\s*#\s*(.*)$", block, flags=re.MULTILINE)
+        # `print(...)  # text` promises what is printed; a long one ends in a line of its own
+        shown += re.findall(r"^(?:print\(.*\)|\))\s*#\s*(.*)$", block, flags=re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == shown
 
 

@@ -242,3 +242,48 @@ def test_the_sweeper_gives_memory_back_and_stops_with_the_provider() -> None:
     assert sweeper is not None
     kv.close()
     assert not sweeper._thread.is_alive()
+
+
+def test_rows_from_before_the_ttl_start_their_time_when_first_seen(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path}/db"
+    with sk.open(url) as kv:
+        kv.value("state", int).put_many(["a", "b", "c"], [1, 2, 3])
+    with sk.open(url) as kv:
+        state = kv.value("state", int, ttl=1)
+        store = kv._residence.store
+        store.set_time("processing", 10_000)
+        assert state["a"] == 1
+        kv.flush()
+        kv._residence._evict(1 << 40)
+        store.set_time("processing", 11_000)
+        assert dict(state.items()) == {"b": 2, "c": 3}  # seen now, and not before
+        assert state.get("a") is None
+        store.set_time("processing", 12_000)
+        assert dict(state.items()) == {}
+        assert len(state) == 0
+        assert state.get("b") is None
+
+
+def test_what_went_home_before_the_first_watermark_counts_from_the_next_one(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path}/db"
+    life = sk.TTL(10, time="event")
+    with sk.open(url) as kv:
+        kv.value("state", int, ttl=life)["a"] = 1
+    with sk.open(url) as kv:
+        state = kv.value("state", int, ttl=life)
+        kv.advance_watermark(1_000)
+        assert dict(state.items()) == {"a": 1}
+        kv.advance_watermark(11_001)
+        assert dict(state.items()) == {}
+        assert state.get("a") is None
+        assert dict(state.items()) == {}
+
+
+def test_a_state_whose_ttl_is_gone_reads_its_stamped_rows(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path}/db"
+    with sk.open(url) as kv:
+        kv.value("state", int, ttl=3600)["a"] = 1
+        kv.value("text", str, ttl=3600)["a"] = "t"
+    with sk.open(url) as kv:
+        assert kv.value("state", int)["a"] == 1
+        assert dict(kv.value("text", str).items()) == {"a": "t"}

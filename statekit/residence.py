@@ -64,7 +64,7 @@ class Residence:
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
         self._lock = threading.RLock()
-        self._fold_locks: dict[str, threading.Lock] = {}
+        self._fold_locks: dict[str, Any] = {}
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
@@ -456,10 +456,10 @@ class Residence:
                 self.home.clear(leaf, number)
         self.home.flush()
 
-    def fold_lock(self, name: str) -> threading.Lock:
+    def fold_lock(self, name: str) -> threading.RLock:
         """The lock of a reducing or aggregating state, whichever handle it is used through."""
         with self._lock:
-            return self._fold_locks.setdefault(name, threading.Lock())
+            return self._fold_locks.setdefault(name, threading.RLock())
 
     def close(self) -> None:
         """Forgets the store. What was not flushed is lost with it."""

@@ -456,7 +456,7 @@ class Residence:
                 self.home.clear(leaf, number)
         self.home.flush()
 
-    def fold_lock(self, name: str) -> threading.RLock:
+    def fold_lock(self, name: str) -> Any:
         """The lock of a reducing or aggregating state, whichever handle it is used through."""
         with self._lock:
             return self._fold_locks.setdefault(name, threading.RLock())

@@ -58,14 +58,6 @@ class ContainerState(KeyedState[V]):
         except _AWAITED:
             self._settle(put, key, data)
 
-    def _whole(self, key: Any) -> bytes | None:
-        """The encoded value."""
-        get = self._raw.get_encoded
-        try:
-            return get(key)
-        except _AWAITED:
-            return self._settle(get, key)
-
     def get_many(self, keys: Any) -> Values[V | None]:
         """Plain copies of many keys' containers; None where there is none."""
         parts = self._chunked(self._raw.get_many, keys)

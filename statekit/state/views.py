@@ -41,7 +41,13 @@ from statekit.codecs import (
     ValueShape,
     make_codec,
 )
-from statekit.errors import PathError, closed_error, where
+from statekit.errors import (
+    MemoryLimitError,
+    PathError,
+    UnknownEntryError,
+    closed_error,
+    where,
+)
 from statekit.store.buffers import Buffer, pop_buffer, push_buffer
 
 if TYPE_CHECKING:
@@ -53,6 +59,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 _MISSING: Any = object()
+_AWAITED = (UnknownEntryError, MemoryLimitError)
 _END = 2**63 - 1
 _PAGE = 1024  # elements that an iteration over a list reads at a time
 _NIL = b"\xc0"
@@ -173,8 +180,15 @@ class View:
 
     def _plain(self) -> Any:
         """A plain copy of what is here."""
-        data = self._read(_GET) if self._steps else self._state._whole(self._key)
         shape = self._shape
+        if self._steps:
+            data = self._read(_GET)
+        else:
+            get = self._state._raw.get_encoded
+            try:
+                data = get(self._key)
+            except _AWAITED:
+                data = self._state._settle(get, self._key)
         return shape.codec.decode(_EMPTY[shape.letter] if data is None else data)
 
     def _encoded(self, codec: Codec, value: Any) -> bytes:

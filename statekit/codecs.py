@@ -60,13 +60,23 @@ _pack: Encode = Encoder(enc_hook=_plain_view).encode
 class Codec:
     """encode raises one of VALUE_FAULTS for a value that is not of the type."""
 
-    __slots__ = ("decode", "encode", "hint", "type")
+    __slots__ = ("decode", "encode", "hint", "is_plain", "type")
 
-    def __init__(self, hint: Any, kind: Type, encode: Encode, decode: Decode) -> None:
+    def __init__(
+        self,
+        hint: Any,
+        kind: Type,
+        encode: Encode,
+        decode: Decode,
+        is_plain: Callable[[Any], bool] | None = None,
+    ) -> None:
         self.hint = hint
         self.type = kind
         self.encode = encode
         self.decode = decode
+        # Tells at a glance that msgspec packs a value rightly. False says nothing, and None is
+        # for types where no glance is enough.
+        self.is_plain = is_plain
 
     def __repr__(self) -> str:
         return f"<Codec of {show(self.type)}>"
@@ -82,9 +92,11 @@ def make_codec(hint: Any) -> Codec:
             f"{show(kind)} is no type that a state can hold: {error}. Use a simpler type."
         ) from None
     encode = _SCALAR_ENCODERS.get(kind) if isinstance(kind, str) else None
-    if encode is None:
-        encode = _checked_encoder(hint, decode)
-    return Codec(hint, kind, encode, decode)
+    if encode is not None:
+        return Codec(hint, kind, encode, decode, _PLAIN.get(str(kind)))
+    if dataclasses.is_dataclass(hint):
+        return _record_codec(hint, kind, decode)
+    return Codec(hint, kind, _checked_encoder(hint, decode), decode)
 
 
 def _storable(hint: Any) -> Any:
@@ -149,6 +161,14 @@ _SCALAR_ENCODERS: dict[str, Encode] = {
     "datetime": _encode_datetime,
     "any": _pack,
 }
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: value.__class__ is int and _INT_MIN <= value <= _INT_MAX,
+    "float": lambda value: value.__class__ is float,
+    "bool": lambda value: value.__class__ is bool,
+    "str": lambda value: value.__class__ is str,
+    "bytes": lambda value: value.__class__ is bytes,
+    "any": lambda value: True,
+}
 
 
 # ---- Everything else
@@ -156,8 +176,6 @@ _SCALAR_ENCODERS: dict[str, Encode] = {
 
 def _checked_encoder(hint: Any, decode: Decode) -> Encode:
     """Encodes, and decodes the result to see whether it is of the type."""
-    if dataclasses.is_dataclass(hint):
-        return _record_encoder(hint, decode)
     cls = hint if isinstance(hint, type) else typing.get_origin(hint)
     # An instance, not something that looks like one: a list is no tuple, a text is no enum.
     takes = cls if isinstance(cls, type) and issubclass(cls, _INSTANCES) else object
@@ -175,11 +193,13 @@ def _checked_encoder(hint: Any, decode: Decode) -> Encode:
 _FLAT = {int: "int", str: "str", float: "float", bool: "bool", bytes: "bytes"}
 
 
-def _record_encoder(cls: Any, decode: Decode) -> Encode:
+def _record_codec(cls: Any, kind: Type, decode: Decode) -> Codec:
     """The same for a dataclass, with a short cut for one whose fields are all scalars.
 
     For a class with `url: str` and `at: int` it is
 
+        def is_plain(value):
+            return value.__class__ is cls and value.url.__class__ is str and ...
         def encode_record(value):
             if value.__class__ is cls and value.url.__class__ is str and ...:
                 return pack(value)
@@ -196,17 +216,18 @@ def _record_encoder(cls: Any, decode: Decode) -> Encode:
     hints = typing.get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls)]
     if not all(hints[name] in _FLAT for name in fields):
-        return encode_closely
+        return Codec(cls, kind, encode_closely, decode)
     tests = [f"value.{name}.__class__ is {_FLAT[hints[name]]}" for name in fields]
     scope: dict[str, Any] = {"cls": cls, "pack": _pack, "encode_closely": encode_closely}
+    test = " and ".join(["value.__class__ is cls", *tests])
     lines = [
+        f"def is_plain(value): return {test}",
         "def encode_record(value):",
-        f" if {' and '.join(['value.__class__ is cls', *tests])}: return pack(value)",
+        f" if {test}: return pack(value)",
         " return encode_closely(value)",
     ]
     exec("\n".join(lines), scope)  # names of fields are identifiers
-    encode: Encode = scope["encode_record"]
-    return encode
+    return Codec(cls, kind, scope["encode_record"], decode, scope["is_plain"])
 
 
 # ---- Shapes
@@ -262,26 +283,27 @@ def make_shape(hint: Any) -> Shape:
         case ["list", _]:
             item = make_shape(args[0])
             shape = ListShape(item)
-            encode = _list_encoder(item.codec)
+            encode, is_plain = _list_encoder(item.codec)
         case ["dict", _, _]:
             key, value = make_codec(args[0]), make_shape(args[1])
             shape = MapShape(key, value)
-            encode = _dict_encoder(key, value.codec)
+            encode, is_plain = _dict_encoder(key, value.codec)
         case ["set", _]:
             member = _member_codec(make_codec(args[0]))
             shape = SetShape(member)
-            encode = _set_encoder(member)
+            encode, is_plain = _set_encoder(member), None
         case _:
             shape = ValueShape()
             shape.codec = make_codec(hint)
             return shape
-    shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape))
+    shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape), is_plain)
     return shape
 
 
-# A container is its head and its items, each encoded as it would be alone. Where the items are
-# scalars, msgspec packs all of them and looks through the result, which is ten times as fast; what
-# it does not take (True for an int, a NumPy number) is looked at one by one.
+# A container is its head and its items, each encoded as it would be alone. Two short cuts lead to
+# the same bytes: scalars are packed together and msgspec looks through the result; items that are
+# plain at a glance are packed together. What is neither (True for an int, a NumPy number, a set) is
+# encoded one by one.
 
 
 def _packer_at_once(hint: Any, *kinds: Type) -> Callable[[Any], bytes | None]:
@@ -312,8 +334,11 @@ _AT_ONCE: dict[str, Any] = {
 }
 
 
-def _list_encoder(item: Codec) -> Encode:
-    encode = item.encode
+_Plain: TypeAlias = Callable[[Any], bool] | None
+
+
+def _list_encoder(item: Codec) -> tuple[Encode, _Plain]:
+    encode, is_plain_item = item.encode, item.is_plain
     at_once = _packer_at_once(list[_AT_ONCE.get(str(item.type), Any)], item.type)  # type: ignore[misc]
 
     def encode_list(value: Any) -> bytes:
@@ -321,13 +346,18 @@ def _list_encoder(item: Codec) -> Encode:
         data = at_once(items)
         if data is not None:
             return data
+        if is_plain_item is not None and all(map(is_plain_item, items)):
+            return _pack(items)
         return _head(0x90, 0xDC, len(items)) + b"".join([encode(one) for one in items])
 
-    return encode_list
+    if is_plain_item is None:
+        return encode_list, None
+    return encode_list, lambda value: value.__class__ is list and all(map(is_plain_item, value))
 
 
-def _dict_encoder(key: Codec, value: Codec) -> Encode:
+def _dict_encoder(key: Codec, value: Codec) -> tuple[Encode, _Plain]:
     encode_key, encode_value = key.encode, value.encode
+    is_plain_key, is_plain_value = key.is_plain, value.is_plain
     hints = [_AT_ONCE.get(str(kind), Any) for kind in (key.type, value.type)]
     at_once = _packer_at_once(dict[hints[0], hints[1]], key.type, value.type)  # type: ignore[valid-type]
 
@@ -337,11 +367,23 @@ def _dict_encoder(key: Codec, value: Codec) -> Encode:
         data = at_once(entries)
         if data is not None:
             return data
+        if is_plain is not None and is_plain(entries):
+            return _pack(entries)
         # Two keys that are encoded alike (1 and True) are one, and the last value counts.
         pairs = {encode_key(one): encode_value(other) for one, other in entries.items()}
         return _head(0x80, 0xDE, len(pairs)) + b"".join([k + v for k, v in pairs.items()])
 
-    return encode_dict
+    is_plain: _Plain = None
+    if is_plain_key is not None and is_plain_value is not None:
+
+        def is_plain(entries: Any) -> bool:
+            return (
+                entries.__class__ is dict
+                and all(map(is_plain_key, entries))
+                and all(map(is_plain_value, entries.values()))
+            )
+
+    return encode_dict, is_plain
 
 
 def _set_encoder(member: Codec) -> Encode:

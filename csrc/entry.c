@@ -284,10 +284,16 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
         if (at.env.timing != NULL && sk_is_expired(at.env.timing, stamp_ms)) value = NULL;
         status = value != NULL ? sk_entry_put_encoded(&at, &key, value, value_len)
                                : sk_entry_delete(&at, &key, true);
-        if (status == SK_OK) {
+        slot =
+            status != SK_OK ? NULL : sk_table_find(at.table, at.env.leaf_bits, key.hash, data, len);
+        if (slot != NULL && at.env.is_timed && value != NULL && stamp_ms == SK_NO_TIME) {
+            /* Its time starts now, or at the first watermark; the home must be told, or it would
+             * start anew with every fetch. So this is a change, and stays dirty. */
+            if (at.env.timing != NULL && at.env.timing->first != SK_NO_TIME)
+                sk_slot_set_stamp(slot, at.env.timing->first);
+        } else if (slot != NULL) {
             /* It came from the home: it is neither dirty nor a change. */
-            slot = sk_table_find(at.table, at.env.leaf_bits, key.hash, data, len);
-            if (at.env.is_timed && stamp_ms != SK_NO_TIME) sk_slot_set_stamp(slot, stamp_ms);
+            if (at.env.is_timed) sk_slot_set_stamp(slot, stamp_ms);
             slot->marks &= (uint8_t)~SK_MARK_DIRTY;
             slot->epoch = 0;
             at.table->dirty--;

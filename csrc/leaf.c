@@ -377,6 +377,8 @@ static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
     sk_slot *slot;
     while ((slot = sk_table_next(table, slot_at)) != NULL) {
         bool stays = slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING | SK_MARK_USED);
+        /* a timer that is to fire must be in sight; that there is none need not be */
+        if (at->env.kind == SK_TIMERS && sk_slot_is_live(slot)) stays = true;
         slot->marks &= (uint8_t)~SK_MARK_USED; /* of dirty ones too: SK_COLD asks */
         if (stays) continue;
         if (slot->epoch > table->forgot) table->forgot = slot->epoch;
@@ -404,10 +406,6 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
         for (; hand->state < store->state_count && freed < bytes_wanted;) {
             sk_at at;
             sk_at_set(&at, store, store->states[hand->state], leaf_no, epoch);
-            if (at.env.kind == SK_TIMERS) { /* a timer that is to fire must be in sight */
-                hand->state++;
-                continue;
-            }
             freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
             if (hand->slot == 0) hand->state++;
         }
@@ -574,12 +572,13 @@ static int check_unoccupied(sk_store *store, uint32_t from, uint32_t to) {
     return SK_OK;
 }
 
-static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint32_t epoch) {
+static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint32_t epoch,
+                         bool is_limited) {
     uint32_t from = leaves->from, count = leaves->count;
     int status = check_unoccupied(store, from, from + count);
     uint64_t used = atomic_fetch_add(&store->budget.used, leaves->budget.used);
     uint64_t max = atomic_load(&store->budget.max);
-    if (status == SK_OK && max != 0 && used + leaves->budget.used > max)
+    if (status == SK_OK && is_limited && max != 0 && used + leaves->budget.used > max)
         status = sk_fail(SK_LIMIT, "attaching %llu bytes would pass the memory limit of %llu bytes",
                          (unsigned long long)leaves->budget.used, (unsigned long long)max);
     /* Last, because it declares states, and a refusal must leave none behind. */
@@ -607,7 +606,7 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
     return SK_OK;
 }
 
-int sk_attach(sk_store *store, sk_leaves *leaves) {
+static int attach(sk_store *store, sk_leaves *leaves, bool is_limited) {
     if (leaves->leaf_bits != store->leaf_bits)
         return sk_fail(SK_BAD_ARGUMENT,
                        "leaves of a store with 2^%u leaves do not fit one with 2^%u",
@@ -620,10 +619,21 @@ int sk_attach(sk_store *store, sk_leaves *leaves) {
     sk_epoch_at_least(store, leaves->epoch);
     int status = sk_leaves_lock_write(store, from, to, &epoch);
     if (status == SK_OK) {
-        status = attach_locked(store, leaves, ids, epoch);
+        status = attach_locked(store, leaves, ids, epoch, is_limited);
         sk_leaves_unlock(store, from, to);
     }
     sk_raw_free(ids);
     if (status == SK_OK) free_shell(leaves);
+    return status;
+}
+
+int sk_attach(sk_store *store, sk_leaves *leaves) { return attach(store, leaves, true); }
+
+int sk_move(sk_store *source, sk_store *target, uint32_t from, uint32_t to, sk_leaves **stuck) {
+    int status = sk_detach(source, from, to, stuck);
+    if (status != SK_OK) return status;
+    status = attach(target, *stuck, true);
+    /* Back again if it must be: they were there, so no limit is in the way. */
+    if (status == SK_OK || attach(source, *stuck, false) == SK_OK) *stuck = NULL;
     return status;
 }

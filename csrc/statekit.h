@@ -437,6 +437,9 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **leaves);
 /* Puts them into a store with as many leaves. On success *leaves is freed; else untouched. */
 int sk_attach(sk_store *store, sk_leaves *leaves);
 void sk_leaves_free(sk_leaves *leaves);
+/* Both at once, so that nothing can come between. If it fails the leaves are back in the source;
+ * only if there is no memory even for that, *stuck has them (else it is NULL). */
+int sk_move(sk_store *source, sk_store *target, uint32_t from, uint32_t to, sk_leaves **stuck);
 
 /* ---- Blocks (layout: csrc/block.h) --------------------------------------- */
 

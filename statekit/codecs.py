@@ -60,7 +60,7 @@ _pack: Encode = Encoder(enc_hook=_plain_view).encode
 class Codec:
     """encode raises one of VALUE_FAULTS for a value that is not of the type."""
 
-    __slots__ = ("decode", "encode", "hint", "is_plain", "type")
+    __slots__ = ("_decode_array", "decode", "encode", "hint", "is_plain", "type")
 
     def __init__(
         self,
@@ -77,6 +77,14 @@ class Codec:
         # Tells at a glance that msgspec packs a value rightly. False says nothing, and None is
         # for types where no glance is enough.
         self.is_plain = is_plain
+        self._decode_array: Decode | None = None
+
+    def decode_array(self, data: bytes) -> list[Any]:
+        """A list of values from an array of them."""
+        if self._decode_array is None:
+            self._decode_array = Decoder(list[_storable(self.hint)]).decode  # type: ignore[misc]
+        values: list[Any] = self._decode_array(data)
+        return values
 
     def __repr__(self) -> str:
         return f"<Codec of {show(self.type)}>"
@@ -152,6 +160,13 @@ def _encode_datetime(value: Any) -> bytes:
     return _pack(value)
 
 
+def _encode_any(value: Any) -> bytes:
+    data = _pack(value)
+    if data[:2] == b"\xd7\xad":
+        raise ValueError("extension types below 0 are MessagePack's own, and rows.py uses one")
+    return data
+
+
 _SCALAR_ENCODERS: dict[str, Encode] = {
     "int": _encode_int,
     "float": _encode_float,
@@ -159,7 +174,7 @@ _SCALAR_ENCODERS: dict[str, Encode] = {
     "str": _encode_str,
     "bytes": _encode_bytes,
     "datetime": _encode_datetime,
-    "any": _pack,
+    "any": _encode_any,
 }
 _PLAIN: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: value.__class__ is int and _INT_MIN <= value <= _INT_MAX,

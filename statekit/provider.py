@@ -8,6 +8,7 @@ a native store (store/), a home for what memory does not hold (homes/), the traf
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
@@ -104,7 +105,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
         budget = memory - share
         home = open_home(parsed, share)
     try:
-        return _open_with(home, parsed.text, key_groups, subgroups, owned, budget)
+        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget)
     except BaseException:
         if home is not None:
             home.close()
@@ -130,7 +131,8 @@ def _open_with(
                 f"{url!r} was made with {name}={stored}; asked for was {name}={asked}. "
                 "Leave it out, or copy the state into a new home."
             )
-        geometry.append(asked or stored or default)
+        known = default if stored is None else stored
+        geometry.append(known if asked is None else asked)
     store = Store(geometry[0], geometry[1])
     is_new = meta.key_groups is None
     meta.key_groups, meta.subgroups = geometry
@@ -139,8 +141,9 @@ def _open_with(
         store.mark(0, store.leaves, "absent")
     for part in subtract((range(geometry[0]),), mine):
         store.mark(part.start * geometry[1], part.stop * geometry[1], "away")
-    residence = Residence(store, home, budget)
-    return KVProvider(url, residence, meta, mine, _HomeShare(home), _Family())
+    share = _HomeShare(home)
+    residence = Residence(store, home, budget, share.write_lock)
+    return KVProvider(url, residence, meta, mine, share, _Family())
 
 
 class _HomeShare:
@@ -148,6 +151,7 @@ class _HomeShare:
 
     def __init__(self, home: Home | None) -> None:
         self.home = home
+        self.write_lock = threading.RLock()
         self._users = 1
         self._lock = threading.Lock()
 
@@ -255,7 +259,7 @@ class KVProvider:
         self._lock = threading.RLock()
         self._declared: dict[str, _Declaration] = {}
         self._states: dict[str, Any] = {}
-        self._handles: list[Any] = []
+        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # all that are in use
         self._sweeper: Sweeper | None = None
         self._is_closed = False
         residence.numbers = {schema.name: at for at, schema in enumerate(meta.schemas)}
@@ -427,7 +431,7 @@ class KVProvider:
         """Timers in event time under each key."""
 
         def make(raw: Any, residence: Residence, schema: StateSchema) -> TimersState:
-            residence.load_state(raw)
+            residence.load_state(raw, residence.leaves())
             return TimersState(raw, residence, schema)
 
         return self._declare(name, "timers", key, "int", None, make)  # type: ignore[no-any-return]
@@ -443,7 +447,7 @@ class KVProvider:
     ) -> Any:
         self._check_open()
         life = as_ttl(ttl)
-        asked = StateSchema(name, form, key_codec(key).text, type_, life is not None)
+        asked = StateSchema(name, form, key_codec(key).text, type_, life.time if life else "")
         with self._lock:
             before = self._declared.get(name)
             if before is not None and (before.schema != asked or before.ttl != life):
@@ -481,7 +485,7 @@ class KVProvider:
         state = declaration.make(raw, residence, schema)
         self._declared[schema.name] = declaration
         self._states[schema.name] = state
-        self._handles.append(state)
+        self._handles.add(state)
         return state
 
     def _native_state(self, schema: StateSchema) -> Any:
@@ -500,7 +504,9 @@ class KVProvider:
         while True:
             expected = None if home is None else home.read_meta()
             if expected is not None:
-                self._meta.schemas = _Meta.decode(expected, self.url).schemas
+                stored_meta = _Meta.decode(expected, self.url)
+                self._check_geometry(stored_meta)
+                self._meta.schemas = stored_meta.schemas
             schemas = self._meta.schemas
             if schema in schemas:
                 break
@@ -512,6 +518,16 @@ class KVProvider:
             if home is None or home.write_meta(self._meta.encode(), expected):
                 break
         residence.numbers = {known.name: at for at, known in enumerate(self._meta.schemas)}
+
+    def _check_geometry(self, stored: _Meta) -> None:
+        """Two processes may have found a home new at the same time."""
+        ours, theirs = self._meta, (stored.key_groups, stored.subgroups)
+        if theirs != (ours.key_groups, ours.subgroups):
+            raise ArgumentError(
+                f"{self.url!r} was made by another process with {theirs[0]} key-groups x "
+                f"{theirs[1]} sub-groups; this one has {ours.key_groups} x {ours.subgroups}. "
+                "Open it with the same numbers everywhere."
+            )
 
     # ---- Finding states
 
@@ -583,7 +599,15 @@ class KVProvider:
         with self._lock:
             if self._is_closed:
                 return
-            self._residence.flush()
+            # Out of use first: a write that is taken now must not be lost.
+            for state in self._handles:
+                state._ptr = None
+            try:
+                self._residence.flush()
+            except BaseException:
+                for state in self._handles:
+                    state._ptr = self._residence.store._ptr
+                raise
             self._let_go()
 
     def _let_go(self) -> None:
@@ -675,8 +699,17 @@ class KVProvider:
                     f"key-groups {show_groups(missing)} are not this provider's, which has "
                     f"{show_groups(self._mine)}. Split what it has."
                 )
+        made: _list[KVProvider] = []
         with self._lock:
-            return [self._split_off(part) for part in parts]
+            try:
+                for part in parts:
+                    made.append(self._split_off(part))
+            except BaseException:
+                for provider in made:
+                    self.merge(provider)
+                    provider._let_go()
+                raise
+        return made
 
     def _split_off(self, part: tuple[range, ...]) -> "KVProvider":
         own = self._residence
@@ -700,14 +733,19 @@ class KVProvider:
         """A provider with the same states and home that owns nothing yet."""
         store = Store(self.key_group_count, self.subgroups)
         store.mark(0, store.leaves, "away")
-        residence = Residence(store, self._residence.home, budget)
+        own = self._residence
+        residence = Residence(store, own.home, budget, own.home_lock)
         meta = _Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
         other = KVProvider(self.url, residence, meta, (), self._home.share(), self._family)
         event_time = self._residence.store.time("event")
         if event_time is not None:
             store.set_time("event", event_time)
-        for declaration in self._declared.values():
-            other._attach_state(declaration)
+        try:
+            for declaration in self._declared.values():
+                other._attach_state(declaration)
+        except BaseException:
+            other._let_go()
+            raise
         return other
 
     def _take_over(self, part: tuple[range, ...]) -> None:
@@ -733,17 +771,24 @@ class KVProvider:
             for name, declaration in other._declared.items():
                 if name not in self._declared:
                     self._attach_state(declaration)
+            is_moved = self._residence.home is other._residence.home
             for schema in other._meta.schemas:
                 self._register(schema)
-                other._native_state(schema)  # also those that are stored and not declared
-            other._residence.give(self._residence, self._leaf_ranges(part))
-            other._mine = ()
-            self._take_over(part)
+                if not is_moved:
+                    other._native_state(schema)  # also those that are stored and not declared
             here, there = self._residence.budget, other._residence.budget
             if here is not None:
                 # Their memory comes with them; a provider that had given all away and takes from
                 # one without a limit needs some again.
                 self._residence.set_budget(here + (there or 0) or MEMORY_DEFAULT)
+            try:
+                other._residence.give(self._residence, self._leaf_ranges(part))
+            except BaseException:
+                if here is not None:
+                    self._residence.set_budget(here)
+                raise
+            other._mine = ()
+            self._take_over(part)
             if there is not None:
                 other._residence.set_budget(0)
 

@@ -25,7 +25,7 @@ A provider whose home is memory has no home here: its leaves are whole, or not i
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from time import perf_counter
@@ -48,6 +48,7 @@ from statekit.store.states import State
 T = TypeVar("T")
 
 _TRIES_UNLOCKED = 2
+_FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
 _EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
 _WRITE_ROWS_MAX = 8192  # rows that are written home at a time
 _WRITE_BYTES_MAX = 8 << 20
@@ -57,13 +58,18 @@ BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
 class Residence:
     """A store and its home. Every method may be called from any thread."""
 
-    def __init__(self, store: Store, home: Home | None, budget: int | None) -> None:
+    def __init__(
+        self, store: Store, home: Home | None, budget: int | None, home_lock: Any = None
+    ) -> None:
         self.store = store
         self.home = home
         self.budget = budget  # bytes of memory; None for no limit
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
         self._lock = threading.RLock()
+        # Of all who share the home: it is written to by one at a time. Taken after _lock.
+        self.home_lock = home_lock or threading.RLock()
+        self._given: list[range] = []  # leaves whose rows are still to be deleted at home
         self._fold_locks: dict[str, Any] = {}
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
@@ -76,14 +82,32 @@ class Residence:
 
     def settle(self, raw: State, call: Callable[..., T], *args: Any) -> T:
         """Calls until the answer is here and there is room for it."""
-        while True:
+        fetches = 0
+        while fetches < _FETCHES_MAX:
             try:
                 return call(*args)
             except UnknownEntryError as unknown:
                 (key,) = unknown.keys
                 self.fetch_one(raw, raw.codec.encode(key))
+                fetches += 1
             except MemoryLimitError as limit:
-                self.make_room(limit)
+                self.make_room(limit)  # raises if there is none to be made
+        # The room that was made may have been that of the entry itself, over and over.
+        with self._lock:
+            self.store.limit(0)
+            try:
+                return self._settle_here(raw, call, *args)
+            finally:
+                self._limit()
+                self._trim()
+
+    def _settle_here(self, raw: State, call: Callable[..., T], *args: Any) -> T:
+        try:
+            return call(*args)
+        except UnknownEntryError as unknown:
+            (key,) = unknown.keys
+            self.fetch_one(raw, raw.codec.encode(key))
+            return call(*args)
 
     @contextmanager
     def gathered(self, raw: State, keys: Any, needs_values: bool) -> Iterator[None]:
@@ -163,18 +187,12 @@ class Residence:
         encoded = None
         stamp = None
         if row is not None:
-            value, stamp = split_stamp(row)
+            value, stamp = split_stamp(raw.kind, row)
             if not self._is_expired(raw, stamp):
                 encoded = native_value(raw.kind, value)
-        # A row from before the state had a time to live: its time starts now, and the home is
-        # told so, or it would start anew with every fetch.
-        starts_now = raw.timed and stamp is None and encoded is not None
         while True:
             try:
                 raw.install_encoded(key, encoded, stamp)
-                if starts_now:
-                    assert encoded is not None
-                    raw.put_encoded(raw.codec.decode(key), encoded)
                 return
             except MemoryLimitError as limit:
                 self.make_room(limit)
@@ -214,34 +232,33 @@ class Residence:
         for _ in range(store.leaves):
             changes: list[Change] = []
             size = 0
-            leaves = []
-            while size < _WRITE_BYTES_MAX and len(changes) < _WRITE_ROWS_MAX:
-                leaf, self._hand = self._hand, (self._hand + 1) % store.leaves
-                blocks = store.dirty_take(leaf, cold=cold)
-                if blocks:
-                    leaves.append(leaf)
+            leaves: list[int] = []
+            is_written = False
+            try:
+                while size < _WRITE_BYTES_MAX and len(changes) < _WRITE_ROWS_MAX:
+                    leaf, self._hand = self._hand, (self._hand + 1) % store.leaves
+                    leaves.append(leaf)  # before: an interrupt may come between
+                    blocks = store.dirty_take(leaf, cold=cold)
                     size += len(blocks)
                     self._add_changes(blocks, changes)
-                if self._hand == 0:
-                    break
-            written += self._write(leaves, changes)
+                    if self._hand == 0:
+                        break
+                self._write(changes)
+                is_written = True
+            finally:
+                for leaf in leaves:
+                    store.dirty_done(leaf, is_written)
+            written += len(changes)
             bytes_wanted -= size
             if bytes_wanted <= 0 or self._hand == 0:
                 break
         return written
 
-    def _write(self, leaves: list[int], changes: list[Change]) -> int:
-        if not leaves:
-            return 0
+    def _write(self, changes: list[Change]) -> None:
         assert self.home is not None
-        is_written = False
-        try:
-            self.home.write(changes)
-            is_written = True
-        finally:
-            for leaf in leaves:
-                self.store.dirty_done(leaf, is_written)
-        return len(changes)
+        if changes:
+            with self.home_lock:
+                self.home.write(changes)
 
     def _add_changes(self, blocks: bytes, changes: list[Change]) -> None:
         for block in Block.each(blocks):
@@ -262,6 +279,7 @@ class Residence:
                 self._write_back(1 << 62, cold=False)
                 if self._hand == 0:
                     break
+            self._forget_rows()
             self.home.flush()
 
     # ---- Whole states
@@ -272,8 +290,10 @@ class Residence:
             self._evictions += 1  # answers on their way are of the time before
             for leaf in self.leaves():
                 if self.home is not None:
-                    self.home.clear(leaf, self.numbers[raw.name])
+                    with self.home_lock:
+                        self.home.clear(leaf, self.numbers[raw.name])
                 self.store.clear(raw, leaf, leaf + 1, blind=True)
+            self._evictions += 1  # and those asked for meanwhile
 
     def leaves(self) -> Iterator[int]:
         """The leaves that are this provider's."""
@@ -301,7 +321,7 @@ class Residence:
         for key, row in self.home.load(leaf, self.numbers[raw.name]):
             if key in seen:
                 continue
-            value, stamp = split_stamp(row)
+            value, stamp = split_stamp(raw.kind, row)
             if raw.timed and stamp is None:
                 # Memory may know that it has expired: ask for it as anybody would.
                 found = self.settle(raw, raw.get_encoded, raw.codec.decode(key))
@@ -310,12 +330,20 @@ class Residence:
             elif not self._is_expired(raw, stamp):
                 yield key, read_value(raw.kind, value)
 
-    def load_state(self, raw: State) -> None:
-        """Brings all entries of a state here: timers, which must be in sight to fire."""
+    def load_timers(self, leaves: Iterable[int]) -> None:
+        """Brings all timers of leaves here: they must be in sight to fire."""
+        for raw in self.store.states():
+            if raw.kind == "timers" and raw.name in self.numbers:
+                self.load_state(raw, leaves)
+
+    def load_state(self, raw: State, leaves: Iterable[int]) -> None:
+        """Brings all entries of a state here that are in some leaves."""
         if self.home is None:
             return
-        for leaf in self.leaves():
+        for leaf in leaves:
             with self._lock:
+                if self.store.residency(leaf) == "whole":
+                    continue
                 for key, row in self.home.load(leaf, self.numbers[raw.name]):
                     self._install(raw, key, row)
 
@@ -324,7 +352,7 @@ class Residence:
         removed = self.store.sweep(1 << 62)
         home = self.home
         for raw in self.store.states():
-            if home is None or not raw.timed:
+            if home is None or not raw.timed or raw.name not in self.numbers:
                 continue
             for leaf in self.leaves():
                 removed += self._sweep_home(home, raw, leaf)
@@ -337,19 +365,19 @@ class Residence:
             expired: list[Change] = [
                 ((leaf, number, key), None)
                 for key, row in home.load(leaf, number)
-                if self._is_expired(raw, split_stamp(row)[1])
+                if self._is_expired(raw, split_stamp(raw.kind, row)[1])
             ]
-            if expired:
-                home.write(expired)
+            self._write(expired)
         return len(expired)
 
     # ---- Moving leaves
 
     def set_budget(self, budget: int) -> None:
         """Changes how much memory may hold."""
-        self.budget = budget
-        self._limit()
-        self._trim()
+        with self._lock:
+            self.budget = budget
+            self._limit()
+            self._trim()
 
     def _limit(self) -> None:
         self.store.limit(0 if self.budget is None else max(self.budget, 1))
@@ -374,28 +402,54 @@ class Residence:
         """
         if self.home is target.home:
             self.move_leaves(target, ranges)
+            try:
+                target.load_timers(leaf for part in ranges for leaf in part)
+            except BaseException:
+                target.move_leaves(self, ranges)
+                raise
             return
         first, second = sorted((self, target), key=id)
         with first._lock, second._lock:
             # Out of reach first: what is written to them from here on must not be lost.
-            aside = Residence(Store(self.store.key_groups, self.store.subgroups), self.home, None)
-            aside.store.mark(0, self.store.leaves, "away")
-            aside.numbers, aside.counters = self.numbers, self.counters
+            aside = self._aside()
             self.move_leaves(aside, ranges)
             try:
                 if target.home is None:
                     aside._load_whole(ranges)
                     aside.move_leaves(target, ranges)
                 else:
-                    aside._copy_rows(target, target.home, ranges)
+                    aside._copy_rows(target, ranges)
             except BaseException:
+                for part in ranges:
+                    target.store.mark(part.start, part.stop, "away")
                 aside.move_leaves(self, ranges)
                 raise
-            self._forget_rows(ranges)
+            if self.home is not None:
+                self._given += ranges
+                try:
+                    self._forget_rows()
+                except HomeError:
+                    self.failures += 1  # the next flush() tries again
+
+    def _aside(self) -> "Residence":
+        """A residence with the same states and times that has no leaves."""
+        aside = Residence(
+            Store(self.store.key_groups, self.store.subgroups), self.home, None, self.home_lock
+        )
+        aside.store.mark(0, self.store.leaves, "away")
+        aside.numbers, aside.counters = self.numbers, self.counters
+        watermark = self.store.time("event")
+        if watermark is not None:
+            aside.store.set_time("event", watermark)
+        for raw in self.store.states():
+            twin = aside.store.state(raw.name, raw.kind, raw.codec.text, timed=raw.timed)  # type: ignore[call-overload]
+            if raw.ttl_settings is not None:
+                after_ms, clock, on_read = raw.ttl_settings
+                twin.ttl(after_ms, clock=clock, on_read=on_read)
+        return aside
 
     def move_leaves(self, target: "Residence", ranges: Sequence[range]) -> None:
         """Moves leaves from store to store: no entry is touched. All of them, or none."""
-        moved = []
         first, second = sorted((self, target), key=id)
         with first._lock, second._lock:
             self._evictions += 1
@@ -403,13 +457,16 @@ class Residence:
             target.store.limit(0)  # what is too much is evicted afterwards
             try:
                 for leaves in ranges:
-                    _move(self.store, target.store, leaves)
-                    moved.append(leaves)
+                    self.store.move(target.store, leaves.start, leaves.stop)
             except BaseException:
-                for leaves in moved:
-                    _move(target.store, self.store, leaves)
+                # An interrupt may have come right after a move: see where each range is.
+                self.store.limit(0)
+                for leaves in ranges:
+                    if len(leaves) and self.store.residency(leaves.start) == "away":
+                        target.store.move(self.store, leaves.start, leaves.stop)
                 raise
             finally:
+                self._limit()
                 target._limit()
 
     def _load_whole(self, ranges: Sequence[range]) -> None:
@@ -425,12 +482,14 @@ class Residence:
                     self._install(states[name], key, row)
             self.store.mark(leaf, leaf + 1, "whole")
 
-    def _copy_rows(self, target: "Residence", home: Home, ranges: Sequence[range]) -> None:
-        """Writes leaves to another home, where they are from then on."""
+    def _copy_rows(self, target: "Residence", ranges: Sequence[range]) -> None:
+        """Writes leaves to the target's home, where they are from then on."""
+        home = target.home
+        assert home is not None
+        here = {raw.name for raw in self.store.states()}
         for leaf in (leaf for part in ranges for leaf in part):
             rows: dict[Row, bytes | None] = {}
             is_whole = self.store.residency(leaf) == "whole"
-            here = {raw.name for raw in self.store.states()}
             for name, number in self.numbers.items():
                 if self.home is not None and not (is_whole and name in here):
                     for key, row in self.home.load(leaf, number):
@@ -438,23 +497,26 @@ class Residence:
             changes: list[Change] = []
             target._add_changes(self.store.encode_leaf(leaf), changes)
             rows.update(changes)  # what is here is newer
-            if rows:
-                home.write([(row, value) for row, value in rows.items() if value is not None])
+            with target.home_lock:
+                for number in target.numbers.values():
+                    home.clear(leaf, number)  # what an earlier attempt may have left
+            target._write([(row, value) for row, value in rows.items() if value is not None])
         home.flush()
         for part in ranges:
             target.store.mark(part.start, part.stop, "absent")
-        for raw in target.store.states():
-            if raw.kind == "timers":
-                target.load_state(raw)
+        target.load_timers(leaf for part in ranges for leaf in part)
 
-    def _forget_rows(self, ranges: Sequence[range]) -> None:
+    def _forget_rows(self) -> None:
         """Deletes the rows of leaves that were given away, or reopening would bring them back."""
-        if self.home is None:
-            return
-        for leaf in (leaf for leaves in ranges for leaf in leaves):
-            for number in self.numbers.values():
-                self.home.clear(leaf, number)
-        self.home.flush()
+        while self._given:
+            assert self.home is not None
+            for leaf in self._given[-1]:
+                if self.store.residency(leaf) == "away":  # it may have come back
+                    for number in self.numbers.values():
+                        with self.home_lock:
+                            self.home.clear(leaf, number)
+            self.home.flush()
+            self._given.pop()
 
     def fold_lock(self, name: str) -> Any:
         """The lock of a reducing or aggregating state, whichever handle it is used through."""
@@ -464,12 +526,3 @@ class Residence:
     def close(self) -> None:
         """Forgets the store. What was not flushed is lost with it."""
         self.store.close()
-
-
-def _move(source: Store, target: Store, leaves: range) -> None:
-    held = source.detach(leaves.start, leaves.stop)
-    try:
-        target.attach(held)
-    except BaseException:
-        source.attach(held)
-        raise

@@ -63,10 +63,15 @@ class StateSchema(NamedTuple):
     form: str  # "value", "list", "map", "set" or "timers": how it is stored and read
     key: str  # the key type, as the native store writes it: "s", "(si)"
     type: Type  # of the whole value under a key
-    timed: bool = False  # entries carry the time they were last touched (TTL)
+    clock: str = ""  # of a state with a time to live: "processing" or "event"
+
+    @property
+    def timed(self) -> bool:
+        """Entries carry the time they were last touched."""
+        return bool(self.clock)
 
     def __str__(self) -> str:
-        timed = ", with a time to live" if self.timed else ""
+        timed = f", with a time to live in {self.clock} time" if self.clock else ""
         return f"{self.form} of {show(self.type)} under {key_codec(self.key).python} keys{timed}"
 
 
@@ -233,6 +238,8 @@ def _refuse_fields(stored: list[Any], asked: list[Any]) -> str | None:
             if required:
                 return f"field {field!r} of {name} is new and has no default"
             continue
+        if required and not stored[2][field][1]:
+            return f"field {field!r} of {name} may be missing in what is stored, and has no default"
         reason = refusal(stored[2][field][0], kind)
         if reason:
             return f"field {field!r} of {name}: {reason}"
@@ -253,7 +260,8 @@ def _refuse_enum(stored: list[Any], asked: list[Any]) -> str | None:
 
 
 def _refuse_ref(stored: list[Any], asked: list[Any]) -> str | None:
-    return None  # the record it stands for is compared where it is described
+    # The record it stands for is compared where it is described; by name, so it must be that one.
+    return None if stored[1] == asked[1] else f"{stored[1]} cannot become {asked[1]}"
 
 
 _COMPARE: dict[str, Callable[[list[Any], list[Any]], str | None]] = {
@@ -277,6 +285,8 @@ def check_evolution(stored: StateSchema, asked: StateSchema) -> None:
     elif stored.key != asked.key:
         keys = key_codec(stored.key).python, key_codec(asked.key).python
         reason = f"{keys[0]} keys cannot become {keys[1]}"
+    elif stored.clock and asked.clock and stored.clock != asked.clock:
+        reason = f"stamps in {stored.clock} time mean nothing in {asked.clock} time"
     else:
         reason = refusal(stored.type, asked.type)
     if reason is not None:

@@ -17,6 +17,7 @@ from statekit.errors import (
     ArgumentError,
     BadValueError,
     ColumnError,
+    CorruptBlockError,
     OverflowStateError,
     StateKitError,
     closed_error,
@@ -101,7 +102,10 @@ class KeyedState(Generic[V]):
 
     def _decoded(self, stored: Any) -> V:
         """A value from what a scan gives."""
-        value: V = self._codec.decode(stored)
+        try:
+            value: V = self._codec.decode(stored)
+        except VALUE_FAULTS as fault:
+            raise self._unreadable(fault) from None
         return value
 
     def __len__(self) -> int:
@@ -218,6 +222,16 @@ class KeyedState(Generic[V]):
             problem = f"does not fit {show(codec.type)}: {reason}"
         place = where(self.name) if key is NO_KEY else where(self.name, key)
         error = kind(f"{shorten(value)} {problem}{place}. Pass a value of type {show(codec.type)}.")
+        error.state, error.key = self.name, None if key is NO_KEY else key
+        return error
+
+    def _unreadable(self, fault: Exception, key: object = NO_KEY) -> StateKitError:
+        """The error for a stored value that is not what the schema says."""
+        place = where(self.name) if key is NO_KEY else where(self.name, key)
+        error = CorruptBlockError(
+            f"what is stored is no {show(self.schema.type)} ({fault}){place}. "
+            "Check whether another program wrote to the home, or restore it from a checkpoint."
+        )
         error.state, error.key = self.name, None if key is NO_KEY else key
         return error
 

@@ -57,11 +57,13 @@ class _Folding(Generic[A]):
         return key in self._values
 
     def __delitem__(self, key: Any) -> None:
-        del self._values[key]
+        with self._lock:
+            del self._values[key]
 
     def discard(self, key: Any) -> bool:
         """Removes the entry if there is one; True if there was."""
-        return self._values.discard(key)
+        with self._lock:
+            return self._values.discard(key)
 
     def keys(self) -> Iterator[Any]:
         return self._values.keys()
@@ -73,7 +75,8 @@ class _Folding(Generic[A]):
         return len(self._values)
 
     def clear(self) -> None:
-        self._values.clear()
+        with self._lock:
+            self._values.clear()
 
     def contains_many(self, keys: Any) -> list[bool]:
         """Whether each key is there."""
@@ -81,7 +84,8 @@ class _Folding(Generic[A]):
 
     def delete_many(self, keys: Any) -> int:
         """Removes entries; how many there were."""
-        return self._values.delete_many(keys)
+        with self._lock:
+            return self._values.delete_many(keys)
 
     @property
     def state(self) -> ValueState[A]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from statekit.errors import StateKitError
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
@@ -80,7 +81,14 @@ class TimersState(KeyedState[tuple[int, ...]]):
         for due, key in self._raw.due(at, peek=True):
             if len(taken) >= limit:
                 break
-            if self.cancel(key, due):  # else another caller has it
+            try:
+                is_ours = self.cancel(key, due)  # else another caller has it
+            except StateKitError:
+                # Moved away, perhaps. What was taken must be delivered: it will not come again.
+                if not taken:
+                    raise
+                break
+            if is_ours:
                 taken.append(Timer(due, key))
         return taken
 

@@ -92,12 +92,16 @@ class ValueState(KeyedState[V]):
             length = _get(self._ptr, self._id, k, len(k), pointer)
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
-        if length > room:
-            return decode(take_grown(pointer, length))  # type: ignore[no-any-return]
         if length >= 0:
-            data = view[:length]
-            push_read(read)
-            return decode(data)  # type: ignore[no-any-return]
+            if length > room:
+                data = take_grown(pointer, length)
+            else:
+                data = view[:length]
+                push_read(read)
+            try:
+                return decode(data)  # type: ignore[no-any-return]
+            except VALUE_FAULTS as fault:
+                raise self._unreadable(fault, key) from None
         push_read(read)
         if length == -_UNKNOWN:
             self._residence.fetch_one(self._raw, k)
@@ -134,7 +138,10 @@ class ValueState(KeyedState[V]):
         """The value, or the default for this call, or the state's; KeyError without either."""
         data = self._settle(self._raw.get_encoded, key)
         if data is not None:
-            return self._decode(data)
+            try:
+                return self._decode(data)
+            except VALUE_FAULTS as fault:
+                raise self._unreadable(fault, key) from None
         if default is NO_DEFAULT:
             default = self._fresh_default()
         if default is NO_DEFAULT:

@@ -73,7 +73,6 @@ _SET: int = lib.SK_W_SET
 _sk_read: Callable[..., int] = lib.sk_read
 _sk_write: Callable[..., int] = lib.sk_write
 _encode_int = make_codec(int).encode
-_decode_keys: dict[Any, Callable[[bytes], list[Any]]] = {}
 
 
 class View:
@@ -189,7 +188,10 @@ class View:
                 data = get(self._key)
             except _AWAITED:
                 data = self._state._settle(get, self._key)
-        return shape.codec.decode(_EMPTY[shape.letter] if data is None else data)
+        try:
+            return shape.codec.decode(_EMPTY[shape.letter] if data is None else data)
+        except VALUE_FAULTS as fault:
+            raise self._state._unreadable(fault, self._key) from None
 
     def _encoded(self, codec: Codec, value: Any) -> bytes:
         try:
@@ -512,7 +514,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
 
     def _key_list(self) -> list[K]:
         data = self._read(lib.SK_R_KEYS)
-        return [] if data is None else _array_decoder(self._shape.key)(data)
+        return [] if data is None else self._shape.key.decode_array(data)
 
     def keys(self) -> KeysView[K]:
         return _Keys(self)
@@ -670,7 +672,7 @@ class SetView(View, MutableSet[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         data = self._read(lib.SK_R_KEYS)
-        return iter([] if data is None else _array_decoder(self._shape.item)(data))
+        return iter([] if data is None else self._shape.item.decode_array(data))
 
     def add(self, value: T) -> None:
         self._write(_SET, self._steps + self._encoded(self._shape.item, value), _NIL)
@@ -744,11 +746,3 @@ _VIEWS: dict[type[Shape], type[Any]] = {
     MapShape: MapView,
     SetShape: SetView,
 }
-
-
-def _array_decoder(codec: Codec) -> Callable[[bytes], list[Any]]:
-    """Decodes an array of what the codec decodes; made once per codec."""
-    decode = _decode_keys.get(codec)
-    if decode is None:
-        decode = _decode_keys[codec] = make_codec(list[codec.hint]).decode  # type: ignore[name-defined]
-    return decode

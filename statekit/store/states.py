@@ -41,7 +41,9 @@ _put: Callable[..., int] = lib.sk_put
 class State:
     """What states of every kind can do. Get one from Store.state()."""
 
-    __slots__ = ("_encode", "_id", "_ptr", "_raw_key", "codec", "kind", "name", "timed")
+    __slots__ = (
+        "_encode", "_id", "_ptr", "_raw_key", "codec", "kind", "name", "timed", "ttl_settings",
+    )  # fmt: skip
 
     def __init__(
         self, ptr: Any, state_id: int, name: str, kind: str, codec: KeyCodec, timed: bool
@@ -56,6 +58,7 @@ class State:
         self.name = name
         self.kind = kind
         self.timed = timed
+        self.ttl_settings: tuple[int, Clock, bool] | None = None  # as ttl() was told
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, keys {self.codec.python}>"
@@ -214,6 +217,7 @@ class State:
             ) from None
         if status:
             raise native_error(status, self.name)
+        self.ttl_settings = (ms, clock, on_read)
 
     def is_expired(self, stamp: int) -> bool:
         """Whether an entry with this stamp, wherever it is, has expired by now."""
@@ -226,6 +230,8 @@ class State:
 
     def leaf_of_encoded(self, k: bytes) -> int:
         """The leaf of an encoded key."""
+        if self._ptr is None:
+            raise closed_error(self.name)
         leaf: int = lib.sk_key_leaf(self._ptr, self._id, k, len(k))
         if leaf < 0:
             raise self._refuse(-leaf, self.codec.show(k))

@@ -362,6 +362,20 @@ class Store:
             leaves._held.append(cell)
             raise error
 
+    def move(self, target: "Store", start: int, stop: int) -> None:
+        """Moves leaves [start, stop) to another store: detach() and attach() in one step.
+
+        If it fails they are here as before. (If there is no memory even for putting them back,
+        the exception has them as `leaves`.)
+        """
+        cell = ffi.gc(ffi.new("sk_leaves **"), _free_leaves)
+        status = lib.sk_move(self._ptr, target._ptr, *_leaves(start, stop), cell)
+        if status:
+            error = native_error(status)
+            if cell[0] != ffi.NULL:
+                error.leaves = Leaves(cell, start, stop)  # type: ignore[attr-defined]
+            raise error
+
     # ---- Homes
 
     def write_back(self, on: bool = True) -> None:

@@ -66,6 +66,7 @@ R = TypeVar("R")
 META_VERSION = 1
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
 _HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...
+_ALLOCATOR_SHARE = 6  # a sixth is for what the allocator needs on top of what it is asked for
 _HOME_BYTES_MIN = 8 << 20  # ... but this much if it is no more than a quarter
 _KEY_GROUPS, _SUBGROUPS = 128, 16
 _NUMBERS = {"int": "i64", "float": "f64"}
@@ -102,7 +103,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     else:
         memory = parsed.take_bytes("memory", MEMORY_DEFAULT)
         share = max(memory // _HOME_SHARE, min(_HOME_BYTES_MIN, memory // 4))
-        budget = memory - share
+        budget = memory - share - memory // _ALLOCATOR_SHARE
         home = open_home(parsed, share)
     try:
         return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget)

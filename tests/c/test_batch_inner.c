@@ -18,6 +18,7 @@ static void hooked_lock(sk_store *store, sk_leaf *leaf) {
 #define sk_leaf_lock(leaf) hooked_lock(store, leaf)
 #define sk_batch inner_batch
 #define sk_pack_keys inner_pack_keys
+#define sk_route_keys inner_route_keys
 #define sk_leaf_lock_write inner_leaf_lock_write
 #define sk_leaves_lock_write inner_leaves_lock_write
 #define sk_leaves_unlock inner_leaves_unlock
@@ -31,6 +32,7 @@ int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, b
 #undef sk_leaf_lock
 #undef sk_batch
 #undef sk_pack_keys
+#undef sk_route_keys
 
 static void test_stale_slot_with_the_same_key_is_no_good_guess(void) {
     sk_store *store = util_open(1, 1);

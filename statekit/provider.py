@@ -6,7 +6,6 @@ a native store (store/), a home for what memory does not hold (homes/), the traf
 (residence.py), types (schema.py, codecs.py) and the states themselves (state/).
 """
 
-import json
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,6 +37,7 @@ from statekit.errors import (
 )
 from statekit.homes import Home, HomeUrl, open_home
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
+from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, StateCounters, StateMetrics
 from statekit.residence import Residence
 from statekit.schema import StateSchema, Type, check_evolution, show
@@ -63,7 +63,6 @@ A = TypeVar("A")
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
-META_VERSION = 1
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
 _HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...
 _ALLOCATOR_SHARE = 6  # a sixth is for what the allocator needs on top of what it is asked for
@@ -121,7 +120,7 @@ def _open_with(
     owned: KeyGroups | None,
     budget: int | None,
 ) -> "KVProvider":
-    meta = _Meta.read(home, url)
+    meta = Meta.read(home, url)
     geometry = []
     for name, asked, stored, default in (
         ("key_groups", key_groups, meta.key_groups, _KEY_GROUPS),
@@ -142,31 +141,9 @@ def _open_with(
         store.mark(0, store.leaves, "absent")
     for part in subtract((range(geometry[0]),), mine):
         store.mark(part.start * geometry[1], part.stop * geometry[1], "away")
-    share = _HomeShare(home)
+    share = HomeShare(home)
     residence = Residence(store, home, budget, share.write_lock)
     return KVProvider(url, residence, meta, mine, share, _Family())
-
-
-class _HomeShare:
-    """A home, and how many providers use it: the last one closes it."""
-
-    def __init__(self, home: Home | None) -> None:
-        self.home = home
-        self.write_lock = threading.RLock()
-        self._users = 1
-        self._lock = threading.Lock()
-
-    def share(self) -> "_HomeShare":
-        with self._lock:
-            self._users += 1
-        return self
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users or self.home is None:
-                return
-        self.home.close()
 
 
 class _Family:
@@ -177,54 +154,6 @@ class _Family:
 
     def members(self) -> set["KVProvider"]:
         return set(self.owners.values())
-
-
-class _Meta:
-    """What a provider keeps about itself at home: geometry and schemas, as JSON."""
-
-    def __init__(
-        self, key_groups: int | None, subgroups: int | None, schemas: list[StateSchema]
-    ) -> None:
-        self.key_groups = key_groups
-        self.subgroups = subgroups
-        self.schemas = schemas  # a state's number at home is its place in this list
-
-    @classmethod
-    def read(cls, home: Home | None, url: str = "") -> "_Meta":
-        data = None if home is None else home.read_meta()
-        return cls(None, None, []) if data is None else cls.decode(data, url)
-
-    @classmethod
-    def decode(cls, data: bytes, url: str) -> "_Meta":
-        try:
-            found = json.loads(data)
-            if found["statekit"] != META_VERSION:
-                raise SchemaError(
-                    f"{url!r} was written by a statekit whose homes have version "
-                    f"{found['statekit']}; this one reads version {META_VERSION}. Update statekit."
-                )
-            schemas = [StateSchema(**schema) for schema in found["states"]]
-            return cls(found["key_groups"], found["subgroups"], schemas)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, SchemaError):
-                raise
-            raise SchemaError(
-                f"{url!r} holds a description of its states that cannot be read ({error!r}). "
-                "Is it a home of statekit?"
-            ) from None
-
-    def encode(self) -> bytes:
-        return json.dumps(
-            {
-                "statekit": META_VERSION,
-                "key_groups": self.key_groups,
-                "subgroups": self.subgroups,
-                "states": [schema._asdict() for schema in self.schemas],
-            }
-        ).encode()
-
-    def find(self, name: str) -> StateSchema | None:
-        return next((schema for schema in self.schemas if schema.name == name), None)
 
 
 class _Declaration:
@@ -246,9 +175,9 @@ class KVProvider:
         self,
         url: str,
         residence: Residence,
-        meta: _Meta,
+        meta: Meta,
         mine: tuple[range, ...],
-        home: _HomeShare,
+        home: HomeShare,
         family: _Family,
     ) -> None:
         self.url = url
@@ -505,7 +434,7 @@ class KVProvider:
         while True:
             expected = None if home is None else home.read_meta()
             if expected is not None:
-                stored_meta = _Meta.decode(expected, self.url)
+                stored_meta = Meta.decode(expected, self.url)
                 self._check_geometry(stored_meta)
                 self._meta.schemas = stored_meta.schemas
             schemas = self._meta.schemas
@@ -520,7 +449,7 @@ class KVProvider:
                 break
         residence.numbers = {known.name: at for at, known in enumerate(self._meta.schemas)}
 
-    def _check_geometry(self, stored: _Meta) -> None:
+    def _check_geometry(self, stored: Meta) -> None:
         """Two processes may have found a home new at the same time."""
         ours, theirs = self._meta, (stored.key_groups, stored.subgroups)
         if theirs != (ours.key_groups, ours.subgroups):
@@ -601,13 +530,15 @@ class KVProvider:
             if self._is_closed:
                 return
             # Out of use first: a write that is taken now must not be lost.
-            for state in self._handles:
-                state._ptr = None
+            handles = [*self._handles, *self._residence.store.states()]
+            native = self._residence.store._ptr
+            for handle in handles:
+                handle._ptr = None
             try:
                 self._residence.flush()
             except BaseException:
-                for state in self._handles:
-                    state._ptr = self._residence.store._ptr
+                for handle in handles:
+                    handle._ptr = native
                 raise
             self._let_go()
 
@@ -736,7 +667,7 @@ class KVProvider:
         store.mark(0, store.leaves, "away")
         own = self._residence
         residence = Residence(store, own.home, budget, own.home_lock)
-        meta = _Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
+        meta = Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
         other = KVProvider(self.url, residence, meta, (), self._home.share(), self._family)
         event_time = self._residence.store.time("event")
         if event_time is not None:
@@ -790,6 +721,7 @@ class KVProvider:
                 raise
             other._mine = ()
             self._take_over(part)
+            other._residence.forget_given()
             if there is not None:
                 other._residence.set_budget(0)
 

@@ -31,7 +31,14 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any, TypeVar
 
-from statekit.errors import HomeError, MemoryLimitError, UnknownEntryError
+from statekit.errors import (
+    BadValueError,
+    CorruptBlockError,
+    HomeError,
+    MemoryLimitError,
+    UnknownEntryError,
+    where,
+)
 from statekit.homes import Home, Row
 from statekit.homes.home import Change
 from statekit.metrics import StateCounters
@@ -195,7 +202,22 @@ class Residence:
                 raw.install_encoded(key, encoded, stamp)
                 return
             except MemoryLimitError as limit:
-                self.make_room(limit)
+                try:
+                    self.make_room(limit)
+                except MemoryLimitError:
+                    # Nothing is left to evict: an entry that is at home must be readable, and
+                    # goes when room is next needed.
+                    self.store.limit(0)
+                    try:
+                        raw.install_encoded(key, encoded, stamp)
+                        return
+                    finally:
+                        self._limit()
+            except BadValueError as error:
+                raise CorruptBlockError(
+                    f"the home's row for this key is no {raw.kind} ({error}){where(raw.name)}. "
+                    "Check whether another program wrote to the home, or restore it."
+                ) from None
 
     def _is_expired(self, raw: State, stamp: int | None) -> bool:
         return stamp is not None and raw.timed and raw.is_expired(stamp)
@@ -426,10 +448,14 @@ class Residence:
                 raise
             if self.home is not None:
                 self._given += ranges
-                try:
-                    self._forget_rows()
-                except HomeError:
-                    self.failures += 1  # the next flush() tries again
+
+    def forget_given(self) -> None:
+        """Deletes the rows of what was given away. If the home fails, flush() tries again."""
+        try:
+            with self._lock:
+                self._forget_rows()
+        except HomeError:
+            self.failures += 1
 
     def _aside(self) -> "Residence":
         """A residence with the same states and times that has no leaves."""

@@ -32,7 +32,7 @@ LAYERS = [
     {"store"},
     {"assignment", "codecs", "homes.home", "metrics", "rows", "schema", "ttl"},
     {"homes", "homes.redis", "homes.rocksdb"},
-    {"residence"},
+    {"meta", "residence"},
     {"state.keyed", "state.export"},
     {"state.results"},
     {"state.value", "state.views", "state.containers", "state.reduce", "state.timers"},

@@ -1,0 +1,80 @@
+"""What a provider keeps about itself at home, and the home that several providers share."""
+
+import json
+import threading
+
+from statekit.errors import SchemaError
+from statekit.homes import Home
+from statekit.schema import StateSchema
+
+META_VERSION = 1
+
+
+class Meta:
+    """What a provider keeps about itself at home: geometry and schemas, as JSON."""
+
+    def __init__(
+        self, key_groups: int | None, subgroups: int | None, schemas: list[StateSchema]
+    ) -> None:
+        self.key_groups = key_groups
+        self.subgroups = subgroups
+        self.schemas = schemas  # a state's number at home is its place in this list
+
+    @classmethod
+    def read(cls, home: Home | None, url: str = "") -> "Meta":
+        data = None if home is None else home.read_meta()
+        return cls(None, None, []) if data is None else cls.decode(data, url)
+
+    @classmethod
+    def decode(cls, data: bytes, url: str) -> "Meta":
+        try:
+            found = json.loads(data)
+            if found["statekit"] != META_VERSION:
+                raise SchemaError(
+                    f"{url!r} was written by a statekit whose homes have version "
+                    f"{found['statekit']}; this one reads version {META_VERSION}. Update statekit."
+                )
+            schemas = [StateSchema(**schema) for schema in found["states"]]
+            return cls(found["key_groups"], found["subgroups"], schemas)
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, SchemaError):
+                raise
+            raise SchemaError(
+                f"{url!r} holds a description of its states that cannot be read ({error!r}). "
+                "Is it a home of statekit?"
+            ) from None
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "statekit": META_VERSION,
+                "key_groups": self.key_groups,
+                "subgroups": self.subgroups,
+                "states": [schema._asdict() for schema in self.schemas],
+            }
+        ).encode()
+
+    def find(self, name: str) -> StateSchema | None:
+        return next((schema for schema in self.schemas if schema.name == name), None)
+
+
+class HomeShare:
+    """A home, and how many providers use it: the last one closes it."""
+
+    def __init__(self, home: Home | None) -> None:
+        self.home = home
+        self.write_lock = threading.RLock()
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def share(self) -> "HomeShare":
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or self.home is None:
+                return
+        self.home.close()

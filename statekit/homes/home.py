@@ -1,9 +1,9 @@
 """Homes: where the entries are that memory does not hold, and how one is found by its URL.
 
 A home keeps rows. A row is named by its leaf, the number of its state and its encoded key, and
-holds the entry's value as bytes, which mean nothing to the home. It needs no locks of its own:
-the provider may read from several threads at once, but never writes twice at the same time,
-and never reads a row while it writes that row.
+holds the entry's value as bytes, which mean nothing to the home. Providers of one process write
+one at a time, but may read meanwhile, from several threads; a row that is being written may be
+seen as it was before or as it is after, and nothing else.
 
 To add one, subclass Home and register a factory under the URL scheme, either with
 register_home() or as an entry point of the group "statekit.homes"; docs/homes.md shows one

@@ -3,7 +3,7 @@
     python benchmarks/bench_state_types.py [--quick] [--only WORD]
         what is promised beside what was measured; writes results/state_types.json and .png.
         --quick: small sizes, into state_types_quick.json and .png. --only: the parts with the word
-        in their name, nothing written.
+        in their name; the other results stay as they were.
     pytest benchmarks/bench_state_types.py --benchmark-only
         every operation of every contender, grouped; STATEKIT_BENCH_KEYS sets the number of keys.
 
@@ -485,8 +485,8 @@ def main() -> None:
     if "ns per key" in report.series:
         print_questions(report)
     print(f"\n{time.perf_counter() - began:.0f} s")
-    if not arguments.only:
-        plot(report.series["ns per key"], sizes.keys, report.write())
+    path = report.write(keep=bool(arguments.only))
+    plot(report.series["ns per key"], sizes.keys, path)
 
 
 if __name__ == "__main__":

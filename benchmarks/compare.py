@@ -96,10 +96,16 @@ class Report:
         self.rows.append(row)
         print(row, flush=True)
 
-    def write(self) -> Path:
+    def write(self, keep: bool = False) -> Path:
+        """Writes results/<name>.json. keep: what was not measured now stays as it was."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         rows = [asdict(row) | {"holds": row.holds} for row in self.rows]
+        if keep and path.exists():
+            before = json.loads(path.read_text())
+            now = {row["what"]: row for row in rows}
+            rows = [now.pop(row["what"], row) for row in before["rows"]] + list(now.values())
+            self.series = before["series"] | self.series
         machine = {
             "python": sys.version.split()[0],
             "platform": platform.platform(),
@@ -107,6 +113,6 @@ class Report:
         }
         document = {"machine": machine, "rows": rows, "series": self.series}
         path.write_text(json.dumps(document, indent=2) + "\n")
-        missed = sum(not row.holds for row in self.rows)
-        print(f"{len(self.rows) - missed} of {len(self.rows)} figures hold; written to {path}")
+        missed = sum(not row["holds"] for row in rows)
+        print(f"{len(rows) - missed} of {len(rows)} figures hold; written to {path}")
         return path

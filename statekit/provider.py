@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
 _HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...
-_ALLOCATOR_SHARE = 6  # a sixth is for what the allocator needs on top of what it is asked for
+_ALLOCATOR_SHARE = 5  # a fifth is for what the allocator needs on top of what it is asked for
 _HOME_BYTES_MIN = 8 << 20  # ... but this much if it is no more than a quarter
 _KEY_GROUPS, _SUBGROUPS = 128, 16
 _NUMBERS = {"int": "i64", "float": "f64"}

@@ -912,3 +912,18 @@ def test_an_entry_that_grew_beyond_the_memory_can_be_read_after_reopening(tmp_pa
         assert lists["a"][-1] == b"more"
     with sk.open(url) as kv:
         assert len(kv.list("lists", bytes)["a"]) == 301
+
+
+def test_a_batch_that_meets_a_damaged_row_names_the_state(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path}/db"
+    with sk.open(url) as kv:
+        kv.value("texts", str)["a"] = "fine"
+        kv.flush()
+        home = kv._residence.home
+        assert home is not None
+        leaf = kv["texts"]._raw.leaf_of_encoded(b"a")
+        home.write([((leaf, 0, b"a"), b"\x01")])  # an int
+    with sk.open(url) as kv:
+        texts = kv.value("texts", str)
+        with pytest.raises(CorruptBlockError, match="'texts'"):
+            texts.get_many(["a"]).to_list()

@@ -61,7 +61,7 @@ class ContainerState(KeyedState[V]):
     def get_many(self, keys: Any) -> Values[V | None]:
         """Plain copies of many keys' containers; None where there is none."""
         parts = self._chunked(self._raw.get_many, keys)
-        return EncodedValues(parts, self._codec, None)
+        return EncodedValues(parts, self._codec, self._decoded, None)
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the containers of many keys."""

@@ -133,12 +133,16 @@ class EncodedValues(Values[V]):
     __slots__ = ("_codec", "_decode", "_parts", "_starts")
 
     def __init__(
-        self, parts: Sequence[Blobs], codec: Codec, default: Callable[[], Any] | None
+        self,
+        parts: Sequence[Blobs],
+        codec: Codec,
+        decode: Callable[[Any], Any],
+        default: Callable[[], Any] | None,
     ) -> None:
         super().__init__(b"".join(part.found for part in parts), default)
         self._parts = parts
         self._codec = codec
-        self._decode = codec.decode
+        self._decode = decode  # the state's: it says what is wrong with a value it cannot read
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + len(part.found))

@@ -212,7 +212,7 @@ class ValueState(KeyedState[V]):
         """The values of many keys, in their order; see Values for missing ones."""
         parts = self._chunked(self._raw.get_many, keys)
         default = None if self._default is NO_DEFAULT else self._fresh_default
-        return EncodedValues(parts, self._codec, default)
+        return EncodedValues(parts, self._codec, self._decoded, default)
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the values of many keys. values: a list, an Arrow or NumPy array, a series."""

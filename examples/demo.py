@@ -113,7 +113,7 @@ def nest_and_time() -> None:
     kv = sk.open("memory:")
     carts = kv.state("carts", dict[str, list[Click]])
     expiry = kv.timers("expiry")
-    with timed("append at depth 3, set a timer", 100_000, "records"):
+    with timed("append to a list in a map, set a timer", 100_000, "records"):
         for at in range(100_000):
             user = f"user-{at % 1000}"
             carts[user]["clicks"].append(Click("/item", at))

@@ -486,7 +486,8 @@ def main() -> None:
         print_questions(report)
     print(f"\n{time.perf_counter() - began:.0f} s")
     path = report.write(keep=bool(arguments.only))
-    plot(report.series["ns per key"], sizes.keys, path)
+    if "ns per key" in report.series:
+        plot(report.series["ns per key"], sizes.keys, path)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import pickle
 import shutil
 import sqlite3
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -168,7 +169,7 @@ def compile_loop(statement: str, names: Iterable[str]) -> Callable[..., None]:
     return loop
 
 
-class Keeper:
+class Keeper(ABC):
     """One contender that keeps the entries of one type of state."""
 
     name: ClassVar[str]
@@ -198,9 +199,9 @@ class Keeper:
             return f"x = {get}; {of.element}" if of.element else None
         return f"x = {get}; {of.change}; {self.write.format(pack.format('x'))}"
 
+    @abstractmethod
     def begin(self, writes: bool) -> dict[str, Any]:
         """What the statements need beside NAMES; ends what the round before left open."""
-        raise NotImplementedError
 
     def run(self, operation: str, pairs: list[tuple[str, Any]], names: dict[str, Any]) -> None:
         """Does the operation for each pair; names are from begin()."""
@@ -221,19 +222,19 @@ class Keeper:
 
     # ---- All entries
 
+    @abstractmethod
     def split_and_merge(self) -> None:
         """Parts the entries into two halves and makes one whole of them again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self) -> Any:
         """All entries as bytes, in the contender's own form."""
-        raise NotImplementedError
 
     def path(self) -> str:
         return f"{self.folder}/{type(self).__name__}-{next(_numbers)}"
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None:  # noqa: B027  (most have nothing to close)
+        """Lets go of files."""
 
 
 class Statekit(Keeper):

@@ -20,7 +20,7 @@ from decimal import Decimal
 from enum import Enum
 from operator import index
 from struct import Struct
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -352,8 +352,25 @@ _AT_ONCE: dict[str, Any] = {
 _Plain: TypeAlias = Callable[[Any], bool] | None
 
 
+class ItemAt(NamedTuple):
+    """Where in a container the value is that a codec did not take: a fault's `item`."""
+
+    at: Any  # position or key
+    value: Any
+    codec: Codec
+
+
+def _encode_item(codec: Codec, value: Any, at: Any) -> bytes:
+    try:
+        return codec.encode(value)
+    except VALUE_FAULTS as fault:
+        if not hasattr(fault, "item"):  # else it is known more closely
+            fault.item = ItemAt(at, value, codec)  # type: ignore[union-attr]
+        raise
+
+
 def _list_encoder(item: Codec) -> tuple[Encode, _Plain]:
-    encode, is_plain_item = item.encode, item.is_plain
+    is_plain_item = item.is_plain
     at_once = _packer_at_once(list[_AT_ONCE.get(str(item.type), Any)], item.type)  # type: ignore[misc]
 
     def encode_list(value: Any) -> bytes:
@@ -363,7 +380,8 @@ def _list_encoder(item: Codec) -> tuple[Encode, _Plain]:
             return data
         if is_plain_item is not None and all(map(is_plain_item, items)):
             return _pack(items)
-        return _head(0x90, 0xDC, len(items)) + b"".join([encode(one) for one in items])
+        encoded = [_encode_item(item, one, at) for at, one in enumerate(items)]
+        return _head(0x90, 0xDC, len(items)) + b"".join(encoded)
 
     if is_plain_item is None:
         return encode_list, None
@@ -371,7 +389,6 @@ def _list_encoder(item: Codec) -> tuple[Encode, _Plain]:
 
 
 def _dict_encoder(key: Codec, value: Codec) -> tuple[Encode, _Plain]:
-    encode_key, encode_value = key.encode, value.encode
     is_plain_key, is_plain_value = key.is_plain, value.is_plain
     hints = [_AT_ONCE.get(str(kind), Any) for kind in (key.type, value.type)]
     at_once = _packer_at_once(dict[hints[0], hints[1]], key.type, value.type)  # type: ignore[valid-type]
@@ -385,7 +402,10 @@ def _dict_encoder(key: Codec, value: Codec) -> tuple[Encode, _Plain]:
         if is_plain is not None and is_plain(entries):
             return _pack(entries)
         # Two keys that are encoded alike (1 and True) are one, and the last value counts.
-        pairs = {encode_key(one): encode_value(other) for one, other in entries.items()}
+        pairs = {
+            _encode_item(key, one, one): _encode_item(value, other, one)
+            for one, other in entries.items()
+        }
         return _head(0x80, 0xDE, len(pairs)) + b"".join([k + v for k, v in pairs.items()])
 
     is_plain: _Plain = None
@@ -402,10 +422,8 @@ def _dict_encoder(key: Codec, value: Codec) -> tuple[Encode, _Plain]:
 
 
 def _set_encoder(member: Codec) -> Encode:
-    encode = member.encode
-
     def encode_set(members: Any) -> bytes:
-        packed = dict.fromkeys([encode(one) for one in _items_of(members)])
+        packed = dict.fromkeys([_encode_item(member, one, one) for one in _items_of(members)])
         return _head(0x80, 0xDE, len(packed)) + b"".join([one + b"\xc0" for one in packed])
 
     return encode_set

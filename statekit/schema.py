@@ -26,7 +26,6 @@ import dataclasses
 import datetime
 import decimal
 import enum
-import inspect
 import types
 import typing
 import uuid
@@ -297,7 +296,3 @@ def check_evolution(stored: StateSchema, asked: StateSchema) -> None:
         )
         error.state = asked.name
         raise error
-
-
-def is_class(hint: Any) -> bool:
-    return inspect.isclass(hint) and typing.get_origin(hint) is None

@@ -5,6 +5,7 @@ which brings what is not here. Operations call C directly and look at the answer
 not do at once goes the long way, through `_settle`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
@@ -12,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statekit._native import lib
-from statekit.codecs import VALUE_FAULTS, Codec, fault_reason
+from statekit.codecs import VALUE_FAULTS, Codec, ItemAt, fault_reason
 from statekit.errors import (
     ArgumentError,
     BadValueError,
@@ -43,7 +44,7 @@ NO_KEY: Any = object()  # for a value that is no key's: a default, or one of a b
 current_key: ContextVar[Any] = ContextVar("statekit_current_key")
 
 
-class KeyedState(Generic[V]):
+class KeyedState(ABC, Generic[V]):
     """A named collection of entries; V is what each key has."""
 
     __slots__ = ("__weakref__", "_codec", "_encode", "_id", "_ptr", "_raw", "_residence", "schema")
@@ -179,8 +180,9 @@ class KeyedState(Generic[V]):
             ) from None
         return self._bind(key)
 
+    @abstractmethod
     def _bind(self, key: Any) -> Any:
-        raise NotImplementedError
+        """The state under one key: a handle or a view."""
 
     # ---- What can go wrong
 
@@ -211,6 +213,10 @@ class KeyedState(Generic[V]):
     def _misfit(self, fault: Exception, value: object, key: object, codec: Codec) -> StateKitError:
         """The error for a value that codec.encode() did not take."""
         kind: type[StateKitError] = BadValueError
+        given = shorten(value)
+        if isinstance(item := getattr(fault, "item", None), ItemAt):  # the one that is wrong
+            value, codec = item.value, item.codec
+            given = f"{shorten(value)}, at {shorten(item.at)} of what was given,"
         problem = f"is of type {type(value).__name__}, not {show(codec.type)}"
         if isinstance(fault, OverflowError):
             kind, problem = OverflowStateError, "does not fit into 64 bits"
@@ -221,7 +227,7 @@ class KeyedState(Generic[V]):
         elif reason := fault_reason(fault):
             problem = f"does not fit {show(codec.type)}: {reason}"
         place = where(self.name) if key is NO_KEY else where(self.name, key)
-        error = kind(f"{shorten(value)} {problem}{place}. Pass a value of type {show(codec.type)}.")
+        error = kind(f"{given} {problem}{place}. Pass a value of type {show(codec.type)}.")
         error.state, error.key = self.name, None if key is NO_KEY else key
         return error
 

@@ -1,5 +1,6 @@
 """Values of a batch: a sequence that decodes what is asked for, and converts as a whole."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -60,15 +61,17 @@ class Values(Sequence[V], Generic[V]):
         shown = ", ".join(repr(self[at]) for at in range(min(len(self), 10)))
         return f"<Values [{shown}{', ...' if len(self) > 10 else ''}], {len(self)} in all>"
 
+    @abstractmethod
     def _value(self, at: int) -> Any:
-        raise NotImplementedError
+        """The value of a key that has one."""
 
+    @abstractmethod
     def to_list(self) -> list[V]:
-        raise NotImplementedError
+        """The values as a list."""
 
+    @abstractmethod
     def to_arrow(self) -> "pyarrow.Array":
         """An Arrow array; null where there is neither a value nor a default."""
-        raise NotImplementedError
 
     def to_numpy(self) -> "numpy.ndarray[Any, Any]":
         """A NumPy array, of objects unless the values are numbers."""

@@ -14,13 +14,18 @@ __all__ = [
     "ArgumentError",
     "BadValueError",
     "ChangedDuringIterationError",
+    "CheckpointCancelledError",
+    "CheckpointError",
     "ClosedError",
     "ColumnError",
     "CorruptBlockError",
+    "DamagedError",
     "HomeError",
     "KeyTypeError",
     "KindError",
     "MemoryLimitError",
+    "MissingFileError",
+    "NoCheckpointError",
     "NotOwnedError",
     "OccupiedError",
     "OverflowStateError",
@@ -28,6 +33,7 @@ __all__ = [
     "SchemaError",
     "SnapshotOverrunError",
     "StateKitError",
+    "StorageError",
     "StoreMemoryError",
     "UnknownEntryError",
 ]
@@ -97,6 +103,35 @@ class SchemaError(StateKitError, TypeError):
 
 class OccupiedError(StateKitError):
     """Leaves cannot be attached where leaves of the same numbers have entries."""
+
+
+class CheckpointError(StateKitError):
+    """A checkpoint that cannot be taken, read or changed as asked."""
+
+
+class StorageError(CheckpointError):
+    """The storage of checkpoints failed: a disk that is full, a server that does not answer."""
+
+
+class MissingFileError(StorageError):
+    """A file of a checkpoint is not there."""
+
+
+class NoCheckpointError(CheckpointError, LookupError):
+    """There is no checkpoint in that place, or none of that number."""
+
+
+class CheckpointCancelledError(CheckpointError):
+    """The checkpoint was cancelled before it was complete. Nothing of it remains."""
+
+
+class DamagedError(CheckpointError):
+    """Bytes of a checkpoint are not what was written. `file` and `offset` say where."""
+
+    def __init__(self, message: str, *, file: str = "", offset: int | None = None) -> None:
+        super().__init__(message)
+        self.file = file
+        self.offset = offset
 
 
 class HomeError(StateKitError, OSError):

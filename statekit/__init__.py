@@ -14,7 +14,8 @@ from statekit.assignment import assign
 from statekit.errors import StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
-from statekit.provider import KVProvider, open  # noqa: A004
+from statekit.opening import open  # noqa: A004
+from statekit.provider import KVProvider
 from statekit.state import (
     AggregateState,
     ListState,

@@ -35,12 +35,11 @@ from statekit.errors import (
     SchemaError,
     shorten,
 )
-from statekit.homes import Home, HomeUrl, open_home
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, StateCounters, StateMetrics
 from statekit.residence import Residence
-from statekit.schema import StateSchema, Type, check_evolution, show
+from statekit.schema import StateSchema, Type, check_evolution, show, value_kind
 from statekit.state import (
     AggregateState,
     ListState,
@@ -64,89 +63,9 @@ I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
-_HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...
-_ALLOCATOR_SHARE = 5  # a fifth is for what the allocator needs on top of what it is asked for
-_HOME_BYTES_MIN = 8 << 20  # ... but this much if it is no more than a quarter
-_KEY_GROUPS, _SUBGROUPS = 128, 16
-_NUMBERS = {"int": "i64", "float": "f64"}
 
 
-def open(  # noqa: A001  (sk.open, as in gzip.open)
-    url: str = "memory:",
-    *,
-    key_groups: int | None = None,
-    subgroups: int | None = None,
-    owned: KeyGroups | None = None,
-) -> "KVProvider":
-    """Opens a provider.
-
-    url: "memory:", "rocksdb:/path?memory=2GiB", "redis://host:port/db", or a home that another
-    package brings. `memory=` is how much memory may hold; the rest is at home.
-    key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
-    owned: the key-groups that are this provider's; all unless told.
-
-    >>> kv = open("memory:")
-    >>> visits = kv.value("visits", int, default=0)
-    >>> visits["alice"] += 1
-    >>> visits["alice"]
-    1
-    """
-    parsed = HomeUrl.parse(url)
-    home = None
-    share = 0
-    if parsed.scheme == "memory":
-        budget = parsed.take_bytes("memory", 0) or None
-        if parsed.place:
-            raise ArgumentError(f'{url!r} names a place in memory. Write "memory:".')
-        parsed.refuse_rest()
-    else:
-        memory = parsed.take_bytes("memory", MEMORY_DEFAULT)
-        share = max(memory // _HOME_SHARE, min(_HOME_BYTES_MIN, memory // 4))
-        budget = memory - share - memory // _ALLOCATOR_SHARE
-        home = open_home(parsed, share)
-    try:
-        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget)
-    except BaseException:
-        if home is not None:
-            home.close()
-        raise
-
-
-def _open_with(
-    home: Home | None,
-    url: str,
-    key_groups: int | None,
-    subgroups: int | None,
-    owned: KeyGroups | None,
-    budget: int | None,
-) -> "KVProvider":
-    meta = Meta.read(home, url)
-    geometry = []
-    for name, asked, stored, default in (
-        ("key_groups", key_groups, meta.key_groups, _KEY_GROUPS),
-        ("subgroups", subgroups, meta.subgroups, _SUBGROUPS),
-    ):
-        if asked is not None and stored is not None and asked != stored:
-            raise ArgumentError(
-                f"{url!r} was made with {name}={stored}; asked for was {name}={asked}. "
-                "Leave it out, or copy the state into a new home."
-            )
-        known = default if stored is None else stored
-        geometry.append(known if asked is None else asked)
-    store = Store(geometry[0], geometry[1])
-    is_new = meta.key_groups is None
-    meta.key_groups, meta.subgroups = geometry
-    mine = group_ranges(range(geometry[0]) if owned is None else owned, geometry[0])
-    if not is_new:
-        store.mark(0, store.leaves, "absent")
-    for part in subtract((range(geometry[0]),), mine):
-        store.mark(part.start * geometry[1], part.stop * geometry[1], "away")
-    share = HomeShare(home)
-    residence = Residence(store, home, budget, share.write_lock)
-    return KVProvider(url, residence, meta, mine, share, _Family())
-
-
-class _Family:
+class Family:
     """The providers of one process that were split from each other: who owns which key-group."""
 
     def __init__(self) -> None:
@@ -178,7 +97,7 @@ class KVProvider:
         meta: Meta,
         mine: tuple[range, ...],
         home: HomeShare,
-        family: _Family,
+        family: Family,
     ) -> None:
         self.url = url
         self._residence = residence
@@ -231,7 +150,7 @@ class KVProvider:
         codec = make_codec(hint)
         if default is not NO_DEFAULT:
             _check_value(codec, default, f"the default of state {name!r}")
-        cls = ValueState if _value_kind(codec.type) == "bytes" else NumberValueState
+        cls = ValueState if value_kind(codec.type) == "bytes" else NumberValueState
 
         def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
             state: ValueState[Any] = cls(raw, residence, schema, codec, default)
@@ -421,7 +340,7 @@ class KVProvider:
     def _native_state(self, schema: StateSchema) -> Any:
         return self._residence.store.state(
             schema.name,
-            _kind_of(schema),  # type: ignore[call-overload]
+            schema.kind,  # type: ignore[call-overload]
             schema.key,
             timed=schema.timed,
         )
@@ -488,7 +407,8 @@ class KVProvider:
     def key(self, key: Any) -> Iterator["Keyed"]:
         """Sets the current key: inside, state.current is the state under this key.
 
-        >>> kv = open("memory:")
+        >>> import statekit as sk
+        >>> kv = sk.open("memory:")
         >>> clicks = kv.list("clicks", str)
         >>> with kv.key("alice"):
         ...     clicks.current.append("/home")
@@ -604,7 +524,8 @@ class KVProvider:
     def owner_of(self, key: Any) -> "KVProvider | None":
         """The provider that has a key: this one, or one it was split from or into, or None.
 
-        >>> kv = open("memory:")
+        >>> import statekit as sk
+        >>> kv = sk.open("memory:")
         >>> left, right = kv.split([range(0, 64), range(64, 128)])
         >>> kv.owner_of("alice") is left, left.key_group_of("alice")
         (True, 15)
@@ -848,19 +769,6 @@ _CONTAINERS = (
     (MapShape, "map", MapState),
     (SetShape, "set", SetState),
 )
-_FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
-
-
-def _value_kind(stored: Type) -> str:
-    """The native kind of a value state: numbers have their own."""
-    return _NUMBERS.get(stored, "bytes") if isinstance(stored, str) else "bytes"
-
-
-def _kind_of(schema: StateSchema) -> str:
-    """The native kind of a stored state."""
-    if schema.form != "value":
-        return _FORM_KINDS[schema.form]
-    return _value_kind(schema.type)
 
 
 def _check_value(codec: Codec, value: Any, what: str) -> None:

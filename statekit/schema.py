@@ -48,6 +48,8 @@ _BARE = {
     dict: ["dict", "str", "any"],
     set: ["set", "any"],
 }
+_FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
+_NUMBER_KINDS = {"int": "i64", "float": "f64"}
 _KEY_PARTS = frozenset(("str", "bytes", "int"))
 _ADVICE = (
     "Use int, float, bool, str, bytes, None, datetime, Any, list, dict, set, tuple, a dataclass, "
@@ -69,9 +71,19 @@ class StateSchema(NamedTuple):
         """Entries carry the time they were last touched."""
         return bool(self.clock)
 
+    @property
+    def kind(self) -> str:
+        """The kind of the native state that holds it."""
+        return value_kind(self.type) if self.form == "value" else _FORM_KINDS[self.form]
+
     def __str__(self) -> str:
         timed = f", with a time to live in {self.clock} time" if self.clock else ""
         return f"{self.form} of {show(self.type)} under {key_codec(self.key).python} keys{timed}"
+
+
+def value_kind(stored: Type) -> str:
+    """The native kind of a value state: numbers have their own."""
+    return _NUMBER_KINDS.get(stored, "bytes") if isinstance(stored, str) else "bytes"
 
 
 def describe(hint: Any) -> Type:

@@ -20,7 +20,7 @@ from statekit.homes.home import Change, Row
 
 KIB = 1024
 SECONDS_MAX = 20.0
-MEMORY = "?memory=64KiB"  # 48 KiB for the store: see provider._HOME_SHARE
+MEMORY = "?memory=64KiB"  # 48 KiB for the store: see opening._HOME_SHARE
 
 
 class DictHome(Home):

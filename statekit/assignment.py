@@ -61,6 +61,11 @@ def subtract(ranges: tuple[range, ...], gone: tuple[range, ...]) -> tuple[range,
     return group_ranges([group for part in ranges for group in part if group not in taken])
 
 
+def leaf_ranges(ranges: Iterable[range], subgroups: int) -> tuple[range, ...]:
+    """The leaves of key-groups."""
+    return tuple(range(part.start * subgroups, part.stop * subgroups) for part in ranges)
+
+
 def show_groups(ranges: Iterable[Any]) -> str:
     """Ranges in words: "0-63, 96"."""
     parts = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in ranges if len(r)]

@@ -1,0 +1,677 @@
+"""A manifest: the one file that says what a checkpoint consists of. Its name is its number.
+
+A checkpoint exists from the moment its manifest is there. It names packs (files of frames) and
+says which leaf has which pieces of them. Little endian:
+
+     at  bytes  field
+      0      8  magic "SKMANIF1"
+      8      4  CRC32C of bytes 12 .. size
+     12      4  format version
+     16      8  size of the file
+     24      8  number of the checkpoint
+     32      4  key-groups
+     36      4  sub-groups of a key-group
+     40      4  P, the number of packs
+     44      4  T, the number of segments
+     48      8  J, the bytes of the description
+     56      8  zero
+     64      J  description: a JSON object in UTF-8, then zeros up to a multiple of 8
+      -   32 P  packs: id (16), size of the file (8), number of the checkpoint that wrote it (8)
+      -   32 T  segments: leaf (4), pack (4), offset (8), length (8), flags (4; 1 = delta), zero (4)
+
+The description has the keys "base" (number or null), "compression" (null, "zstd" or "lz4"),
+"key_groups" (the owned ones, as [start, stop] pairs), "metadata" (the user's object), "states"
+(one object a state: the fields of StateSchema) and "watermark" (ms or null), in this order.
+Objects inside keep the order they were given in: that of a NamedTuple's fields says where they are
+stored. Keys that are not known are passed over, so that later versions may add some.
+
+The segments of one leaf are its chain, oldest first. The first is full, the others are applied over
+what comes before. A leaf without segments is empty.
+
+A manifest is valid iff
+ 1. magic, version and checksum are right, and bytes that are to be zero are zero;
+ 2. the size is that of the file, and what J, P and T add up to;
+ 3. its number is 1 or more and the one of its name;
+ 4. key-groups and sub-groups are powers of two, of which the product is at most 2^20;
+ 5. the description is a JSON object with all the keys above, each of the right type; base is
+    smaller than the number; the names of states differ; forms, clocks and key types are known and
+    types well-formed (statekit/schema.py);
+ 6. the owned ranges ascend, none is empty, and all lie within the key-groups;
+ 7. the ids of packs differ; a pack's size is a multiple of 8 and more than its header; its
+    number is not 0 and not above the manifest's; these numbers never fall;
+ 8. a segment's leaf is in an owned key-group, and leaves never fall;
+ 9. a segment's pack is there; its offset is a multiple of 8 behind the header; its length is a
+    multiple of 8, not 0, and ends inside the pack;
+10. the first segment of a leaf, and no other, has no flag; of two that follow each other in a leaf
+    the later one is in a pack with no smaller number, and if in the same pack, behind the earlier.
+Decoding checks all of it. Counts are compared with the bytes that are there before anything is
+made, so a manifest costs memory in proportion to its file, whatever it claims.
+
+There may be 2^20 leaves and more segments, so these are never a list of objects: `Segments` is a
+sequence over the bytes as they lie in the file, checked column by column.
+"""
+
+import json
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import compress, count, pairwise
+from operator import add, eq, itemgetter, le, or_
+from struct import Struct
+from typing import Any, NamedTuple, NoReturn, TypeAlias, overload
+
+from statekit._native import lib
+from statekit.assignment import show_groups
+from statekit.errors import ArgumentError, CheckpointError, DamagedError, KeyTypeError, shorten
+from statekit.keys import key_codec
+from statekit.schema import StateSchema
+from statekit.store.digest import crc32c
+from statekit.store.kinds import CLOCKS
+
+FORMAT_READABLE = 1  # lowest version that can be read
+FORMAT_WRITABLE = 1  # lowest version that can be written
+FORMAT_LATEST = 1  # what is written
+
+PACK_HEADER = 64  # bytes before the first frame of a pack
+NUMBER_MAX = 10**12 - 1  # names have 12 digits
+COMPRESSIONS = ("zstd", "lz4")
+
+_MAGIC = b"SKMANIF1"
+_HEADER = Struct("<8sIIQQIIIIQQ")
+_CRC_END = 12  # the checksum is about what comes after it
+_PACK = Struct("<16sQQ")
+_SEGMENT = Struct("<IIQQII")
+_ROW = 32  # bytes of a pack, and of a segment
+_DELTA = 1
+
+_FORMS = frozenset(("value", "list", "map", "set", "timers"))
+_SCALARS = frozenset((
+    "int", "float", "bool", "str", "bytes", "none", "any", "datetime", "date", "time", "timedelta",
+    "uuid", "decimal",
+))  # fmt: skip
+_TYPE_DEPTH_MAX = 64  # types inside each other
+
+_ALIGNED = bytes(b % 8 == 0 for b in range(256))  # by low byte: is it a multiple of 8
+_Bytes: TypeAlias = bytes  # Manifest.bytes hides the name
+_NAME = re.compile(r"([0-9]{12})\.manifest", re.ASCII)
+
+assert (_HEADER.size, _PACK.size, _SEGMENT.size) == (64, _ROW, _ROW)
+
+
+def manifest_name(number: int) -> str:
+    """The file of a checkpoint.
+
+    >>> manifest_name(7)
+    '000000000007.manifest'
+    """
+    if not 1 <= number <= NUMBER_MAX:
+        raise ArgumentError(
+            f"there is no checkpoint {shorten(number)}. They are counted from 1 to {NUMBER_MAX}."
+        )
+    return f"{number:012}.manifest"
+
+
+def number_of(name: str) -> int | None:
+    """The number of the checkpoint whose manifest has this name; None if it is no such name.
+
+    >>> number_of("000000000007.manifest"), number_of("7.manifest")
+    (7, None)
+    """
+    found = _NAME.fullmatch(name)
+    return int(found[1]) or None if found else None
+
+
+def damaged(file: str, offset: int | None, what: str) -> DamagedError:
+    """The exception for bytes that are not what was written."""
+    place = "" if offset is None else f" at byte {offset}"
+    return DamagedError(
+        f"{file} is damaged{place}: {what}. Restore an older checkpoint with at=N, "
+        "or run `statekit verify` to see what else is affected.",
+        file=file,
+        offset=offset,
+    )
+
+
+class PackRef(NamedTuple):
+    """A pack, as a manifest names it."""
+
+    id: bytes  # 16 bytes
+    size: int  # of the file, header included
+    number: int  # of the checkpoint that wrote it
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.id.hex()}.pack"
+
+
+class Segment(NamedTuple):
+    """The consecutive frames of one leaf in a pack."""
+
+    leaf: int
+    pack: int  # index into the manifest's packs
+    offset: int  # in the pack's file
+    length: int  # bytes
+    is_delta: bool  # applied over the segments before it
+
+
+class Segments(Sequence[Segment]):
+    """Segments over their bytes in a manifest. Items and slices are made when asked for.
+
+    >>> segments = Segments.of([Segment(3, 0, 64, 128, False)])
+    >>> segments[0].length, len(segments), len(segments.raw)
+    (128, 1, 32)
+    """
+
+    __slots__ = ("_words", "leaves", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        assert len(raw) % _ROW == 0
+        self.raw = raw
+        self._words = memoryview(raw).cast("Q")
+        self.leaves = memoryview(raw).cast("I")[
+            0 :: _ROW // 4
+        ]  # of each; the host is little endian
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> "Segments":
+        rows = segments if isinstance(segments, list | tuple) else list(segments)
+        leaves, packs, offsets, lengths, deltas = (map(itemgetter(at), rows) for at in range(5))
+        words = array("Q", bytes(_ROW * len(rows)))
+        words[0::4] = array("Q", map(or_, leaves, map((32).__rlshift__, packs)))
+        words[1::4] = array("Q", offsets)
+        words[2::4] = array("Q", lengths)
+        words[3::4] = array("Q", map(bool, deltas))
+        return cls(words.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.raw) // _ROW
+
+    @overload
+    def __getitem__(self, at: int) -> Segment: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Segments": ...
+    def __getitem__(self, at: int | slice) -> "Segment | Segments":
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if step == 1:
+                return Segments(self.raw[start * _ROW : max(start, stop) * _ROW])
+            return Segments.of(self[i] for i in range(start, stop, step))
+        at = range(len(self))[at]  # IndexError, and negative ones
+        leaf, pack, offset, length, flags, _ = _SEGMENT.unpack_from(self.raw, at * _ROW)
+        return Segment(leaf, pack, offset, length, bool(flags & _DELTA))
+
+    def __iter__(self) -> Iterator[Segment]:
+        for leaf, pack, offset, length, flags, _ in _SEGMENT.iter_unpack(self.raw):
+            yield Segment(leaf, pack, offset, length, bool(flags & _DELTA))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Segments) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} segments>"
+
+    @property
+    def packs(self) -> memoryview:
+        return memoryview(self.raw).cast("I")[1 :: _ROW // 4]
+
+    @property
+    def offsets(self) -> memoryview:
+        return self._words[1::4]
+
+    @property
+    def lengths(self) -> memoryview:
+        return self._words[2::4]
+
+    @property
+    def flags(self) -> memoryview:
+        """With the four zero bytes behind them."""
+        return self._words[3::4]
+
+    def chain(self, leaf: int) -> "Segments":
+        start = bisect_left(self.leaves, leaf)
+        return self[start : bisect_right(self.leaves, leaf, start)]
+
+
+def arrange(
+    packs: Sequence[PackRef], segments: Iterable[Segment]
+) -> tuple[tuple[PackRef, ...], Segments]:
+    """Packs and segments in the order that a manifest has them in; packs nobody uses are dropped.
+
+    Segments may come in any order of their leaves; those of one leaf come oldest first. Packs are
+    ordered by number and then by first use, so that the same segments give the same bytes.
+    """
+    rows = segments if isinstance(segments, Segments) else Segments.of(segments)
+    leaves, before = rows.leaves.tolist(), rows.packs.tolist()
+    order = sorted(range(len(rows)), key=leaves.__getitem__)  # stable: chains stay as they are
+    used = list(dict.fromkeys(map(before.__getitem__, order)))
+    used.sort(key=lambda pack: packs[pack].number)
+    place = {pack: at << 32 for at, pack in enumerate(used)}
+    words = array("Q", rows.raw)
+    words[0::4] = array("Q", map(or_, leaves, map(place.__getitem__, before)))
+    if order != list(range(len(rows))):
+        for column in range(4):
+            words[column::4] = array("Q", map(words[column::4].__getitem__, order))
+    return tuple(packs[pack] for pack in used), Segments(words.tobytes())
+
+
+def plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The user's metadata as it will be read back. ArgumentError if JSON cannot hold it."""
+    try:
+        found = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(
+            f"the metadata cannot be written as JSON ({error}). Use a dict of str, int, float, "
+            "bool, None, lists and dicts."
+        ) from None
+    assert isinstance(found, dict)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    number: int
+    key_groups: int  # how many there are, not only the owned ones
+    subgroups: int
+    owned: tuple[range, ...]
+    schemas: tuple[StateSchema, ...] = ()
+    base: int | None = None  # the checkpoint it was made on top of
+    compression: str | None = None
+    watermark: int | None = None  # event time, ms
+    metadata: dict[str, Any] = field(default_factory=dict)
+    packs: tuple[PackRef, ...] = ()
+    segments: Segments = field(default_factory=lambda: Segments(b""))  # any iterable of Segment
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.segments, Segments):
+            object.__setattr__(self, "segments", Segments.of(self.segments))
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return manifest_name(self.number)
+
+    @property
+    def leaves(self) -> int:
+        return self.key_groups * self.subgroups
+
+    @cached_property
+    def bytes(self) -> int:
+        """Of all segments: what is read to restore the whole."""
+        return sum(self.segments.lengths.tolist())
+
+    @property
+    def new_bytes(self) -> int:
+        """Of the packs that this checkpoint wrote."""
+        return sum(pack.size for pack in self.packs if pack.number == self.number)
+
+    def chain(self, leaf: int) -> Segments:
+        """The segments of a leaf, oldest first; none if it is empty."""
+        return self.segments.chain(leaf)
+
+    def chains(self) -> Iterator[tuple[int, Segments]]:
+        """Every leaf that has segments, with them, by ascending leaf."""
+        starts = [*compress(count(), map(_DELTA.__ne__, self.segments.flags)), len(self.segments)]
+        for start, stop in pairwise(starts):
+            yield self.segments.leaves[start], self.segments[start:stop]
+
+    # ---- Bytes
+
+    def encode(self) -> _Bytes:
+        """The file's contents: the same for equal manifests. AssertionError if it is not valid."""
+        description = json.dumps(
+            self._description(), allow_nan=False, separators=(",", ":")
+        ).encode()
+        packs = b"".join(_PACK.pack(*pack) for pack in self.packs)
+        padding = bytes(-len(description) % 8)
+        size = _HEADER.size + len(description) + len(padding) + len(packs) + len(self.segments.raw)
+        header = _HEADER.pack(
+            _MAGIC, 0, FORMAT_LATEST, size, self.number, self.key_groups, self.subgroups,
+            len(self.packs), len(self.segments), len(description), 0,
+        )  # fmt: skip
+        data = bytearray(b"".join((header, description, padding, packs, self.segments.raw)))
+        data[8:_CRC_END] = crc32c(memoryview(data)[_CRC_END:]).to_bytes(4, "little")
+        try:
+            self._check(_HEADER.size + len(description) + len(padding))
+            _Description.read(description, self.number, self.key_groups)
+        except _Invalid as fault:
+            raise AssertionError(f"this manifest is not valid: {fault.what}") from None
+        return bytes(data)
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "base": self.base,
+            "compression": self.compression,
+            "key_groups": [[groups.start, groups.stop] for groups in self.owned],
+            "metadata": self.metadata,
+            "states": [schema._asdict() for schema in self.schemas],
+            "watermark": self.watermark,
+        }
+
+    @classmethod
+    def decode(cls, data: _Bytes, file: str) -> "Manifest":
+        """What these bytes of a file say. DamagedError if they are not a valid manifest."""
+        try:
+            return cls._decode(bytes(data), file)
+        except _Invalid as fault:
+            raise damaged(file, fault.offset, fault.what) from None
+
+    @classmethod
+    def _decode(cls, data: _Bytes, file: str) -> "Manifest":
+        if len(data) < _HEADER.size:
+            _fail(len(data), f"it ends within its header of {_HEADER.size} bytes")
+        (
+            magic, checksum, version, size, number, key_groups, subgroups,
+            pack_count, segment_count, description_bytes, zero,
+        ) = _HEADER.unpack_from(data)  # fmt: skip
+        if magic != _MAGIC:
+            _fail(0, "it does not begin as a manifest does")
+        if checksum != crc32c(memoryview(data)[_CRC_END:]):
+            _fail(8, "its checksum does not match its contents")
+        if not FORMAT_READABLE <= version <= FORMAT_LATEST:
+            raise CheckpointError(
+                f"{file} has format version {version}, and this statekit reads versions "
+                f"{FORMAT_READABLE} to {FORMAT_LATEST}. Update statekit."
+            )
+        if zero:
+            _fail(56, "bytes that should be zero are not")
+        packs_at = _HEADER.size + description_bytes + -description_bytes % 8
+        segments_at = packs_at + _ROW * pack_count
+        if size != len(data) or segments_at + _ROW * segment_count != size:
+            _fail(16, f"it has {len(data)} bytes, which is not what its header says")
+        if number != number_of(re.split(r"[/\\]", file)[-1]):
+            _fail(24, f"it is the manifest of checkpoint {number}, under another name")
+        if not _is_geometry(key_groups, subgroups):
+            _fail(32, f"no store has {key_groups} key-groups of {subgroups} sub-groups")
+        text = data[_HEADER.size : _HEADER.size + description_bytes]
+        if any(data[_HEADER.size + description_bytes : packs_at]):
+            _fail(_HEADER.size + description_bytes, "the padding is not zero")
+        description = _Description.read(text, number, key_groups)
+        manifest = cls(
+            number=number,
+            key_groups=key_groups,
+            subgroups=subgroups,
+            owned=description.owned,
+            schemas=description.schemas,
+            base=description.base,
+            compression=description.compression,
+            watermark=description.watermark,
+            metadata=description.metadata,
+            packs=tuple(map(PackRef._make, _PACK.iter_unpack(data[packs_at:segments_at]))),
+            segments=Segments(data[segments_at:]),
+        )
+        manifest._check(packs_at)
+        return manifest
+
+    # ---- Validity: conditions 4 and 7 to 10
+
+    def _check(self, packs_at: int) -> None:
+        if not _is_geometry(self.key_groups, self.subgroups):
+            _fail(32, f"no store has {self.key_groups} key-groups of {self.subgroups} sub-groups")
+        self._check_packs(packs_at)
+        self._check_segments(packs_at + _ROW * len(self.packs))
+
+    def _check_packs(self, at: int) -> None:
+        seen: set[_Bytes] = set()
+        newest = 1
+        for place, (id_, size, number) in enumerate(self.packs):
+            if len(id_) != 16 or id_ in seen:
+                _fail(at + _ROW * place, "a pack is named twice")
+            if size <= PACK_HEADER or size % 8:
+                _fail(at + _ROW * place + 16, f"no pack has {size} bytes")
+            if not newest <= number <= self.number:
+                _fail(at + _ROW * place + 24, f"a pack of checkpoint {number} is out of order")
+            seen.add(id_)
+            newest = number
+
+    def _check_segments(self, at: int) -> None:
+        # Columns as lists: C loops over them are some ten times as fast as a loop over segments.
+        rows = self.segments
+        leaves, packs = rows.leaves.tolist(), rows.packs.tolist()
+        offsets, lengths, flags = rows.offsets.tolist(), rows.lengths.tolist(), rows.flags.tolist()
+        if not leaves:
+            return
+        sizes = [pack.size for pack in self.packs]
+        ascend = partial(map, le, leaves, leaves[1:])
+        _expect(ascend, at + _ROW, "leaves are not in ascending order")
+        self._check_owned(leaves, at)
+        known = partial(map, len(sizes).__gt__, packs)
+        _expect(known, at + 4, f"a segment is in a pack that is not one of {len(sizes)}")
+        behind = partial(map, PACK_HEADER.__le__, offsets)
+        _expect(behind, at + 8, "a segment begins in the header of its pack")
+        _expect(lambda: lengths, at + 16, "a segment is empty")
+        for low, what in ((8, "begins"), (16, "ends")):
+            aligned = partial(rows.raw[low::_ROW].translate, _ALIGNED)
+            _expect(aligned, at + low, f"a segment {what} at no multiple of 8")
+        _expect(
+            lambda: map(le, map(add, offsets, lengths), map(sizes.__getitem__, packs)),
+            at + 8,
+            "a segment ends behind the end of its pack",
+        )
+        # Of a chain the first is full and no other: a flag is "the one before has my leaf".
+        if flags[0]:
+            _fail(at + 24, "the first segment of a leaf is a delta")
+        _expect(
+            lambda: map(eq, flags[1:], map(eq, leaves, leaves[1:])),
+            at + _ROW + 24,
+            "a segment has a wrong flag",
+        )
+        self._check_chains(packs, offsets, lengths, flags, at)
+
+    def _check_owned(self, leaves: list[int], at: int) -> None:
+        """No leaf lies in a gap between the owned ranges: one search a gap, whatever the leaves."""
+        bounds = [
+            bound * self.subgroups for part in self.owned for bound in (part.start, part.stop)
+        ]
+        gaps = zip([0, *bounds[1::2]], [*bounds[0::2], 1 << 32], strict=True)
+        for start, stop in gaps:
+            first = bisect_left(leaves, start)
+            if first < len(leaves) and leaves[first] < stop:
+                _fail(
+                    at + _ROW * first,
+                    f"leaf {leaves[first]} is not in the key-groups {show_groups(self.owned)}",
+                )
+
+    def _check_chains(
+        self,
+        packs: list[int],
+        offsets: list[int],
+        lengths: list[int],
+        flags: list[int],
+        at: int,
+    ) -> None:
+        numbers = [pack.number for pack in self.packs]
+        for later in compress(count(), flags):
+            pack, before = packs[later], packs[later - 1]
+            if pack == before:
+                is_good = offsets[later] >= offsets[later - 1] + lengths[later - 1]
+            else:
+                is_good = numbers[pack] >= numbers[before]
+            if not is_good:
+                _fail(at + _ROW * later, "the segments of a leaf are not in the order of their age")
+
+
+class _Invalid(Exception):  # noqa: N818 - it never leaves this file
+    """A condition that does not hold, and where in the file."""
+
+    def __init__(self, offset: int, what: str) -> None:
+        self.offset = offset
+        self.what = what
+
+
+def _fail(offset: int, what: str) -> NoReturn:
+    raise _Invalid(offset, what)
+
+
+def _expect(goods: Callable[[], Iterable[Any]], at: int, what: str) -> None:
+    """Fails at the row of the first item that is not true; at: that of the first row."""
+    if not all(goods()):
+        _fail(at + _ROW * [bool(good) for good in goods()].index(False), what)
+
+
+def _is_geometry(key_groups: int, subgroups: int) -> bool:
+    powers = all(n > 0 and n & (n - 1) == 0 for n in (key_groups, subgroups))
+    return powers and key_groups * subgroups <= int(lib.SK_LEAVES_MAX)
+
+
+# ---- The description
+
+_Json: TypeAlias = Any
+
+
+class _Description(NamedTuple):
+    """The JSON object of a manifest, checked: conditions 5 and 6."""
+
+    base: int | None
+    compression: str | None
+    owned: tuple[range, ...]
+    metadata: dict[str, Any]
+    schemas: tuple[StateSchema, ...]
+    watermark: int | None
+
+    @classmethod
+    def read(cls, text: bytes, number: int, key_groups: int) -> "_Description":
+        try:
+            found = json.loads(
+                text.decode(), object_pairs_hook=_distinct, parse_constant=_refuse_constant
+            )
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+            _bad(f"no JSON ({shorten(str(error))})")
+        if not isinstance(found, dict):
+            _bad("no JSON object")
+        missing = [name for name in _KEYS if name not in found]
+        if missing:
+            _bad(f"without {missing[0]!r}")
+        base = found["base"]
+        if not (base is None or (_is_int(base) and 1 <= base < number)):
+            _bad(f"with {shorten(base)} for a base")
+        compression = found["compression"]
+        if not (compression is None or compression in COMPRESSIONS):
+            _bad(f"with the compression {shorten(compression)}")
+        watermark = found["watermark"]
+        if not (watermark is None or (_is_int(watermark) and -(2**63) < watermark < 2**63)):
+            _bad(f"with {shorten(watermark)} for a watermark")
+        if not isinstance(found["metadata"], dict):
+            _bad("with metadata that are no object")
+        return cls(
+            base,
+            compression,
+            _read_owned(found["key_groups"], key_groups),
+            found["metadata"],
+            _read_schemas(found["states"]),
+            watermark,
+        )
+
+
+_KEYS = ("base", "compression", "key_groups", "metadata", "states", "watermark")
+
+
+def _bad(what: str) -> NoReturn:
+    _fail(_HEADER.size, f"its description is {what}")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _is_int(value: _Json) -> bool:
+    return type(value) is int  # True and False are none
+
+
+def _read_owned(pairs: _Json, key_groups: int) -> tuple[range, ...]:
+    if not isinstance(pairs, list):
+        _bad("with key-groups that are no list")
+    owned = []
+    end = 0
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(map(_is_int, pair))):
+            _bad(f"with {shorten(pair)} for a range of key-groups")
+        start, stop = pair
+        if not end <= start < stop <= key_groups:
+            _bad(f"with the key-groups {start} to {stop} out of order")
+        owned.append(range(start, stop))
+        end = stop
+    return tuple(owned)
+
+
+def _read_schemas(states: _Json) -> tuple[StateSchema, ...]:
+    if not isinstance(states, list) or len(states) > int(lib.SK_STATES_MAX):
+        _bad("with states that are no list of states")
+    schemas = tuple(map(_read_schema, states))
+    if len({schema.name for schema in schemas}) != len(schemas):
+        _bad("with two states of the same name")
+    return schemas
+
+
+def _read_schema(state: _Json) -> StateSchema:
+    if not isinstance(state, dict) or not {"name", "form", "key", "type"} <= state.keys():
+        _bad("with a state that lacks a name, form, key or type")
+    name, form, key, clock = (state.get(part, "") for part in ("name", "form", "key", "clock"))
+    if not all(isinstance(part, str) for part in (name, form, key, clock)):
+        _bad(f"with the state {shorten(name)}, whose parts are no text")
+    try:
+        is_name = 1 <= len(name.encode()) <= int(lib.SK_NAME_BYTES_MAX) and "\0" not in name
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        _bad(f"with a state named {shorten(name)}")
+    if form not in _FORMS:
+        _bad(f"with the state {shorten(name)} of form {shorten(form)}")
+    if clock and (clock not in CLOCKS or form == "timers"):
+        _bad(f"with the state {shorten(name)} of clock {shorten(clock)}")
+    try:
+        key_codec(key)
+    except KeyTypeError:
+        _bad(f"with the state {shorten(name)} of key type {shorten(key)}")
+    if not _is_type(state["type"], 1):
+        _bad(f"with the state {shorten(name)} of type {shorten(state['type'])}")
+    return StateSchema(name, form, key, state["type"], clock)
+
+
+def _is_type(found: _Json, depth: int) -> bool:
+    """True if it is a type as statekit/schema.py writes them."""
+    if isinstance(found, str):
+        return found in _SCALARS
+    if not isinstance(found, list) or not found or depth > _TYPE_DEPTH_MAX:
+        return False
+    tag, *rest = found
+    if tag in ("record", "row"):
+        return len(rest) == 2 and isinstance(rest[0], str) and _are_fields(rest[1], depth)
+    if tag == "enum":
+        return len(rest) == 2 and isinstance(rest[0], str) and isinstance(rest[1], list)
+    if tag == "ref":
+        return len(rest) == 1 and isinstance(rest[0], str)
+    least, most = _ARITIES.get(tag, (1, 0)) if isinstance(tag, str) else (1, 0)
+    return least <= len(rest) <= most and all(_is_type(part, depth + 1) for part in rest)
+
+
+_MANY = 1 << 16
+_ARITIES = {
+    "list": (1, 1), "set": (1, 1), "dict": (2, 2), "tuple": (0, _MANY), "tuple*": (1, 1),
+    "union": (1, _MANY),
+}  # fmt: skip
+
+
+def _are_fields(fields: _Json, depth: int) -> bool:
+    return isinstance(fields, dict) and all(
+        isinstance(part, list)
+        and len(part) == 2
+        and isinstance(part[1], bool)
+        and _is_type(part[0], depth + 1)
+        for part in fields.values()
+    )

@@ -1,0 +1,518 @@
+"""Checkpoints of a provider while it is in use: full, incremental, in the background, periodic.
+
+Taking one has two parts. At one moment, in the caller's thread and under the residence's lock, the
+state is frozen (an epoch is bumped, nothing is copied). All the rest happens in a thread of its
+own: blocks are encoded without the GIL and written as packs.
+
+A *lineage* is what makes the next checkpoint in the same directory incremental: the last one, and
+the epoch at which it was frozen. A leaf that did not change since is referred to where it is; of
+one that did, the changes are added to its chain. A chain that has become long, or whose changes
+are half as large as the leaf, is written anew. So the chain of a leaf in the new checkpoint is
+
+    leaf was    since > 0 (has a lineage)   since = 0
+    whole       base's chain + changes      all of it
+    not whole,
+      source    base's chain + changes      the source's chain + what is here
+      home      base's chain + changes      all of it, completed with the home's rows
+
+Changes of a leaf that its home may have taken in the meantime (written back and evicted) are not
+known here any more. So with a home a leaf that changed is always written anew, and the lower left
+case is the rare one of a change between the decision and the freezing: under the lock nothing is
+evicted, so these changes are all here.
+"""
+
+import json
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, NamedTuple
+
+from statekit import failpoints
+from statekit.assignment import leaf_ranges, subtract
+from statekit.checkpoint.compression import check_compression
+from statekit.checkpoint.manifest import Manifest, manifest_name
+from statekit.checkpoint.pack import read_frames
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.retention import collect
+from statekit.checkpoint.storage import Storage, open_storage
+from statekit.checkpoint.writer import Attempt
+from statekit.errors import (
+    ArgumentError,
+    CheckpointError,
+    MissingFileError,
+    StateKitError,
+    shorten,
+)
+from statekit.frozen import Frozen
+from statekit.residence import Residence
+from statekit.schema import StateSchema
+from statekit.store import Store
+from statekit.store.kinds import RESIDENCIES
+from statekit.store.snapshot import Filled
+
+CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
+DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
+AHEAD_BYTES = 256 << 20  # that writers may encode ahead of the disk, before they have to wait
+_LINEAGES_MAX = 4  # directories; the oldest is forgotten, and starts with a full one again
+_ERRORS_KEPT = 16
+_WHOLE, _AWAY = RESIDENCIES.index("whole"), RESIDENCIES.index("away")
+
+failpoints.register("checkpoint.freeze", "checkpoint.frozen", "checkpoint.link")
+
+
+class Description(NamedTuple):
+    """What a provider says about itself at the moment of a checkpoint."""
+
+    owned: tuple[range, ...]
+    schemas: tuple[StateSchema, ...]
+
+
+class Progress(NamedTuple):
+    """How far a checkpoint is."""
+
+    leaves_done: int
+    leaves_total: int
+    bytes_written: int
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1, by leaves."""
+        return self.leaves_done / self.leaves_total if self.leaves_total else 1.0
+
+
+@dataclass
+class _Lineage:
+    checkpoint: Checkpoint
+    since: "array[int]"  # per leaf: the epoch that the checkpoint has it of; 0: write it anew
+    epoch: int
+
+
+class CheckpointJob:
+    """A checkpoint that is being taken in the background."""
+
+    def __init__(self, url: str, leaves: int) -> None:
+        self.url = url
+        self._leaves_total = leaves
+        self._leaves_done = 0
+        self._bytes_before = 0
+        self._attempt: Attempt | None = None
+        self._is_cancelled = False
+        self._done = threading.Event()
+        self._result: Checkpoint | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        written = self._attempt.bytes_written if self._attempt is not None else 0
+        return Progress(self._leaves_done, self._leaves_total, written)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, one way or the other."""
+        return self._done.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed; None if it did not, or is not done."""
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> Checkpoint:
+        """The checkpoint, once it is durable. Raises what went wrong; TimeoutError if not done."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(
+                f"the checkpoint to {self.url!r} is not done after {timeout} s "
+                f"({self.progress.fraction:.0%}). Wait again, or cancel() it."
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def cancel(self) -> None:
+        """Gives it up, unless it is done already; wait() raises CheckpointCancelledError then."""
+        self._is_cancelled = True
+        if self._attempt is not None:
+            self._attempt.cancel()
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        if self._is_cancelled:  # before there was an attempt to tell
+            attempt.cancel()
+
+    def _filled(self, records: Sequence[Filled]) -> None:
+        self._leaves_done += len(records)
+
+    def _finish(self, result: Checkpoint | None, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        if result is not None:
+            self._leaves_done = self._leaves_total
+        self._done.set()
+
+    def __repr__(self) -> str:
+        state = f"failed: {self._error}" if self._error else f"{self.progress.fraction:.0%}"
+        return f"<CheckpointJob to {self.url!r}, {'done' if self._result else state}>"
+
+
+class Checkpointer:
+    """Takes the checkpoints of one provider."""
+
+    def __init__(
+        self, residence: Residence, lock: Any, describe: Callable[[], Description]
+    ) -> None:
+        self._residence = residence
+        self._provider_lock = lock  # key-groups do not change hands while a state is frozen
+        self._describe = describe
+        self._lock = threading.Lock()
+        self._lineages: dict[str, _Lineage] = {}
+        self._jobs: dict[str, CheckpointJob] = {}
+        self._periodic: list[PeriodicCheckpoints] = []
+
+    def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """What is here came from a checkpoint, and changes after the epoch are changes to it."""
+        self._residence.store.track(epoch)
+        self._remember(checkpoint, epoch)
+
+    # ---- Taking one
+
+    def start(
+        self,
+        url: Any,
+        base: Any = "auto",
+        compression: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        storage: Storage | None = None,
+    ) -> CheckpointJob:
+        """Freezes the state now and writes it in the background."""
+        storage = open_storage(url) if storage is None else storage
+        check_compression(compression)
+        _check_metadata(metadata)
+        job = CheckpointJob(storage.shown, 0)
+        with self._lock:
+            running = self._jobs.get(storage.url)
+            if running is not None and not running.done:
+                raise CheckpointError(
+                    f"a checkpoint to {storage.shown!r} is being written already "
+                    f"({running.progress.fraction:.0%}). Wait for it, or cancel it, first."
+                )
+            self._jobs[storage.url] = job
+        try:
+            lineage = self._base(storage, base)
+            failpoints.visit("checkpoint.freeze")
+            with self._provider_lock:
+                description = self._describe()
+                frozen = self._residence.freeze(
+                    lambda store: self._plan(store, lineage, description), AHEAD_BYTES
+                )
+                watermark = self._residence.store.time("event")
+                if not self._lineages:
+                    self._residence.store.track(frozen.snapshot.epoch)
+            failpoints.visit("checkpoint.frozen")
+            run = _Run(job, storage, frozen, lineage, description, watermark, metadata or {})
+            run.compression = compression
+            job._leaves_total = len(run.leaves)
+            threading.Thread(target=self._run, args=(run,), name="statekit-checkpoint").start()
+        except BaseException:
+            with self._lock:
+                if self._jobs.get(storage.url) is job:
+                    del self._jobs[storage.url]
+            raise
+        return job
+
+    def _base(self, storage: Storage, base: Any) -> _Lineage | None:
+        """The lineage to go on from; None for a full checkpoint."""
+        if base is None or base is False:
+            return None
+        lineage = self._lineages.get(storage.url)
+        if base != "auto":
+            wanted = base.number if isinstance(base, Checkpoint) else base
+            known = lineage.checkpoint.number if lineage is not None else None
+            if wanted != known:
+                raise CheckpointError(
+                    f"{shorten(base)} cannot be the base of a checkpoint to {storage.shown!r}: "
+                    f"the changes since are known for checkpoint {known or 'none'} only. "
+                    'Leave base out (it is "auto"), or pass base=None for a full checkpoint.'
+                )
+        if lineage is not None and storage.is_local:
+            # One look at the disk, because without it the attempt would have to fail.
+            try:
+                storage.size(manifest_name(lineage.checkpoint.number))
+            except MissingFileError:
+                return None
+        return lineage
+
+    def _plan(
+        self, store: Store, lineage: _Lineage | None, description: Description
+    ) -> "array[int] | None":
+        """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
+        if lineage is None:
+            return None
+        since = lineage.since[:]
+        base = lineage.checkpoint
+        covered = leaf_ranges(base.key_groups, base.subgroups)
+        owned = leaf_ranges(description.owned, store.subgroups)
+        if owned != covered:
+            # Leaves that came in the meantime are not in the base, or not as they are here.
+            for part in subtract(owned, covered):
+                since[part.start : part.stop] = array("I", bytes(4 * len(part)))
+        if self._residence.home is not None:
+            for leaf, is_changed in enumerate(store.changed_leaves(lineage.epoch)):
+                if is_changed:
+                    since[leaf] = 0
+        return since
+
+    # ---- In the background
+
+    def _run(self, run: "_Run") -> None:
+        result = error = None
+        try:
+            try:
+                result = run.write()
+            finally:
+                run.frozen.close()
+            self._remember(result, run.epoch)
+            self._residence.store.track(min(known.epoch for known in self._lineages.values()))
+        except BaseException as raised:  # kept for wait()
+            error = raised
+            if isinstance(raised, _BaseGone):
+                with self._lock:
+                    self._lineages.pop(run.storage.url, None)
+        run.job._finish(result, None if result is not None else error)
+
+    def _remember(self, checkpoint: Checkpoint, epoch: int) -> None:
+        leaves = self._residence.store.leaves
+        since = array("I", [epoch]) * leaves
+        for leaf in _worn_chains(checkpoint.manifest):
+            since[leaf] = 0
+        with self._lock:
+            url = checkpoint.storage.url
+            self._lineages.pop(url, None)
+            self._lineages[url] = _Lineage(checkpoint, since, epoch)
+            while len(self._lineages) > _LINEAGES_MAX:
+                del self._lineages[next(iter(self._lineages))]
+
+    # ---- Periodic, and the end
+
+    def every(self, url: Any, seconds: float, keep: int, **options: Any) -> "PeriodicCheckpoints":
+        """Takes one every so many seconds and keeps the newest."""
+        periodic = PeriodicCheckpoints(self, url, seconds, keep, options)
+        self._periodic.append(periodic)
+        return periodic
+
+    def close(self) -> None:
+        """Stops periodic checkpoints and lets those that are being written finish."""
+        for periodic in self._periodic:
+            periodic.stop()
+        for job in list(self._jobs.values()):
+            job._done.wait()
+
+
+class _BaseGone(CheckpointError):
+    """The base was removed while its successor was being written."""
+
+
+class _Run:
+    """One checkpoint, from the frozen state to the manifest."""
+
+    compression: str | None = None
+
+    def __init__(
+        self,
+        job: CheckpointJob,
+        storage: Storage,
+        frozen: Frozen,
+        lineage: _Lineage | None,
+        description: Description,
+        watermark: int | None,
+        metadata: dict[str, Any],
+    ) -> None:
+        self.job = job
+        self.storage = storage
+        self.frozen = frozen
+        self.lineage = lineage
+        self.description = description
+        self.watermark = watermark
+        self.metadata = metadata
+        self.epoch: int = frozen.snapshot.epoch
+        self.store = frozen.store
+        owned = leaf_ranges(description.owned, self.store.subgroups)
+        self.leaves = [leaf for part in owned for leaf in part]
+
+    def write(self) -> Checkpoint:
+        if self.lineage is None:
+            return self._write()
+        base = manifest_name(self.lineage.checkpoint.number)
+        try:
+            pin = self.storage.pin(base)
+        except CheckpointError as error:
+            raise _BaseGone(
+                f"checkpoint {self.lineage.checkpoint.number} of {self.storage.shown!r}, which "
+                f"this one was to be based on, is gone ({error}). Take it again: it will be full."
+            ) from None
+        with pin:
+            return self._write()
+
+    def _write(self) -> Checkpoint:
+        with Attempt(self.storage, compression=self.compression) as attempt:
+            self.job._begin(attempt)
+            if self.frozen.has_home:
+                self._add_completed(attempt)
+            else:
+                attempt.fill(self.frozen.snapshot, self.job._filled)
+                self._link_leaves(attempt)
+            store = self.store
+            return attempt.publish(
+                key_groups=store.key_groups,
+                subgroups=store.subgroups,
+                owned=self.description.owned,
+                schemas=self.description.schemas,
+                base=None if self.lineage is None else self.lineage.checkpoint.number,
+                watermark=self.watermark,
+                metadata=self.metadata,
+            )
+
+    def _link_leaves(self, attempt: Attempt) -> None:
+        """Puts under the new segments what they are applied over."""
+        failpoints.visit("checkpoint.link")
+        residencies = self.frozen.snapshot.residencies()
+        for leaf in self.leaves:
+            residency = residencies[leaf]
+            assert residency != _AWAY, f"leaf {leaf} is owned and away"
+            if self._is_based(leaf):
+                self._refer_base(attempt, leaf)
+            elif residency != _WHOLE:
+                self._add_source(attempt, leaf)
+
+    def _is_based(self, leaf: int) -> bool:
+        since = self.frozen.since
+        return since is not None and since[leaf] > 0
+
+    def _refer_base(self, attempt: Attempt, leaf: int) -> None:
+        assert self.lineage is not None
+        manifest = self.lineage.checkpoint.manifest
+        attempt.refer(leaf, manifest.chain(leaf), manifest.packs)
+
+    def _add_source(self, attempt: Attempt, leaf: int) -> None:
+        """What a leaf that is not all here has in the checkpoint it is being restored from."""
+        source = self.frozen.source
+        assert source is not None, f"leaf {leaf} is not whole and comes from nowhere"
+        origin = source.checkpoint_of(leaf)
+        if origin is not None and origin.storage.url == self.storage.url:
+            attempt.refer(leaf, origin.manifest.chain(leaf), origin.manifest.packs)
+        elif origin is not None:
+            for segment in reversed(origin.manifest.chain(leaf)):
+                pack = origin.manifest.packs[segment.pack]
+                attempt.add_frames(leaf, read_frames(origin.storage, pack, segment), below=True)
+        else:  # not leaf for leaf: regrouped, so that what it holds is made of several
+            for blocks in source.read_leaf(leaf):
+                if blocks:
+                    attempt.add(leaf, blocks, below=True)
+
+    def _add_completed(self, attempt: Attempt) -> None:
+        """All leaves of a provider with a home, one by one."""
+        frozen = self.frozen
+        seen: set[int] = set()
+        for leaf, blocks in frozen.snapshot:
+            seen.add(leaf)
+            self._add_leaf(attempt, leaf, blocks)
+        residencies = frozen.snapshot.residencies()
+        for leaf in self.leaves:
+            if leaf not in seen and residencies[leaf] != _WHOLE and not self._is_based(leaf):
+                self._add_leaf(attempt, leaf, b"")
+            elif leaf not in seen and self._is_based(leaf):
+                self._refer_base(attempt, leaf)
+                self.job._leaves_done += 1
+
+    def _add_leaf(self, attempt: Attempt, leaf: int, blocks: bytes) -> None:
+        if self._is_based(leaf):
+            attempt.add(leaf, blocks)
+            self._refer_base(attempt, leaf)
+        else:
+            if RESIDENCIES.index(self.frozen.snapshot.residency(leaf)) != _WHOLE:
+                blocks = self.frozen.complete(leaf, blocks)
+            if blocks:
+                attempt.add(leaf, blocks)
+        self.job._leaves_done += 1
+
+
+class PeriodicCheckpoints:
+    """Checkpoints that are taken every so many seconds; see KVProvider.checkpoint_every()."""
+
+    def __init__(
+        self, owner: Checkpointer, url: Any, seconds: float, keep: int, options: dict[str, Any]
+    ) -> None:
+        if not isinstance(seconds, int | float) or not 0 < seconds < threading.TIMEOUT_MAX:
+            raise ArgumentError(f"{shorten(seconds)} is no interval. Give seconds above 0.")
+        if not isinstance(keep, int) or keep < 1:
+            raise ArgumentError(f"{shorten(keep)} checkpoints cannot be kept. Keep 1 or more.")
+        self._owner = owner
+        self._storage = open_storage(url)
+        self._seconds = seconds
+        self._keep = keep
+        self._options = options
+        self._is_stopped = threading.Event()
+        self.last: Checkpoint | None = None  # the newest one taken
+        self.taken = 0
+        self.errors: deque[StateKitError] = deque(maxlen=_ERRORS_KEPT)  # newest last
+        self._thread = threading.Thread(target=self._run, name="statekit-periodic", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        due = monotonic() + self._seconds
+        while not self._is_stopped.wait(max(0.0, due - monotonic())):
+            try:
+                job = self._owner.start(None, storage=self._storage, **self._options)
+                self.last = job.wait()
+                self.taken += 1
+                collect(self._storage, keep=self._keep)
+            except StateKitError as error:
+                # The next one may do better; whoever watches over it looks at `errors`.
+                self.errors.append(error)
+            due = max(due + self._seconds, monotonic())
+
+    def stop(self) -> None:
+        """Takes no more of them; one that is being written is finished first."""
+        self._is_stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> "PeriodicCheckpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped.is_set() else f"every {self._seconds} s"
+        return (
+            f"<PeriodicCheckpoints to {self._storage.shown!r}, {state}, {self.taken} taken, "
+            f"{len(self.errors)} errors>"
+        )
+
+
+def _worn_chains(manifest: Manifest) -> list[int]:
+    """Leaves that the next checkpoint writes anew."""
+    worn = []
+    for leaf, chain in manifest.chains():
+        if len(chain) == 1:
+            continue
+        changes = sum(segment.length for segment in chain[1:])
+        if len(chain) >= CHAIN_MAX or changes > DELTA_SHARE * chain[0].length:
+            worn.append(leaf)
+    return worn
+
+
+def _check_metadata(metadata: Any) -> None:
+    try:
+        text = json.dumps(metadata, allow_nan=False)
+        is_good = metadata is None or (isinstance(metadata, dict) and json.loads(text) == metadata)
+    except (TypeError, ValueError, RecursionError):
+        is_good = False
+    if not is_good:
+        raise ArgumentError(
+            f"{shorten(metadata)} cannot be the metadata of a checkpoint. "
+            "Pass a dict of what JSON can hold, with str keys."
+        )

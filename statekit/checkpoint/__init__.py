@@ -1,0 +1,11 @@
+"""Checkpoints: the whole state of a provider in files, from which another can go on.
+
+storage      where the files are: a directory, an object store
+local        a directory of this machine, with every fsync
+remote       anything that fsspec reaches: S3, HDFS, memory://
+manifest     the file that makes a checkpoint: which segments of which packs it is made of
+pack         files of frames, the contents
+reader       Checkpoint: a manifest and its storage
+writer       the writing of one checkpoint
+retention    removing old checkpoints and what failed attempts left
+"""

@@ -1,0 +1,425 @@
+"""A directory of this machine as a storage of checkpoints.
+
+    file                   what                             who locks it
+    <name>                 a pack or a manifest             of a manifest: its readers, shared
+    <name>.tmp-<random>    not complete yet                 -
+    .lock                  empty                            attempts shared, collectors exclusive
+    .lock-publish          empty, only where link() fails   who publishes, exclusive
+
+The order of system calls is the proof of durability:
+
+    write()     open tmp, write, fsync tmp, close, rename to the name
+    sync()      fsync of the directory, and once of the parents that were made for it
+    create()    open tmp, write, fsync tmp, close, link to the name, unlink tmp, fsync directory
+
+link() fails if the name exists, on all machines at once, where rename() would replace.
+
+A failed fsync is final. The kernel may have dropped the pages and marked them clean, so a second
+fsync would report success for data that is lost. The file is removed and the attempt fails.
+
+flock() belongs to the open file, so the system ends it with the process, however that ends. Where
+a file system has none, only the locks within this process remain, and has_locks says so.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from statekit.checkpoint.storage import TEMPORARY, Entries, Entry, Names, Storage, check_sub
+from statekit.errors import ArgumentError, StorageError
+from statekit.failpoints import register, visit
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_LOCK, _LOCK_PUBLISH = ".lock", ".lock-publish"
+_PIECE_BYTES = 16 << 20  # of one write(): the thread can be interrupted between two of them
+_PIECES_MAX = 256  # of one writev(); every system allows 1024
+
+_NO_LINK = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+register(
+    "storage.mkdir",
+    "storage.lock",
+    "storage.pack.open",
+    "storage.pack.write",
+    "storage.pack.fsync",
+    "storage.pack.rename",
+    "storage.dirsync",
+    "storage.parentsync",
+    "storage.manifest.open",
+    "storage.manifest.write",
+    "storage.manifest.fsync",
+    "storage.manifest.link",
+    "storage.manifest.unlink",
+    "storage.manifest.dirsync",
+)
+
+
+def open_local(path: str) -> Storage:
+    """The storage of a path, which need not exist yet."""
+    if not path or "\0" in path:
+        raise ArgumentError(f"{path!r} names no directory. Give the path of one.")
+    # Symbolic links are resolved, so that one directory has one URL.
+    return LocalStorage(os.path.realpath(path))
+
+
+class LocalStorage(Storage):
+    is_local = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, path)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise StorageError(
+                f"{path!r} cannot hold checkpoints: it is no directory. "
+                "Name a directory, or a path where one can be made."
+            )
+        self._has_flock = True
+        # An earlier process may have made the directory and crashed before it was synced.
+        self._unsynced_parents = [os.path.dirname(path)]
+        self._parents_lock = threading.Lock()
+
+    @property
+    def has_locks(self) -> bool:
+        return self._has_flock
+
+    def list(self) -> Entries:
+        entries = []
+        try:
+            visit("storage.list")
+            with os.scandir(self.url) as found:
+                for item in found:
+                    with suppress(FileNotFoundError):  # it went just now
+                        if item.name not in (_LOCK, _LOCK_PUBLISH) and item.is_file():
+                            stat = item.stat()
+                            entries.append(Entry(item.name, stat.st_size, stat.st_mtime))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self.failed("listed", None, error) from error
+        return sorted(entries)
+
+    def subdirectories(self) -> Names:
+        try:
+            with os.scandir(self.url) as found:
+                return sorted(item.name for item in found if item.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self.failed("listed", None, error) from error
+
+    def sub(self, name: str) -> Storage:
+        return open_local(os.path.join(self.url, check_sub(name)))
+
+    def size(self, name: str) -> int:
+        try:
+            return os.stat(self._path(name)).st_size
+        except OSError as error:
+            raise self.failed("read", name, error) from error
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        at = offset
+        try:
+            visit("storage.read")
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                end = size if length is None else offset + length
+                pieces = []
+                # Compared with the size first: a damaged length must not make us allocate.
+                while at < end <= size and (piece := os.pread(fd, end - at, at)):
+                    pieces.append(piece)
+                    at += len(piece)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self.failed(f"read at byte {at}", name, error) from error
+        if at != end or end > size:
+            raise self.ends_early(name, size if max(end, at) > size else at, offset, length)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def write(self, name: str, parts: "Sequence[ReadableBuffer]") -> None:
+        try:
+            with self._temporary(name, parts, "storage.pack") as temporary:
+                visit("storage.pack.rename")
+                os.rename(temporary, self._path(name))
+        except OSError as error:
+            raise self.failed("written", name, error) from error
+
+    def sync(self) -> None:
+        try:
+            visit("storage.dirsync")
+            self._sync_names()
+        except OSError as error:
+            raise self.failed("synced", None, error) from error
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
+        try:
+            with self._temporary(name, [data], "storage.manifest") as temporary:
+                visit("storage.manifest.link")
+                if not self._publish(temporary, path):
+                    return False
+                try:
+                    visit("storage.manifest.unlink")
+                    _remove(temporary)
+                    visit("storage.manifest.dirsync")
+                    self._sync_names()
+                except BaseException:
+                    _remove(path)  # nobody may rely on what a loss of power can take away
+                    raise
+        except OSError as error:
+            raise self.failed("written", name, error) from error
+        return True
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                visit("storage.delete")
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path(name))
+            except OSError as error:
+                raise self.failed("deleted", name, error) from error
+
+    def _path(self, name: str) -> str:
+        assert "/" not in name, f"{name!r} is no name of a file"
+        return f"{self.url}/{name}"
+
+    # Writing
+
+    @contextmanager
+    def _temporary(self, name: str, parts: "Sequence[ReadableBuffer]", point: str) -> Iterator[str]:
+        """A new file of these parts, contents durable; removed unless renamed in the block."""
+        path = self._path(f"{name}{TEMPORARY}{secrets.token_hex(8)}")
+        visit(f"{point}.open")
+        fd = self._open_new(path, os.O_EXCL | os.O_WRONLY)
+        try:
+            try:
+                is_short = visit(f"{point}.write") == "short"
+                _write_parts(fd, parts, is_short)
+                visit(f"{point}.fsync")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            yield path
+        finally:
+            _remove(path)
+
+    def _open_new(self, path: str, flags: int) -> int:
+        """Opens a file that is made if there is none, as is the directory."""
+        flags |= os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            self._make_directory()
+            return os.open(path, flags, 0o666)
+
+    def _make_directory(self) -> None:
+        visit("storage.mkdir")
+        missing = []
+        path = self.url
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not os.path.isdir(path):
+                    raise NotADirectoryError(errno.ENOTDIR, "it is a file", path) from None
+            with self._parents_lock:
+                self._unsynced_parents.append(os.path.dirname(path))
+
+    def _sync_names(self) -> None:
+        _sync_directory(self.url)
+        with self._parents_lock:
+            # From the nearest up; a parent stays in the list until its sync succeeded.
+            while self._unsynced_parents:
+                visit("storage.parentsync")
+                # Who may not read a directory cannot sync it. It is the owner's then, and there.
+                with suppress(PermissionError):
+                    _sync_directory(self._unsynced_parents[-1])
+                self._unsynced_parents.pop()
+
+    def _publish(self, temporary: str, path: str) -> bool:
+        """Gives a complete file its name, unless there is such a file."""
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return self._publish_without_link(temporary, path)
+        return True
+
+    def _publish_without_link(self, temporary: str, path: str) -> bool:
+        # Exclusive among all who come this way, and they all do: it is one file system.
+        lock = _FileLock(self._open_new(self._path(_LOCK_PUBLISH), os.O_RDWR))
+        try:
+            fcntl.flock(lock.fd, fcntl.LOCK_EX)
+            if os.path.lexists(path):
+                return False
+            os.rename(temporary, path)
+            return True
+        finally:
+            lock.release()
+
+    # Locks
+
+    @contextmanager
+    def _shared_lock(self) -> Iterator[None]:
+        try:
+            visit("storage.lock")
+            lock = self._lock(self._open_new(self._path(_LOCK), os.O_RDWR), fcntl.LOCK_SH)
+        except OSError as error:
+            raise self.failed("locked", None, error) from error
+        assert lock is not None, "a lock that waits was not given"
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def _exclusive_lock(self) -> Iterator[bool]:
+        if not os.path.isdir(self.url):
+            yield True  # nobody writes to what is not there
+            return
+        try:
+            visit("storage.lock")
+            fd = self._open_new(self._path(_LOCK), os.O_RDWR)
+            lock = self._lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise self.failed("locked", None, error) from error
+        try:
+            yield lock is not None and self._has_flock
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _lock(self, fd: int, operation: int) -> "_FileLock | None":
+        """Locks an open file; None if another has it. Takes the descriptor over."""
+        lock = _FileLock(fd)
+        try:
+            fcntl.flock(fd, operation)
+        except BlockingIOError:
+            lock.release()
+            return None
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                lock.release()
+                raise
+            self._has_flock = False
+        return lock
+
+    def _hold(self, name: str) -> Callable[[], None] | None:
+        path = self._path(name)
+        try:
+            lock = self._lock(os.open(path, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
+            assert lock is not None, "a lock that waits was not given"
+            try:
+                # A collector may have deleted it while we waited for the lock.
+                if not os.path.samestat(os.fstat(lock.fd), os.stat(path)):
+                    raise FileNotFoundError(errno.ENOENT, "it was deleted", path)
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise self.failed("read", name, error) from error
+        return lock.release
+
+    def _is_held(self, name: str) -> bool:
+        try:
+            lock = self._lock(self._open_exclusive(name), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self.failed("read", name, error) from error
+        if lock is not None:
+            lock.release()
+        return lock is None
+
+    def _retire(self, name: str) -> bool:
+        try:
+            visit("storage.retire")
+            lock = self._lock(self._open_exclusive(name), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is None:
+                return False
+            try:
+                # Deleted under the lock: who waits for it finds the file gone (_hold).
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path(name))
+            finally:
+                lock.release()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise self.failed("deleted", name, error) from error
+        return True
+
+    def _open_exclusive(self, name: str) -> int:
+        path = self._path(name)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only what it may write to
+        except PermissionError:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+class _FileLock:
+    """An open file for flock(), unlocked and closed by release()."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._pid = os.getpid()
+
+    def release(self) -> None:
+        # A forked child shares the lock with its parent; its copy must not end it.
+        if self._pid == os.getpid():
+            with suppress(OSError):  # there was none
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        os.close(self.fd)
+
+
+def _write_parts(fd: int, parts: "Sequence[ReadableBuffer]", is_short: bool) -> None:
+    """Writes all parts, without a copy of them and without the GIL."""
+    views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    pieces = deque(
+        view[at : at + _PIECE_BYTES] for view in views for at in range(0, len(view), _PIECE_BYTES)
+    )
+    if is_short and pieces:
+        pieces = deque([pieces[0][: len(pieces[0]) // 2]])
+    while pieces:
+        batch: list[memoryview] = []
+        size = 0
+        while pieces and len(batch) < _PIECES_MAX and size + len(pieces[0]) <= _PIECE_BYTES:
+            size += len(pieces[0])
+            batch.append(pieces.popleft())
+        written = os.writev(fd, batch)
+        # What the system did not take goes back to the front.
+        while written < size:
+            last = batch.pop()
+            size -= len(last)
+            pieces.appendleft(last[max(written - size, 0) :])
+    if is_short:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _remove(path: str) -> None:
+    """Removes a file if it is there and can be; what is left over is garbage for a collector."""
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

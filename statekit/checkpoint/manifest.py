@@ -43,7 +43,7 @@ A manifest is valid iff
  9. a segment's pack is there; its offset is a multiple of 8 behind the header; its length is a
     multiple of 8, not 0, and ends inside the pack;
 10. the first segment of a leaf, and no other, has no flag; of two that follow each other in a leaf
-    the later one is in a pack with no smaller number, and if in the same pack, behind the earlier.
+    the later one is in a pack with no smaller number, and they do not overlap.
 Decoding checks all of it. Counts are compared with the bytes that are there before anything is
 made, so a manifest costs memory in proportion to its file, whatever it claims.
 
@@ -492,7 +492,8 @@ class Manifest:
         for later in compress(count(), flags):
             pack, before = packs[later], packs[later - 1]
             if pack == before:
-                is_good = offsets[later] >= offsets[later - 1] + lengths[later - 1]
+                first, second = sorted((later - 1, later), key=offsets.__getitem__)
+                is_good = offsets[first] + lengths[first] <= offsets[second]
             else:
                 is_good = numbers[pack] >= numbers[before]
             if not is_good:

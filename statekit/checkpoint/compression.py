@@ -1,0 +1,108 @@
+"""Compression of blocks in packs: zstd or lz4, of the extra `compression`, imported when used.
+
+The settings are fixed, so that the same blocks give the same bytes (with the same version of the
+compressing library). zstd: level 3, one frame with its content size and without a checksum of its
+own, since frames of packs have one. lz4: one raw block in the default mode, no size before it.
+
+What is read may be anything. A payload is decompressed only if the size it is said to have is one
+that the codec can reach from so few bytes, so that a few bytes never ask for all memory.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from statekit.errors import ArgumentError, CheckpointError, shorten
+
+_ZSTD_LEVEL = 3
+_ZSTD_RATIO_MAX = 1 << 16  # 128 KiB can be a repeated byte, which takes 4 bytes: half of this
+_LZ4_RATIO_MAX = 256  # a byte of a match's length stands for 255 bytes
+_LZ4_BLOCK_MAX = 0x7E000000  # larger ones stay as they are
+
+
+class Codec(NamedTuple):
+    """One way of compressing. Its functions are pure, and may run in several threads at once."""
+
+    number: int  # in a frame
+    name: str  # in a manifest, and for users
+    package: str
+    ratio_max: int  # no payload becomes more than so many times as long
+    compress: Callable[[Any], bytes | None]  # None: it cannot be
+    decompress: Callable[[Any, int], bytes]  # raises what the package raises
+
+
+class _WrongSize(Exception):  # noqa: N818 - it never leaves this file
+    pass
+
+
+def _zstd_compress(block: Any) -> bytes | None:
+    zstd = _package(CODECS["zstd"])
+    packer = zstd.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False, write_content_size=True)
+    payload: bytes = packer.compress(block)
+    return payload
+
+
+def _zstd_decompress(payload: Any, size: int) -> bytes:
+    zstd = _package(CODECS["zstd"])
+    if zstd.frame_content_size(payload) != size:  # it is what is going to be allocated
+        raise _WrongSize
+    data: bytes = zstd.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+    return data
+
+
+def _lz4_compress(block: Any) -> bytes | None:
+    if len(block) > _LZ4_BLOCK_MAX:
+        return None
+    payload: bytes = _package(CODECS["lz4"]).compress(block, store_size=False)
+    return payload
+
+
+def _lz4_decompress(payload: Any, size: int) -> bytes:
+    if size > _LZ4_BLOCK_MAX:
+        raise _WrongSize
+    data: bytes = _package(CODECS["lz4"]).decompress(payload, uncompressed_size=size)
+    return data
+
+
+CODECS = {
+    codec.name: codec
+    for codec in (
+        Codec(1, "zstd", "zstandard", _ZSTD_RATIO_MAX, _zstd_compress, _zstd_decompress),
+        Codec(2, "lz4", "lz4.block", _LZ4_RATIO_MAX, _lz4_compress, _lz4_decompress),
+    )
+}
+_BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
+
+
+def check_compression(name: Any) -> None:
+    """Refuses a compression that is not known, or whose package is not there."""
+    if name is None:
+        return
+    if not isinstance(name, str) or name not in CODECS:
+        raise ArgumentError(
+            f"{shorten(name)} is no compression. Use {' or '.join(map(repr, CODECS))}, or None."
+        )
+    _package(CODECS[name])
+
+
+def decompress(payload: Any, number: int, size: int) -> bytes | None:
+    """The bytes that were compressed by the codec of that number; None if they are not `size`."""
+    codec = _BY_NUMBER.get(number)
+    if codec is None or size > codec.ratio_max * len(payload):
+        return None
+    _package(codec)  # a package that is missing is no damage
+    try:
+        data = codec.decompress(payload, size)
+    except Exception:  # the packages have exceptions of their own; any means bad bytes
+        return None
+    return data if len(data) == size else None
+
+
+def _package(codec: Codec) -> Any:
+    try:
+        return import_module(codec.package)
+    except ImportError as error:
+        raise CheckpointError(
+            f"{codec.name} needs the package {codec.package.partition('.')[0]}, which cannot be "
+            f"imported ({error}). Run: pip install statekit[compression]"
+        ) from error

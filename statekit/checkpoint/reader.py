@@ -1,0 +1,363 @@
+"""Checkpoint: a manifest and the storage that its packs are in. Finding, opening and reading them.
+
+A leaf is read from its chain. Each segment holds blocks of states; a block is full (all entries
+its state has in the leaf) or a delta (changes and deletions). Newer blocks win, so reading goes
+from the newest segment to the oldest and fills in only what is not known yet: no entry is built
+that a newer one replaces, and blocks under a full one of the same state are not even looked at.
+
+    chain, oldest first       visits: full   names: full
+                              visits: delta
+                              visits: delta  names: full
+    read_leaf()               [visits: delta, names: full], [visits: delta], [visits: full]
+"""
+
+import contextlib
+import html
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from os import PathLike
+from typing import Any, NamedTuple, TypeAlias
+
+from statekit.assignment import show_groups
+from statekit.checkpoint.manifest import (
+    Manifest,
+    Segment,
+    damaged,
+    manifest_name,
+    number_of,
+)
+from statekit.checkpoint.pack import check_header, read_segment, verify_pack
+from statekit.checkpoint.storage import Storage, open_storage
+from statekit.errors import (
+    ArgumentError,
+    CheckpointError,
+    CorruptBlockError,
+    DamagedError,
+    MissingFileError,
+    NoCheckpointError,
+    shorten,
+)
+from statekit.keys import decode_key, key_codec, leaf_of_encoded
+from statekit.schema import StateSchema, show
+from statekit.store.block import Block
+
+Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
+Row: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
+
+
+class Found(NamedTuple):
+    """The checkpoints of a place, and what kept others from being read."""
+
+    good: list["Checkpoint"]  # oldest first
+    errors: list[CheckpointError]
+
+
+class Checkpoint:
+    """A checkpoint as it lies in its storage. Cheap: only the manifest was read.
+
+    All methods may be called from several threads at once.
+    """
+
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self.storage = storage
+        self.manifest = manifest
+        self._packs_checked: set[int] = set()
+
+    @property
+    def url(self) -> str:
+        """Of the directory; without secrets."""
+        return self.storage.shown
+
+    @property
+    def number(self) -> int:
+        return self.manifest.number
+
+    @property
+    def key_group_count(self) -> int:
+        """How many key-groups there are, not only the owned ones."""
+        return self.manifest.key_groups
+
+    @property
+    def subgroups(self) -> int:
+        return self.manifest.subgroups
+
+    @property
+    def key_groups(self) -> tuple[range, ...]:
+        """The owned ones: what it has the state of."""
+        return self.manifest.owned
+
+    @cached_property
+    def states(self) -> Mapping[str, StateSchema]:
+        """By name, in the order they were declared in."""
+        return {schema.name: schema for schema in self.manifest.schemas}
+
+    @property
+    def watermark(self) -> int | None:
+        """Event time when it was taken, in ms."""
+        return self.manifest.watermark
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.manifest.metadata
+
+    @property
+    def bytes(self) -> int:
+        """Of all that it consists of, shared with other checkpoints or not."""
+        return self.manifest.bytes
+
+    @property
+    def new_bytes(self) -> int:
+        """Of the packs that were written for it."""
+        return self.manifest.new_bytes
+
+    @cached_property
+    def modified(self) -> datetime:
+        """When it was published, by the clock of the storage, in UTC."""
+        name = self.manifest.name
+        for entry in self.storage.list():
+            if entry.name == name:
+                return _time(entry.modified)
+        raise _gone(self.storage, self.number)
+
+    def __repr__(self) -> str:
+        base = "" if self.manifest.base is None else f", on top of {self.manifest.base}"
+        return (
+            f"<Checkpoint {self.number} of {self.url!r}: {len(self.states)} states, key-groups "
+            f"{show_groups(self.key_groups)} of {self.key_group_count}, {self.bytes:,} bytes{base}>"
+        )
+
+    def _repr_html_(self) -> str:
+        cells = [
+            (schema.name, schema.form, show(schema.type), key_codec(schema.key).python)
+            for schema in self.manifest.schemas
+        ]
+        head = "".join(f"<th>{title}</th>" for title in ("state", "form", "type", "keys"))
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in cells
+        )
+        return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{rows}</table>"
+
+    # ---- Leaves
+
+    def leaves(self) -> Iterator[int]:
+        """Those that are not empty, ascending."""
+        return (leaf for leaf, _ in self.manifest.chains())
+
+    def segments(self, leaf: int) -> list[tuple[Segment, Data]]:
+        """The chain of a leaf, oldest first, with its verified blocks."""
+        return [(segment, self._read(segment)) for segment in self.manifest.chain(leaf)]
+
+    def read_leaf(self, leaf: int) -> list[Data]:
+        """What to decode into an empty leaf, in this order.
+
+        Store.decode_leaf() with mode "under", and with "under_all" for the last, or for b"" if
+        there is nothing. The blocks of one item are of different states.
+        """
+        steps = []
+        done: set[str] = set()  # states whose older blocks say nothing any more
+        for segment in reversed(self.manifest.chain(leaf)):
+            data = self._read(segment)
+            kept = []
+            newly: set[str] = set()
+            at = 0
+            for block in self._blocks(segment, data):
+                if block.name not in done:
+                    kept.append(data[at : at + block.size])
+                    if not block.is_delta:
+                        newly.add(block.name)
+                at += block.size
+            if kept:
+                steps.append(b"".join(kept))
+            done |= newly
+        return steps
+
+    def _steps(self, leaf: int, state: str | None = None) -> Iterator[Block]:
+        """Blocks of a leaf, newest first, that are not under a full one of the same state."""
+        done: set[str] = set()
+        for segment in reversed(self.manifest.chain(leaf)):
+            for block in self._blocks(segment, self._read(segment)):
+                if block.name in done or state not in (None, block.name):
+                    continue
+                if not block.is_delta:
+                    done.add(block.name)
+                yield block
+            if state in done:
+                return
+
+    def _read(self, segment: Segment) -> Data:
+        pack = self.manifest.packs[segment.pack]
+        if segment.pack not in self._packs_checked:
+            check_header(self.storage, pack)  # no data is in it, but it is part of the checkpoint
+            self._packs_checked.add(segment.pack)
+        return read_segment(self.storage, pack, segment, number=self.number)
+
+    def _blocks(self, segment: Segment, data: Data) -> Iterator[Block]:
+        try:
+            for block in Block.each(data):
+                if block.leaves != self.manifest.leaves:
+                    raise self._damaged(segment, f"a block is of {block.leaves} leaves")
+                yield block
+        except CorruptBlockError as error:
+            raise self._damaged(segment, f"there is a block that is not valid ({error})") from None
+
+    def _damaged(self, segment: Segment, what: str) -> DamagedError:
+        file = self.storage.file(self.manifest.packs[segment.pack].name)
+        wanted = f", which leaf {segment.leaf} of checkpoint {self.number} needs"
+        return damaged(file, segment.offset, f"{what}{wanted}")
+
+    # ---- Entries
+
+    def find(self, state: str | StateSchema, key: Data) -> Any:
+        """The value under an encoded key as Block gives it; None if there is none.
+
+        One binary search a block, and nothing else is decoded.
+        """
+        schema = self._schema(state)
+        codec = key_codec(schema.key)
+        plain = decode_key(schema.key, key)
+        missing = object()
+        for block in self._steps(leaf_of_encoded(codec, key, self.manifest.leaves), schema.name):
+            found = block.find(plain, missing=missing, deleted=None)
+            if found is not missing:
+                return found
+        return None
+
+    def leaf_rows(self, leaf: int) -> dict[str, dict[Data, Row]]:
+        """All entries of a leaf: by state and encoded key, the value as Block gives it, and stamp.
+
+        Expired entries are among them: whether one is expired depends on the time to live that is
+        asked for. States without entries here are left out.
+        """
+        merged: dict[str, dict[Data, Row]] = {}
+        for block in self._steps(leaf):
+            stamps = block.stamps
+            times = [None] * len(block) if stamps is None else stamps.tolist()
+            rows = merged.setdefault(block.name, {})
+            for (key, value), stamp in zip(block, times, strict=True):
+                rows.setdefault(key, (value, stamp))
+        kept = (
+            (name, {key: row for key, row in rows.items() if row[0] is not None})
+            for name, rows in merged.items()
+        )
+        return {name: rows for name, rows in kept if rows}
+
+    def _schema(self, state: str | StateSchema) -> StateSchema:
+        name = state.name if isinstance(state, StateSchema) else state
+        try:
+            return self.states[name]
+        except KeyError:
+            raise ArgumentError(
+                f"checkpoint {self.number} of {self.url!r} has no state {shorten(name)}. "
+                f"It has {', '.join(map(repr, self.states)) or 'none'}."
+            ) from None
+
+    # ---- Verifying
+
+    def verify(self) -> Iterator[DamagedError]:
+        """Reads everything and gives all damage, not only the first."""
+        by_pack: dict[int, list[Segment]] = {at: [] for at in range(len(self.manifest.packs))}
+        for segment in self.manifest.segments:
+            by_pack[segment.pack].append(segment)
+        for pack, segments in by_pack.items():
+            ref = self.manifest.packs[pack]
+            yield from verify_pack(self.storage, ref, segments, number=self.number)
+
+
+# ---- Finding checkpoints
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _gone(storage: Storage, number: int) -> NoCheckpointError:
+    return NoCheckpointError(
+        f"{storage.shown!r} has no checkpoint {number}. `statekit ls` tells which it has."
+    )
+
+
+def _storage(url: "str | PathLike[str] | Storage") -> Storage:
+    return url if isinstance(url, Storage) else open_storage(url)
+
+
+def _numbers(storage: Storage) -> dict[int, float]:
+    """The checkpoints of a storage, ascending, and when they were published."""
+    found = ((number_of(entry.name), entry.modified) for entry in storage.list())
+    return {number: modified for number, modified in found if number is not None}
+
+
+def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
+    """One checkpoint. DamagedError if its manifest is not valid, NoCheckpointError if none."""
+    name = manifest_name(number)
+    try:
+        data = storage.read(name)
+    except MissingFileError:
+        raise _gone(storage, number) from None
+    return Checkpoint(storage, Manifest.decode(data, storage.file(name)))
+
+
+def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:
+    """All checkpoints of a place that can be read, and why the others cannot."""
+    storage = _storage(url)
+    found = Found([], [])
+    for number in _numbers(storage):
+        try:
+            # One that is gone was retired after the listing: there is nothing wrong with it.
+            with contextlib.suppress(NoCheckpointError):
+                found.good.append(read_checkpoint(storage, number))
+        except CheckpointError as error:
+            found.errors.append(error)
+    return found
+
+
+def checkpoints(url: "str | PathLike[str] | Storage") -> list[Checkpoint]:
+    """The checkpoints of a place, oldest first. DamagedError if one cannot be read."""
+    good, errors = find_checkpoints(url)
+    if errors:
+        raise errors[0]
+    return good
+
+
+def open_checkpoint(
+    url: "str | PathLike[str] | Storage", at: int | datetime | None = None
+) -> Checkpoint:
+    """The newest checkpoint of a place, or the one asked for: by number, or the newest of a time.
+
+    It is never another one than that: where it is damaged, DamagedError names the older ones.
+    """
+    storage = _storage(url)
+    numbers = _numbers(storage)
+    if not numbers:
+        raise NoCheckpointError(
+            f"there is no checkpoint in {storage.shown!r}. Is it the right place? "
+            "kv.checkpoint(url) makes one."
+        )
+    number = _chosen(storage, numbers, at)
+    try:
+        return read_checkpoint(storage, number)
+    except DamagedError as error:
+        older = [str(other) for other in numbers if other < number]
+        error.add_note(f"Older checkpoints there: {', '.join(older[-5:]) or 'none'}.")
+        raise
+
+
+def _chosen(storage: Storage, numbers: dict[int, float], at: Any) -> int:
+    if at is None:
+        return max(numbers)
+    if isinstance(at, datetime):
+        seconds = at.timestamp()  # without a zone it is local time
+        early = [number for number, modified in numbers.items() if modified <= seconds]
+        if early:
+            return max(early)
+        raise NoCheckpointError(
+            f"{storage.shown!r} has no checkpoint from {at} or before; the oldest, "
+            f"{min(numbers)}, is of {_time(numbers[min(numbers)])}."
+        )
+    if type(at) is not int:
+        raise ArgumentError(
+            f"{shorten(at)} says no checkpoint. Give a number, a datetime, or None for the newest."
+        )
+    if at in numbers:
+        return at
+    raise _gone(storage, at)

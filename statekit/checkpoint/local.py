@@ -299,7 +299,7 @@ class LocalStorage(Storage):
         except OSError as error:
             raise self.failed("locked", None, error) from error
         try:
-            yield lock is not None and self._has_flock
+            yield lock is not None
         finally:
             if lock is not None:
                 lock.release()

@@ -1,0 +1,181 @@
+"""Removing old checkpoints, and what failed attempts left behind.
+
+    1. list; read the manifests that stay: the newest `keep`, and those that readers pin
+    2. delete the other manifests, the oldest first
+    3. sync: from here on they do not come back, after a loss of power either
+    4. delete the packs that only those named, and what is garbage for other reasons
+
+A crash between any two steps leaves each remaining manifest with all of its packs: these are the
+last to go. What remains too much is garbage for the next run. If a manifest that stays cannot be
+read, nobody knows which packs it needs, and nothing at all is deleted.
+
+Packs that no manifest names are from failed attempts, or from one that is being written right
+now. They are deleted only if nobody is writing:
+
+    storage with locks       if collecting() gave the lock, which an attempt in progress prevents
+    storage without locks    if this process does not write, the pack is older than a day, and its
+                             number is not above the newest manifest's
+
+The last condition closes a gap. The name of a pack depends on its contents and number only, so an
+attempt that repeats a failed one writes the same names. Between our listing and our deleting, it
+could replace an old pack and publish it. But every attempt has a number above the newest manifest.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from struct import Struct
+from typing import NamedTuple
+
+from statekit.checkpoint.manifest import Manifest, manifest_name, number_of
+from statekit.checkpoint.storage import Entry, Storage, is_temporary
+from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
+from statekit.failpoints import register, visit
+
+__all__ = ["Collected", "collect"]
+
+MIN_AGE_SECONDS = 24 * 3600.0  # of garbage, where there are no locks
+
+_PACK_NAME = re.compile(r"[0-9a-f]{32}\.pack", re.ASCII)
+_NUMBER = Struct("<Q")  # in the header of a pack (pack.py)
+_NUMBER_AT = 32
+_TRIES_MAX = 10
+
+register("retention.read", "retention.manifest", "retention.sync", "retention.packs")
+
+
+class Collected(NamedTuple):
+    """What collect() did, or with dry_run would have done. Checkpoints are given by number."""
+
+    kept: tuple[int, ...]  # the newest ones
+    in_use: tuple[int, ...]  # older ones that stay because somebody reads them
+    removed: tuple[int, ...]
+    packs: tuple[str, ...]  # files deleted
+    temporaries: tuple[str, ...]  # files deleted that a crash had left
+    bytes_freed: int
+    is_busy: bool  # somebody is writing: what failed attempts left was not touched
+
+
+def collect(
+    storage: Storage,
+    keep: int = 1,
+    *,
+    dry_run: bool = False,
+    min_age_seconds: float | None = None,
+) -> Collected:
+    """Removes all but the newest `keep` checkpoints, and files that none of them needs.
+
+    Files that no checkpoint names go if they are min_age_seconds old: 0 if not given, and a day
+    on storages without locks. There, choose more than the longest checkpoint takes.
+    """
+    if keep < 1:
+        raise ArgumentError(f"keep={keep} would remove the newest checkpoint. Keep 1 or more.")
+    if min_age_seconds is None:
+        min_age_seconds = 0.0 if storage.has_locks else MIN_AGE_SECONDS
+    with storage.collecting() as is_alone:
+        for _ in range(_TRIES_MAX):
+            try:
+                plan = _plan(storage, keep)
+            except MissingFileError:
+                continue  # another collector was quicker: what was listed is not what is there
+            return _carry_out(storage, plan, dry_run, is_alone, min_age_seconds)
+    raise StorageError(
+        f"the checkpoints in {storage.shown!r} change faster than they can be read. "
+        "Let one process collect garbage there."
+    )
+
+
+class _Plan(NamedTuple):
+    entries: Mapping[str, Entry]
+    kept: tuple[int, ...]
+    in_use: tuple[int, ...]
+    others: tuple[int, ...]  # to be removed, the oldest first
+    packs: Mapping[int, frozenset[str]]  # named by each manifest
+    damaged: Mapping[int, DamagedError]  # some of the others
+
+
+def _plan(storage: Storage, keep: int) -> _Plan:
+    visit("retention.read")
+    entries = {entry.name: entry for entry in storage.list()}
+    numbers = sorted(number for name in entries if (number := number_of(name)))
+    kept, older = numbers[-keep:], numbers[:-keep]
+    in_use = [number for number in older if storage.is_pinned(manifest_name(number))]
+    packs: dict[int, frozenset[str]] = {}
+    damaged: dict[int, DamagedError] = {}
+    for number in numbers:
+        try:
+            packs[number] = _packs_of(storage, number)
+        except DamagedError as error:
+            if number in kept or number in in_use:
+                raise DamagedError(
+                    f"nothing was removed from {storage.shown!r}, because it is not known what "
+                    f"checkpoint {number} needs: {error}",
+                    file=error.file,
+                    offset=error.offset,
+                ) from error
+            damaged[number] = error
+    others = tuple(number for number in older if number not in in_use)
+    return _Plan(entries, tuple(kept), tuple(in_use), others, packs, damaged)
+
+
+def _packs_of(storage: Storage, number: int) -> frozenset[str]:
+    name = manifest_name(number)
+    manifest = Manifest.decode(storage.read(name), storage.file(name))
+    return frozenset(pack.name for pack in manifest.packs)
+
+
+def _carry_out(
+    storage: Storage, plan: _Plan, dry_run: bool, is_alone: bool, min_age_seconds: float
+) -> Collected:
+    removed, in_use = [], list(plan.in_use)
+    for number in plan.others:
+        visit("retention.manifest")
+        if dry_run or storage.retire(manifest_name(number)):
+            removed.append(number)
+        elif number in plan.damaged:  # pinned since we looked: somebody tries to read it
+            raise plan.damaged[number]
+        else:
+            in_use.append(number)
+
+    needed = {name for number in (*plan.kept, *in_use) for name in plan.packs[number]}
+    released = {name for number in removed for name in plan.packs.get(number, ())} - needed
+    newest = plan.kept[-1] if plan.kept else 0
+    before = time.time() - min_age_seconds
+    packs, temporaries = [], []
+    for name, entry in plan.entries.items():
+        if name in released or (
+            is_alone
+            and entry.modified <= before
+            and _PACK_NAME.fullmatch(name)
+            and name not in needed
+            and (storage.has_locks or _number_of_pack(storage, name) <= newest)
+        ):
+            packs.append(name)
+        elif is_alone and is_temporary(name) and entry.modified <= before:
+            temporaries.append(name)
+
+    if not dry_run and (removed or packs):
+        visit("retention.sync")
+        storage.sync()
+    if not dry_run:
+        visit("retention.packs")
+        storage.delete([*packs, *temporaries])
+    gone = [*packs, *temporaries, *map(manifest_name, removed)]
+    return Collected(
+        kept=plan.kept,
+        in_use=tuple(sorted(in_use)),
+        removed=tuple(removed),
+        packs=tuple(packs),
+        temporaries=tuple(temporaries),
+        bytes_freed=sum(plan.entries[name].size for name in gone),
+        is_busy=not is_alone,
+    )
+
+
+def _number_of_pack(storage: Storage, name: str) -> int:
+    """The number of the checkpoint that wrote a pack; 0 if the file is none, or gone."""
+    try:
+        number: int = _NUMBER.unpack(storage.read(name, _NUMBER_AT, _NUMBER.size))[0]
+    except (DamagedError, MissingFileError):
+        return 0
+    return number

@@ -21,35 +21,36 @@ So evictions are counted, and an answer is installed only if none came between; 
 the comparison and the installation one step. After two vain tries the question is asked with the
 lock held.
 
-A provider whose home is memory has no home here: its leaves are whole, or not its own.
+A provider whose home is memory has no home here: its leaves are whole, or not its own. One that
+is being restored lazily has a *source* instead (loading.py): then a leaf that is not whole is at
+the source, as it was, under what is here. Leaves come from it as a whole, nothing is ever evicted,
+and once all are here the source is gone and costs nothing more. There is never both a home and a
+source.
 """
 
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 from statekit.errors import (
     BadValueError,
-    CorruptBlockError,
     HomeError,
     MemoryLimitError,
     UnknownEntryError,
-    where,
 )
+from statekit.frozen import Frozen, Guard, bad_row, empty_twin, read_row
 from statekit.homes import Home, Row
-from statekit.homes.home import Change
+from statekit.homes.home import Change, HomeSnapshot
+from statekit.loading import LeafSource, Loading
 from statekit.metrics import StateCounters
-from statekit.rows import (
-    block_rows,
-    native_read,
-    native_value,
-    read_value,
-    split_stamp,
-)
+from statekit.rows import block_rows, native_read, read_value, split_stamp
+from statekit.schema import StateSchema
 from statekit.store import Block, Store
+from statekit.store.columns import route
 from statekit.store.states import State
 
 T = TypeVar("T")
@@ -71,11 +72,14 @@ class Residence:
         self.store = store
         self.home = home
         self.budget = budget  # bytes of memory; None for no limit
+        self.loading: Loading | None = None  # while a source has what is not here
+        self.schemas: Sequence[StateSchema] = ()  # of all states that are stored
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
         self._lock = threading.RLock()
         # Of all who share the home: it is written to by one at a time. Taken after _lock.
         self.home_lock = home_lock or threading.RLock()
+        self._frozen: list[Frozen] = []  # that must be told before rows change
         self._given: list[range] = []  # leaves whose rows are still to be deleted at home
         self._fold_locks: dict[str, Any] = {}
         self._evictions = 0
@@ -84,6 +88,83 @@ class Residence:
         self._limit()
         if home is not None:
             store.write_back(True)
+
+    def register(self, schemas: Sequence[StateSchema]) -> None:
+        """Says what is stored; a state's number at home is its place in this list."""
+        self.schemas = schemas
+        self.numbers = {schema.name: at for at, schema in enumerate(schemas)}
+
+    # ---- Leaves that are still to come
+
+    @property
+    def source(self) -> LeafSource | None:
+        """What leaves that are not whole come from, if that is not a home."""
+        loading = self.loading
+        return None if loading is None else loading.source
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is here: there is no home, and nothing is still to come."""
+        return self.home is None and self.loading is None
+
+    def restore_from(self, source: LeafSource, background: bool = True) -> None:
+        """Says where leaves come from that are absent; the source is let go of in the end."""
+        assert self.home is None
+        assert self.loading is None
+        self.loading = Loading(self.store, source, self._end_loading, background)
+
+    def share_source(self, other: "Residence") -> None:
+        """Takes on the source of another residence, so that leaves can move that have not come."""
+        first, second = sorted((self, other), key=id)
+        with first._lock, second._lock:
+            loading = other.loading
+            if loading is not None and self.loading is None and self.home is None:
+                self.restore_from(loading.source.share(), loading.background)
+
+    def resume_loading(self) -> None:
+        """To be called when leaves have come that are not whole."""
+        loading = self.loading
+        if loading is not None and loading.background:
+            loading.start()
+
+    def _end_loading(self) -> None:
+        """Lets go of the source if everything is here."""
+        with self._lock:
+            loading, stats = self.loading, self.store.stats()
+            if loading is None or stats.partial or stats.absent:
+                return
+            self.loading = None
+        loading.stop()
+
+    def wait_loaded(self, timeout: float | None = None) -> None:
+        """Until nothing is still to come. Raises the first error that kept a leaf from coming."""
+        until = None if timeout is None else monotonic() + timeout
+        while (loading := self.loading) is not None:
+            loading.start()
+            if not loading.wait(None if until is None else max(0.0, until - monotonic())):
+                raise TimeoutError(
+                    f"after {timeout} s {loading.leaves_done} of {loading.leaves_total} leaves "
+                    "are here. Wait again; what is not here comes when it is touched."
+                )
+            if loading.errors:
+                raise next(iter(loading.errors.values()))
+
+    def load_leaves(self, leaves: Iterable[int]) -> None:
+        """Brings leaves here from the source, if there is one."""
+        for leaf in leaves:
+            loading = self.loading
+            if loading is None:
+                return
+            loading.load(leaf)
+
+    @contextmanager
+    def loaded(self, raw: State, keys: Any) -> Iterator[None]:
+        """Brings the leaves of a batch's keys here, and lets no others come while it runs."""
+        leaves = set(route(keys, raw.codec, self.store.leaves))
+        self.load_leaves(leaves)
+        with self._lock:
+            self.load_leaves(leaves)  # a merge may have brought some in the meantime
+            yield
 
     # ---- Doing an operation that may need the home
 
@@ -162,7 +243,12 @@ class Residence:
     def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
         """Asks the home for entries and installs what it says."""
         home = self.home
+        leaf_of = raw.leaf_of_encoded
         if home is None:
+            leaves = {leaf_of(key) for key in keys}
+            self.load_leaves(leaves)
+            if all(self.store.residency(leaf) in ("whole", "away") for leaf in leaves):
+                return
             raise UnknownEntryError(
                 f"{len(keys)} entries of state {raw.name!r} are not here, and this provider has no "
                 "home to ask. Attach or restore their key-groups first.",
@@ -171,7 +257,6 @@ class Residence:
             )
         began = perf_counter()
         number = self.numbers[raw.name]
-        leaf_of = raw.leaf_of_encoded
         rows = [(leaf_of(key), number, key) for key in keys]
         tries = 0
         while not self._fetch_once(raw, home, rows, locked=tries >= _TRIES_UNLOCKED):
@@ -191,12 +276,7 @@ class Residence:
         return True
 
     def _install(self, raw: State, key: bytes, row: bytes | None) -> None:
-        encoded = None
-        stamp = None
-        if row is not None:
-            value, stamp = split_stamp(raw.kind, row)
-            if not self._is_expired(raw, stamp):
-                encoded = native_value(raw.kind, value)
+        encoded, stamp = read_row(raw, row)
         while True:
             try:
                 raw.install_encoded(key, encoded, stamp)
@@ -214,10 +294,7 @@ class Residence:
                     finally:
                         self._limit()
             except BadValueError as error:
-                raise CorruptBlockError(
-                    f"the home's row for this key is no {raw.kind} ({error}){where(raw.name)}. "
-                    "Check whether another program wrote to the home, or restore it."
-                ) from None
+                raise bad_row(raw, error) from None
 
     def _is_expired(self, raw: State, stamp: int | None) -> bool:
         return stamp is not None and raw.timed and raw.is_expired(stamp)
@@ -279,8 +356,17 @@ class Residence:
     def _write(self, changes: list[Change]) -> None:
         assert self.home is not None
         if changes:
+            self._protect({row[0] for row, _ in changes})
             with self.home_lock:
                 self.home.write(changes)
+
+    def _protect(self, leaves: Iterable[int]) -> None:
+        """Tells who has frozen the state that rows of leaves are about to change, or to go."""
+        guards: list[Guard] = [one.guard for one in self._frozen if one.guard is not None]
+        if guards:
+            for leaf in leaves:
+                for guard in guards:
+                    guard.protect(leaf)
 
     def _add_changes(self, blocks: bytes, changes: list[Change]) -> None:
         for block in Block.each(blocks):
@@ -308,10 +394,13 @@ class Residence:
 
     def clear(self, raw: State) -> None:
         """Drops all entries of a state in the leaves that are this provider's."""
+        self.load_leaves(self.leaves())
         with self._lock:
             self._evictions += 1  # answers on their way are of the time before
             for leaf in self.leaves():
+                self.load_leaves((leaf,))
                 if self.home is not None:
+                    self._protect((leaf,))
                     with self.home_lock:
                         self.home.clear(leaf, self.numbers[raw.name])
                 self.store.clear(raw, leaf, leaf + 1, blind=True)
@@ -330,6 +419,7 @@ class Residence:
     def scan_leaf(self, raw: State, leaf: int) -> Iterator[tuple[bytes, Any]]:
         # First what is here, then what is at home. The other way round, an entry that is written
         # home and evicted in between would be in neither.
+        self.load_leaves((leaf,))
         was_whole = self.store.residency(leaf) == "whole"
         seen: set[bytes] = set()
         for block in Block.each(self.store.encode_leaf(leaf, raw)):
@@ -361,6 +451,10 @@ class Residence:
     def load_state(self, raw: State, leaves: Iterable[int]) -> None:
         """Brings all entries of a state here that are in some leaves."""
         if self.home is None:
+            for leaf in leaves:
+                if (loading := self.loading) is None:
+                    return
+                loading.load_state(raw.name, leaf)
             return
         for leaf in leaves:
             with self._lock:
@@ -371,6 +465,7 @@ class Residence:
 
     def sweep(self) -> int:
         """Removes all expired entries, at home too; how many."""
+        self.load_leaves(self.leaves())
         removed = self.store.sweep(1 << 62)
         home = self.home
         for raw in self.store.states():
@@ -423,12 +518,17 @@ class Residence:
         If it fails, the leaves are where they were.
         """
         if self.home is target.home:
+            target.share_source(self)
             self.move_leaves(target, ranges)
             try:
                 target.load_timers(leaf for part in ranges for leaf in part)
             except BaseException:
+                self.share_source(target)  # what was left here may all be here by now
                 target.move_leaves(self, ranges)
+                self.resume_loading()
                 raise
+            finally:
+                target.resume_loading()
             return
         first, second = sorted((self, target), key=id)
         with first._lock, second._lock:
@@ -459,37 +559,36 @@ class Residence:
 
     def _aside(self) -> "Residence":
         """A residence with the same states and times that has no leaves."""
-        aside = Residence(
-            Store(self.store.key_groups, self.store.subgroups), self.home, None, self.home_lock
-        )
-        aside.store.mark(0, self.store.leaves, "away")
-        aside.numbers, aside.counters = self.numbers, self.counters
-        watermark = self.store.time("event")
-        if watermark is not None:
-            aside.store.set_time("event", watermark)
-        for raw in self.store.states():
-            twin = aside.store.state(raw.name, raw.kind, raw.codec.text, timed=raw.timed)  # type: ignore[call-overload]
-            if raw.ttl_settings is not None:
-                after_ms, clock, on_read = raw.ttl_settings
-                twin.ttl(after_ms, clock=clock, on_read=on_read)
+        aside = Residence(empty_twin(self.store), self.home, None, self.home_lock)
+        aside.schemas, aside.numbers, aside.counters = self.schemas, self.numbers, self.counters
         return aside
 
     def move_leaves(self, target: "Residence", ranges: Sequence[range]) -> None:
-        """Moves leaves from store to store: no entry is touched. All of them, or none."""
+        """Moves leaves from store to store: no entry is touched. All of them, or none.
+
+        Leaves that are not whole must be at home or at the source of the target too. If not, they
+        are loaded first.
+        """
+        leaves = [leaf for part in ranges for leaf in part]
+        if self.source is not target.source:
+            self.load_leaves(leaves)
         first, second = sorted((self, target), key=id)
         with first._lock, second._lock:
+            if self.source is not target.source:
+                self.load_leaves(leaves)  # one may have come in the meantime
+            self._protect(leaves)
             self._evictions += 1
             target._evictions += 1
             target.store.limit(0)  # what is too much is evicted afterwards
             try:
-                for leaves in ranges:
-                    self.store.move(target.store, leaves.start, leaves.stop)
+                for part in ranges:
+                    self.store.move(target.store, part.start, part.stop)
             except BaseException:
                 # An interrupt may have come right after a move: see where each range is.
                 self.store.limit(0)
-                for leaves in ranges:
-                    if len(leaves) and self.store.residency(leaves.start) == "away":
-                        target.store.move(self.store, leaves.start, leaves.stop)
+                for part in ranges:
+                    if len(part) and self.store.residency(part.start) == "away":
+                        target.store.move(self.store, part.start, part.stop)
                 raise
             finally:
                 self._limit()
@@ -523,6 +622,7 @@ class Residence:
             changes: list[Change] = []
             target._add_changes(self.store.encode_leaf(leaf), changes)
             rows.update(changes)  # what is here is newer
+            target._protect((leaf,))
             with target.home_lock:
                 for number in target.numbers.values():
                     home.clear(leaf, number)  # what an earlier attempt may have left
@@ -538,11 +638,48 @@ class Residence:
             assert self.home is not None
             for leaf in self._given[-1]:
                 if self.store.residency(leaf) == "away":  # it may have come back
+                    self._protect((leaf,))
                     for number in self.numbers.values():
                         with self.home_lock:
                             self.home.clear(leaf, number)
             self.home.flush()
             self._given.pop()
+
+    # ---- The state at one moment
+
+    def freeze(
+        self,
+        plan: Callable[[Store], "array[int] | None"] = lambda store: None,
+        bytes_max: int = 0,
+    ) -> Frozen:
+        """The state as it is now, here and at home; see Frozen.
+
+        plan: decides at that moment from which epoch on the changes of each leaf are wanted.
+        bytes_max: how far writers may encode ahead of the reader.
+        """
+        with self._lock, ExitStack() as undo:
+            since = plan(self.store)
+            loading = self.loading
+            source = None if loading is None else loading.source.share()
+            if source is not None:
+                undo.callback(source.release)
+            rows: Guard | HomeSnapshot | None = None
+            if self.home is not None and (rows := self.home.snapshot()) is not None:
+                undo.callback(rows.close)
+            snapshot = self.store.snapshot(since, bytes_max)
+            undo.callback(snapshot.close)
+            if self.home is not None and rows is None:
+                rows = Guard(self.home, range(len(self.schemas)), snapshot)
+            frozen = Frozen(
+                self.store, snapshot, since, source, rows, [*self.schemas], self._frozen_closed
+            )
+            self._frozen.append(frozen)
+            undo.pop_all()
+            return frozen
+
+    def _frozen_closed(self, frozen: Frozen) -> None:
+        with self._lock:
+            self._frozen.remove(frozen)
 
     def fold_lock(self, name: str) -> Any:
         """The lock of a reducing or aggregating state, whichever handle it is used through."""
@@ -551,4 +688,8 @@ class Residence:
 
     def close(self) -> None:
         """Forgets the store. What was not flushed is lost with it."""
+        with self._lock:
+            loading, self.loading = self.loading, None
+        if loading is not None:
+            loading.stop()
         self.store.close()

@@ -5,6 +5,22 @@ rocksdb.py    a RocksDB directory
 redis.py      a Redis server or cluster
 """
 
-from statekit.homes.home import Home, HomeUrl, Row, open_home, parse_bytes, register_home
+from statekit.homes.home import (
+    Home,
+    HomeSnapshot,
+    HomeUrl,
+    Row,
+    open_home,
+    parse_bytes,
+    register_home,
+)
 
-__all__ = ["Home", "HomeUrl", "Row", "open_home", "parse_bytes", "register_home"]
+__all__ = [
+    "Home",
+    "HomeSnapshot",
+    "HomeUrl",
+    "Row",
+    "open_home",
+    "parse_bytes",
+    "register_home",
+]

@@ -28,6 +28,18 @@ _SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SIZES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
+class HomeSnapshot(ABC):
+    """The rows of a home as they were at one moment. Any thread may read them."""
+
+    @abstractmethod
+    def load(self, leaf: int, state: int) -> Iterable[tuple[bytes, bytes]]:
+        """All (key, value) that a leaf and state had, in any order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of it. Closing twice does no harm."""
+
+
 class Home(ABC):
     """A place for rows. Failures are raised as HomeError, with nothing half done where it can."""
 
@@ -57,6 +69,14 @@ class Home(ABC):
     def clear(self, leaf: int, state: int) -> None:
         """Deletes all rows of a leaf and state."""
         self.write([((leaf, state, key), None) for key, _ in self.load(leaf, state)])
+
+    def snapshot(self) -> HomeSnapshot | None:
+        """The rows as they are now, to be read while they change; None if it has no such thing.
+
+        Then a checkpoint copies rows before they are changed. It must be taken in no time, for
+        the provider stands still meanwhile; and closing the home closes it.
+        """
+        return None
 
     def flush(self) -> None:  # noqa: B027  (not abstract: a home may have nothing to do)
         """Makes everything written so far survive a crash."""

@@ -17,12 +17,13 @@ even after close(), so load() reads page by page and holds no iterator between t
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
 from statekit.errors import ArgumentError, HomeError
-from statekit.homes.home import Change, Home, HomeUrl, Row
+from statekit.homes.home import Change, Home, HomeSnapshot, HomeUrl, Row
 
 _PREFIX = Struct(">IH")  # leaf, state
 _META = b"\xff\xff\xff\xffmeta"
@@ -158,6 +159,7 @@ class _RocksdbHome(Home):
         self._new_batch = rocksdict.WriteBatch
         self._prefixes = _Prefixes()
         self._meta_lock = threading.Lock()
+        self._snapshots: weakref.WeakSet[_RocksdbSnapshot] = weakref.WeakSet()
         self._is_open = False
         if os.path.lexists(path) and not os.path.isdir(path):
             raise HomeError(
@@ -248,6 +250,15 @@ class _RocksdbHome(Home):
         except BaseException as error:
             raise self._failed("written", error) from error
 
+    def snapshot(self) -> HomeSnapshot:
+        try:
+            rows = self._db.iter()
+        except BaseException as error:
+            raise self._failed("read", error) from error
+        found = _RocksdbSnapshot(rows, self._prefixes, self._failed)
+        self._snapshots.add(found)
+        return found
+
     def read_meta(self) -> bytes | None:
         meta: bytes | None
         try:
@@ -278,6 +289,8 @@ class _RocksdbHome(Home):
         if not self._is_open:
             return
         self._is_open = False
+        for snapshot in tuple(self._snapshots):
+            snapshot.close()
         try:
             try:
                 self._db.flush_wal(self._sync)
@@ -306,6 +319,45 @@ class _RocksdbHome(Home):
         return HomeError(
             f"the RocksDB home at {self._path!r} cannot be {done}: {reason.rstrip('. ')}. {advice}"
         )
+
+
+class _RocksdbSnapshot(HomeSnapshot):
+    """An iterator, which sees the database as it was when the iterator was made.
+
+    rocksdict has a Snapshot, too, but in version 0.3.29 its iterators read what is there now.
+    """
+
+    def __init__(
+        self, rows: Any, prefixes: "_Prefixes", failed: Callable[[str, BaseException], HomeError]
+    ) -> None:
+        self._rows = rows  # None once closed
+        self._prefixes = prefixes
+        self._failed = failed
+        self._lock = threading.Lock()  # the iterator is at one place at a time
+
+    def load(self, leaf: int, state: int) -> list[tuple[bytes, bytes]]:
+        start = self._prefixes[leaf << 16 | state]
+        end = self._prefixes[(leaf << 16 | state) + 1]
+        found: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            rows = self._rows
+            try:
+                if rows is None:
+                    raise RuntimeError("the snapshot is closed")
+                rows.seek(start)
+                while rows.valid() and (key := rows.key()) < end:
+                    found.append((key[_PREFIX.size :], rows.value()))
+                    rows.next()
+                rows.status()  # it ends at a damaged block too
+            except BaseException as error:
+                raise self._failed("read", error) from error
+            finally:
+                del rows  # or it lives, with the lock, as long as somebody keeps the traceback
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            self._rows = None
 
 
 class _Prefixes(dict[int, bytes]):

@@ -21,7 +21,7 @@ def to_arrow(state: "KeyedState[Any]") -> "pyarrow.Table":
     import pyarrow
 
     raw = state._raw
-    if raw.kind in _NUMBERS and not raw.codec.is_tuple and state._residence.home is None:
+    if raw.kind in _NUMBERS and not raw.codec.is_tuple and state._residence.is_whole:
         return _numbers_table(state)
     keys, values = [], []
     for key, value in state.items():

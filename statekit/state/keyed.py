@@ -111,7 +111,7 @@ class KeyedState(ABC, Generic[V]):
 
     def __len__(self) -> int:
         """The number of entries. Counts at home too, so it may take long there."""
-        if self._residence.home is None and not self.schema.timed:
+        if self._residence.is_whole and not self.schema.timed:
             return self._residence.store.stats(self._raw).entries
         return sum(1 for _ in self._residence.scan(self._raw))
 
@@ -154,7 +154,10 @@ class KeyedState(ABC, Generic[V]):
         column = key_column(keys, self._raw.codec, f"the keys for state {self.name!r}")
         with self._residence.timed_batch(self._raw):
             if self._residence.home is None:
-                return [call(column, *columns)]
+                if self._residence.loading is None or not needs_values:
+                    return [call(column, *columns)]
+                with self._residence.loaded(self._raw, column):
+                    return [call(column, *columns)]
             results = []
             for start in range(0, max(column.n, 1), BATCH_RECORDS_MAX):
                 part = column.slice(start, start + BATCH_RECORDS_MAX)

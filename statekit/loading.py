@@ -1,0 +1,359 @@
+"""Loading: how the leaves of a lazily restored provider come to it.
+
+A *source* (one or several checkpoints) has leaves as chains of blocks, and never changes. A leaf
+that has not come yet is absent or, if something was written to it, partial; what is here is newer
+than what the source has. To load it, its chain is read from the newest step to the oldest, and
+each step fills in only what is not here yet. So changes and deletions made here in the meantime
+win, and loading can be broken off at any step and started again.
+
+A leaf comes when somebody touches it, or when the threads in the background reach it. Of several
+that want a leaf, one reads it and the others wait. A leaf that cannot be read (damage, say) raises
+whenever it is touched; the others are not affected.
+
+    locks    a leaf's gate is held while it is read and filled in. Nothing else is locked under
+             it, so whoever holds the residence's lock may wait for a gate, and never the reverse.
+    types    the store may have a state with another type than the chain: int has become float, a
+             time to live was added. Blocks are rewritten to what the store has; if that changes
+             at the same moment, the store refuses the block, and it is rewritten once more.
+"""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from statekit.errors import (
+    ClosedError,
+    CorruptBlockError,
+    DamagedError,
+    MemoryLimitError,
+    NotOwnedError,
+    SchemaError,
+    StateKitError,
+)
+from statekit.store import Block, Store
+
+if TYPE_CHECKING:
+    from statekit.checkpoint.reader import Checkpoint
+    from statekit.checkpoint.storage import Pin
+
+_GATES = 64  # leaves that can be read at the same time; a power of two
+_THREADS_MAX = 8  # in the background: more than cores pay only where the storage is far away
+_SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being sliced
+_STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
+_HERE = ("whole", "away")  # leaves that nothing is to be done about
+
+Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
+
+
+class LeafSource(ABC):
+    """What leaves are restored from. Shared by providers; closed by the last one to let go."""
+
+    def __init__(self) -> None:
+        self._users = 1
+        self._users_lock = threading.Lock()
+
+    @abstractmethod
+    def read_leaf(self, leaf: int) -> list[bytes]:
+        """The leaf's blocks, newest step first; each step has one block of a state at most.
+
+        They are of the provider's leaves, but of the types that they were stored with.
+        """
+
+    def checkpoint_of(self, leaf: int) -> "Checkpoint | None":
+        """The checkpoint that has this very leaf; None if the leaf is made of another's part."""
+        return None
+
+    def share(self) -> "LeafSource":
+        """The same source once more; release() must follow."""
+        with self._users_lock:
+            assert self._users > 0, "a source that was let go of"
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._users_lock:
+            self._users -= 1
+            if self._users:
+                return
+        self._close()
+
+    def _close(self) -> None:  # noqa: B027  (not abstract: there may be nothing to do)
+        """Lets go of files. Nobody uses the source any more."""
+
+
+class CheckpointSource(LeafSource):
+    """Checkpoints as a source, for a store of so many leaves: as many as theirs, or more.
+
+    Their manifests are pinned, so that nothing they refer to is deleted meanwhile; the pins are
+    the source's from then on.
+    """
+
+    def __init__(self, pinned: "Sequence[tuple[Checkpoint, Pin]]", leaves: int) -> None:
+        super().__init__()
+        self._leaves = leaves
+        self._spans: list[tuple[range, int, Checkpoint]] = []  # of our leaves, times finer, whose
+        self._sliced: OrderedDict[tuple[int, int], list[bytes]] = OrderedDict()
+        self._sliced_lock = threading.Lock()
+        self._pins = [pin for _, pin in pinned]
+        for checkpoint, _ in pinned:
+            width = leaves // checkpoint.key_group_count  # of a key-group, in our leaves
+            finer = leaves // (checkpoint.key_group_count * checkpoint.subgroups)
+            assert finer >= 1, "leaves are sliced, never joined"
+            for part in checkpoint.key_groups:
+                span = range(part.start * width, part.stop * width)
+                self._spans.append((span, finer, checkpoint))
+
+    def _find(self, leaf: int) -> "tuple[int, Checkpoint] | None":
+        for span, finer, checkpoint in self._spans:
+            if leaf in span:
+                return finer, checkpoint
+        return None
+
+    def checkpoint_of(self, leaf: int) -> "Checkpoint | None":
+        found = self._find(leaf)
+        return found[1] if found is not None and found[0] == 1 else None
+
+    def read_leaf(self, leaf: int) -> list[bytes]:
+        found = self._find(leaf)
+        if found is None:
+            return []
+        finer, checkpoint = found
+        if finer == 1:
+            return checkpoint.read_leaf(leaf)
+        steps = []
+        for blocks in self._read_coarse(checkpoint, leaf // finer):
+            step = [rewrite(piece, leaf=leaf, leaves=self._leaves) for _, piece in _pieces(blocks)]
+            steps.append(b"".join(step))
+        return steps
+
+    def _read_coarse(self, checkpoint: "Checkpoint", leaf: int) -> list[bytes]:
+        """A leaf of the checkpoint. Its slices are wanted one after the other: it is kept."""
+        name = (id(checkpoint), leaf)
+        with self._sliced_lock:
+            if name in self._sliced:
+                return self._sliced[name]
+        steps = checkpoint.read_leaf(leaf)
+        with self._sliced_lock:
+            self._sliced[name] = steps
+            while len(self._sliced) > _SLICED_MAX:
+                self._sliced.popitem(last=False)
+        return steps
+
+    def _close(self) -> None:
+        for pin in self._pins:
+            pin.release()
+        self._pins = []
+
+    def __repr__(self) -> str:
+        shown = {id(one): f"{one.url!r} number {one.number}" for _, _, one in self._spans}
+        return f"<CheckpointSource: {', '.join(shown.values()) or 'nothing'}>"
+
+
+def rewrite(*args: Any, **kwargs: Any) -> bytes:
+    from statekit.store import block
+
+    return block.rewrite(*args, **kwargs)  # type: ignore[attr-defined, no-any-return]
+
+
+def fit_blocks(blocks: bytes, types: Types) -> bytes:
+    """Blocks as a store with these types takes them."""
+    parts: list[Any] = []
+    is_changed = False
+    for block, piece in _pieces(blocks):
+        kind, timed = types.get(block.name, (block.kind, block.is_timed))
+        if (kind, timed) == (block.kind, block.is_timed):
+            parts.append(piece)
+        else:
+            is_changed = True
+            parts.append(rewrite(piece, kind=kind, timed=timed))
+    return b"".join(parts) if is_changed else blocks
+
+
+def _pieces(blocks: bytes) -> Iterator[tuple[Block, memoryview]]:
+    """The blocks that lie one after the other, and the bytes of each."""
+    view = memoryview(blocks)
+    at = 0
+    for block in Block.each(blocks):
+        yield block, view[at : at + block.size]
+        at += block.size
+
+
+def decode_steps(store: Store, leaf: int, steps: Sequence[bytes]) -> None:
+    """Fills a chain in under what a leaf has, which is whole then."""
+    for blocks in steps[:-1]:
+        _decode(store, leaf, blocks, "under")
+    _decode(store, leaf, steps[-1] if steps else b"", "under_all")
+
+
+def _decode(store: Store, leaf: int, blocks: bytes, mode: Any) -> None:
+    try:
+        store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), mode)
+    except SchemaError:
+        # The state was declared with another type while this was on its way.
+        store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), mode)
+
+
+def _types(store: Store) -> Types:
+    return {raw.name: (raw.kind, raw.timed) for raw in store.states()}
+
+
+class Loading:
+    """The leaves of a provider that are still to come; see KVProvider.loading."""
+
+    def __init__(
+        self, store: Store, source: LeafSource, on_end: Callable[[], None], background: bool = True
+    ) -> None:
+        self.source = source
+        #: What went wrong, by leaf. A leaf that is read at another try is here no more.
+        self.errors: dict[int, StateKitError] = {}
+        self.background = background  # whether threads bring what nobody asks for
+        self._store = store
+        self._on_end = on_end  # called when the threads have been everywhere
+        self._gates = [threading.Lock() for _ in range(_GATES)]
+        self._lock = threading.Lock()  # of all below
+        self._threads: set[threading.Thread] = set()
+        self._hand = 0  # the next leaf that the threads look at
+        self._is_stopped = False
+        self._is_idle = threading.Event()  # no thread is running
+        self._is_idle.set()
+
+    # ---- What the user sees
+
+    @property
+    def leaves_total(self) -> int:
+        """The leaves that the provider owns."""
+        stats = self._store.stats()
+        return stats.whole + stats.partial + stats.absent
+
+    @property
+    def leaves_done(self) -> int:
+        """Those of them that are here as a whole."""
+        return self._store.stats().whole
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1, by leaves."""
+        stats = self._store.stats()
+        total = stats.whole + stats.partial + stats.absent
+        return stats.whole / total if total else 1.0
+
+    def __repr__(self) -> str:
+        try:
+            done, total = self.leaves_done, self.leaves_total
+        except ClosedError:
+            return "<Loading, closed>"
+        failed = f", {len(self.errors)} failed" if self.errors else ""
+        return f"<Loading: {done} of {total} leaves{failed}>"
+
+    # ---- One leaf
+
+    def load(self, leaf: int) -> None:
+        """Brings a leaf here, whole, unless it is here or another store's."""
+        if self._store.residency(leaf) in _HERE:
+            return
+        with self._gates[leaf % _GATES]:
+            if self._store.residency(leaf) in _HERE:
+                return
+            with self._watched(leaf):
+                decode_steps(self._store, leaf, self.source.read_leaf(leaf))
+
+    def load_state(self, name: str, leaf: int) -> None:
+        """Brings only the entries of one state here; the leaf remains as it is otherwise."""
+        if self._store.residency(leaf) in _HERE:
+            return
+        with self._gates[leaf % _GATES], self._watched(leaf):
+            for blocks in self.source.read_leaf(leaf):
+                for block, piece in _pieces(blocks):
+                    if block.name == name:
+                        _decode(self._store, leaf, bytes(piece), "under")
+
+    @contextmanager
+    def _watched(self, leaf: int) -> Iterator[None]:
+        """Keeps the error of reading a leaf, or forgets an earlier one."""
+        try:
+            yield
+        except (NotOwnedError, ClosedError):
+            raise  # nothing is wrong with the leaf
+        except CorruptBlockError as error:
+            # Its checksum was right, so it was written like that.
+            origin = self.source.checkpoint_of(leaf)
+            place = repr(self.source) if origin is None else repr(origin)
+            damage = DamagedError(
+                f"leaf {leaf} of {place} holds a block that is not well-formed ({error}). "
+                "Restore an older checkpoint: restore(..., at=number).",
+                file="" if origin is None else origin.url,
+            )
+            self.errors[leaf] = damage
+            raise damage from error
+        except StateKitError as error:
+            self.errors[leaf] = error
+            raise
+        if self.errors.pop(leaf, None) is not None and not self.errors and self.background:
+            self.start()  # perhaps it was the last one that was missing
+
+    # ---- In the background
+
+    def start(self) -> None:
+        """Has threads bring what is not here; those that run start over."""
+        with self._lock:
+            self._hand = 0
+            if self._is_stopped or self._threads:
+                return
+            self._is_idle.clear()
+            count = min(max(os.cpu_count() or 1, 2), _THREADS_MAX)
+            self._threads = {
+                threading.Thread(target=self._run, name="statekit-loading", daemon=True)
+                for _ in range(count)
+            }
+            for thread in self._threads:
+                thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until the threads have been everywhere; False if they have not in time."""
+        return self._is_idle.wait(timeout)
+
+    def _run(self) -> None:
+        while (leaf := self._next()) is not None:
+            try:
+                self.load(leaf)
+            except MemoryLimitError:
+                self._hand = self._store.leaves  # so would all others say
+            except StateKitError:
+                continue  # it is among the errors, or the leaf went away
+        with self._lock:
+            is_last = not self._threads
+        try:
+            if is_last and not self._is_stopped:
+                self._on_end()
+        finally:
+            with self._lock:
+                if not self._threads:
+                    self._is_idle.set()
+
+    def _next(self) -> int | None:
+        """A leaf that is not here; None if there is none, and then the thread is done."""
+        store = self._store
+        with self._lock:
+            with suppress(ClosedError):
+                while not self._is_stopped and self._hand < store.leaves:
+                    leaf, self._hand = self._hand, self._hand + 1
+                    if store.residency(leaf) not in _HERE:
+                        return leaf
+            # Under the same hold: start() finds threads that will look again, or none.
+            self._threads.discard(threading.current_thread())
+        return None
+
+    def stop(self) -> None:
+        """Ends the threads and lets go of the source. What is not here does not come any more."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
+            thread.join(_STOP_SECONDS_MAX)
+        self.source.release()

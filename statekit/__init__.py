@@ -14,7 +14,7 @@ from statekit.assignment import assign
 from statekit.errors import StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
-from statekit.opening import open  # noqa: A004
+from statekit.opening import open, restore  # noqa: A004
 from statekit.provider import KVProvider
 from statekit.state import (
     AggregateState,
@@ -58,6 +58,7 @@ __all__ = [
     "leaf_of",
     "open",
     "register_home",
+    "restore",
 ]
 
 __version__ = "0.1.0"

@@ -19,6 +19,9 @@ class Meta:
         self.key_groups = key_groups
         self.subgroups = subgroups
         self.schemas = schemas  # a state's number at home is its place in this list
+        #: Key-groups that are being restored into the home. If one is still here when the home is
+        #: opened, a restore was interrupted: its rows are there only in part.
+        self.restoring: tuple[range, ...] = ()
 
     @classmethod
     def read(cls, home: Home | None, url: str = "") -> "Meta":
@@ -35,7 +38,9 @@ class Meta:
                     f"{found['statekit']}; this one reads version {META_VERSION}. Update statekit."
                 )
             schemas = [StateSchema(**schema) for schema in found["states"]]
-            return cls(found["key_groups"], found["subgroups"], schemas)
+            meta = cls(found["key_groups"], found["subgroups"], schemas)
+            meta.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
+            return meta
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, SchemaError):
                 raise
@@ -45,14 +50,15 @@ class Meta:
             ) from None
 
     def encode(self) -> bytes:
-        return json.dumps(
-            {
-                "statekit": META_VERSION,
-                "key_groups": self.key_groups,
-                "subgroups": self.subgroups,
-                "states": [schema._asdict() for schema in self.schemas],
-            }
-        ).encode()
+        described: dict[str, object] = {
+            "statekit": META_VERSION,
+            "key_groups": self.key_groups,
+            "subgroups": self.subgroups,
+            "states": [schema._asdict() for schema in self.schemas],
+        }
+        if self.restoring:
+            described["restoring"] = [(part.start, part.stop) for part in self.restoring]
+        return json.dumps(described).encode()
 
     def find(self, name: str) -> StateSchema | None:
         return next((schema for schema in self.schemas if schema.name == name), None)

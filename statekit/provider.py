@@ -359,6 +359,7 @@ class KVProvider:
                 stored_meta = Meta.decode(expected, self.url)
                 self._check_geometry(stored_meta)
                 self._meta.schemas = stored_meta.schemas
+                self._meta.restoring = stored_meta.restoring
             schemas = self._meta.schemas
             if schema in schemas:
                 break

@@ -45,7 +45,7 @@ from statekit.errors import (
 from statekit.frozen import Frozen, Guard, bad_row, empty_twin, read_row
 from statekit.homes import Home, Row
 from statekit.homes.home import Change, HomeSnapshot
-from statekit.loading import LeafSource, Loading
+from statekit.loading import LeafSource, Loading, decode_steps
 from statekit.metrics import StateCounters
 from statekit.rows import block_rows, native_read, read_value, split_stamp
 from statekit.schema import StateSchema
@@ -631,6 +631,24 @@ class Residence:
         for part in ranges:
             target.store.mark(part.start, part.stop, "absent")
         target.load_timers(leaf for part in ranges for leaf in part)
+
+    def fill_home(self, source: LeafSource, leaves: Iterable[int]) -> None:
+        """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""
+        assert self.home is not None
+        twin = empty_twin(self.store)
+        for leaf in leaves:
+            twin.mark(leaf, leaf + 1, "absent")
+            decode_steps(twin, leaf, source.read_leaf(leaf))
+            changes: list[Change] = []
+            with self._lock:
+                self._add_changes(twin.encode_leaf(leaf), changes)
+                with self.home_lock:
+                    for number in self.numbers.values():
+                        self.home.clear(leaf, number)  # what an earlier attempt may have left
+                for at in range(0, len(changes), _WRITE_ROWS_MAX):
+                    self._write(changes[at : at + _WRITE_ROWS_MAX])
+            twin.mark(leaf, leaf + 1, "away")
+        self.home.flush()
 
     def _forget_rows(self) -> None:
         """Deletes the rows of leaves that were given away, or reopening would bring them back."""

@@ -1,12 +1,15 @@
-"""Real servers for tests: a Redis server, and a Redis Cluster of three.
+"""Real servers for tests: a Redis server, a Redis Cluster of three, and S3 by moto.
 
 Nothing waits for a fixed time: a server is asked until it answers or a deadline passes.
 """
 
+import importlib.util
 import shutil
 import socket
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -130,6 +133,74 @@ def join_cluster(servers: list[RedisServer], bus_ports: list[int]) -> None:
 def parse_info(info: bytes | str) -> dict[str, str]:
     text = info.decode() if isinstance(info, bytes) else info
     return dict(line.split(":", 1) for line in text.split() if ":" in line)
+
+
+class S3Server:
+    """A moto_server of its own process: S3 as boto's users test with, over HTTP."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.port)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs in its environment to talk to this server and to no other."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def is_up(self) -> bool:
+        assert self.process.poll() is None, "moto_server ended"
+        try:
+            with socket.create_connection((HOST, self.port), SECONDS_MAX):
+                return True
+        except ConnectionError:
+            return False
+
+    def make_bucket(self, name: str) -> None:
+        """Over plain HTTP: moto checks no signature."""
+        request = urllib.request.Request(f"{self.url}/{name}", method="PUT")
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as answer:
+            assert answer.status == 200
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Skips the test where moto or s3fs is missing."""
+    for package in ("moto", "s3fs"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (pip install moto[server] s3fs)")
+    server = S3Server()
+    try:
+        wait_until(server.is_up, "moto_server answers", 60.0)  # it imports a lot
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """One server for all tests; each makes a bucket of its own. Import it where it is used."""
+    with s3_server() as server:
+        yield server
 
 
 def free_port() -> int:

@@ -196,8 +196,10 @@ class RemoteStorage(Storage):
         except FileNotFoundError:
             raise
         except OSError:
-            # What servers say to a range after the end differs, and says less than this.
+            # What servers say to a range behind the end differs, and says less than the size.
             size = self.size(name)
+            if size == offset and end is None:
+                return b""
             if size < (offset if end is None else end):
                 raise self.ends_early(name, size, offset, length) from None
             raise

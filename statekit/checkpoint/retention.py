@@ -70,19 +70,14 @@ def collect(
     """
     if keep < 1:
         raise ArgumentError(f"keep={keep} would remove the newest checkpoint. Keep 1 or more.")
-    if min_age_seconds is None:
-        min_age_seconds = 0.0 if storage.has_locks else MIN_AGE_SECONDS
     with storage.collecting() as is_alone:
-        for _ in range(_TRIES_MAX):
-            try:
-                plan = _plan(storage, keep)
-            except MissingFileError:
-                continue  # another collector was quicker: what was listed is not what is there
+        if min_age_seconds is None:  # has_locks is certain once a lock was tried
+            min_age_seconds = 0.0 if storage.has_locks else MIN_AGE_SECONDS
+        try:
+            plan = _plan(storage, keep)
             return _carry_out(storage, plan, dry_run, is_alone, min_age_seconds)
-    raise StorageError(
-        f"the checkpoints in {storage.shown!r} change faster than they can be read. "
-        "Let one process collect garbage there."
-    )
+        except OSError as error:  # of a fail point here
+            raise storage.failed("cleaned up", None, error) from error
 
 
 class _Plan(NamedTuple):
@@ -95,6 +90,18 @@ class _Plan(NamedTuple):
 
 
 def _plan(storage: Storage, keep: int) -> _Plan:
+    for _ in range(_TRIES_MAX):
+        try:
+            return _plan_now(storage, keep)
+        except MissingFileError:
+            continue  # another collector was quicker: what was listed is not what is there
+    raise StorageError(
+        f"the checkpoints in {storage.shown!r} change faster than they can be read. "
+        "Let one process collect garbage there."
+    )
+
+
+def _plan_now(storage: Storage, keep: int) -> _Plan:
     visit("retention.read")
     entries = {entry.name: entry for entry in storage.list()}
     numbers = sorted(number for name in entries if (number := number_of(name)))

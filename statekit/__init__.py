@@ -11,6 +11,7 @@
 
 from statekit import errors
 from statekit.assignment import assign
+from statekit.checkpoint import Checkpoint, CheckpointJob, PeriodicCheckpoints, checkpoints, collect
 from statekit.errors import StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
@@ -36,12 +37,15 @@ from statekit.ttl import TTL
 __all__ = [
     "TTL",
     "AggregateState",
+    "Checkpoint",
+    "CheckpointJob",
     "Home",
     "KVProvider",
     "ListState",
     "ListView",
     "MapState",
     "MapView",
+    "PeriodicCheckpoints",
     "ReduceState",
     "SetState",
     "SetView",
@@ -53,6 +57,8 @@ __all__ = [
     "Values",
     "__version__",
     "assign",
+    "checkpoints",
+    "collect",
     "errors",
     "key_hash",
     "leaf_of",

@@ -11,10 +11,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
+from os import PathLike
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from statekit.assignment import KeyGroups, group_ranges, show_groups, subtract
+from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.checkpoint.checkpointer import (
+    Checkpointer,
+    CheckpointJob,
+    Description,
+    PeriodicCheckpoints,
+)
+from statekit.checkpoint.reader import Checkpoint
 from statekit.codecs import (
     VALUE_FAULTS,
     Codec,
@@ -112,6 +120,7 @@ class KVProvider:
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # all that are in use
         self._sweeper: Sweeper | None = None
         self._is_closed = False
+        self._checkpointer = Checkpointer(residence, self._lock, self._describe)
         residence.register(meta.schemas)
         for group in (group for part in mine for group in part):
             family.owners[group] = self
@@ -465,6 +474,7 @@ class KVProvider:
 
     def close(self) -> None:
         """Flushes and lets go. From then on the provider and its states raise ClosedError."""
+        self._checkpointer.close()
         with self._lock:
             if self._is_closed:
                 return
@@ -507,6 +517,56 @@ class KVProvider:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"the provider of {self.url!r} is closed. Open another one.")
+
+    # ---- Checkpoints
+
+    def checkpoint(
+        self,
+        url: str | PathLike[str],
+        *,
+        base: Checkpoint | int | str | None = "auto",
+        compression: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Checkpoint:
+        """Writes the state as it is now to a directory of checkpoints, and waits for it.
+
+        url: a path, or a URL that fsspec knows ("s3://bucket/job/worker-0"). One directory is for
+        the checkpoints of one provider.
+        base: "auto" writes what changed since this provider's last checkpoint there, and all of it
+        if there was none. None writes all of it.
+        compression: "zstd" or "lz4", for storage that is slower than they are.
+        metadata: what you want back when you restore, such as the offsets of your sources.
+        """
+        return self.checkpoint_async(
+            url, base=base, compression=compression, metadata=metadata
+        ).wait()
+
+    def checkpoint_async(
+        self,
+        url: str | PathLike[str],
+        *,
+        base: Checkpoint | int | str | None = "auto",
+        compression: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> CheckpointJob:
+        """As checkpoint(), in the background: the state as it is now, while it goes on changing."""
+        self._check_open()
+        return self._checkpointer.start(url, base, compression, metadata)
+
+    def checkpoint_every(
+        self,
+        url: str | PathLike[str],
+        *,
+        seconds: float,
+        keep: int = 3,
+        compression: str | None = None,
+    ) -> PeriodicCheckpoints:
+        """Takes a checkpoint every so many seconds, until stopped or closed; keeps the newest."""
+        self._check_open()
+        return self._checkpointer.every(url, seconds, keep, compression=compression)
+
+    def _describe(self) -> Description:
+        return Description(self._mine, tuple(self._meta.schemas))
 
     # ---- Key-groups
 
@@ -591,7 +651,7 @@ class KVProvider:
             share = own.budget * sum(map(len, part)) // groups
         other = self._sibling(share)
         try:
-            own.move_leaves(other._residence, self._leaf_ranges(part))
+            own.move_leaves(other._residence, leaf_ranges(part, self.subgroups))
         except BaseException:
             other._let_go()
             raise
@@ -627,9 +687,6 @@ class KVProvider:
         for group in (group for r in part for group in r):
             self._family.owners[group] = self
 
-    def _leaf_ranges(self, part: tuple[range, ...]) -> "_list[range]":
-        return [range(r.start * self.subgroups, r.stop * self.subgroups) for r in part]
-
     def merge(self, other: "KVProvider") -> None:
         """Takes over all key-groups of another provider, which is left with none.
 
@@ -656,7 +713,7 @@ class KVProvider:
                 # one without a limit needs some again.
                 self._residence.set_budget(here + (there or 0) or MEMORY_DEFAULT)
             try:
-                other._residence.give(self._residence, self._leaf_ranges(part))
+                other._residence.give(self._residence, leaf_ranges(part, self.subgroups))
             except BaseException:
                 if here is not None:
                     self._residence.set_budget(here)

@@ -7,5 +7,21 @@ manifest     the file that makes a checkpoint: which segments of which packs it 
 pack         files of frames, the contents
 reader       Checkpoint: a manifest and its storage
 writer       the writing of one checkpoint
+checkpointer the checkpoints of a provider in use: jobs, increments, periodic ones
+compression  zstd and lz4
+rework       checkpoints made from checkpoints: rescaled, merged, compacted, edited
 retention    removing old checkpoints and what failed attempts left
 """
+
+from statekit.checkpoint.checkpointer import CheckpointJob, PeriodicCheckpoints
+from statekit.checkpoint.reader import Checkpoint, checkpoints
+from statekit.checkpoint.retention import Collected, collect
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointJob",
+    "Collected",
+    "PeriodicCheckpoints",
+    "checkpoints",
+    "collect",
+]

@@ -21,7 +21,6 @@ case is the rare one of a change between the decision and the freezing: under th
 evicted, so these changes are all here.
 """
 
-import json
 import threading
 from array import array
 from collections import deque
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.compression import check_compression
-from statekit.checkpoint.manifest import Manifest, manifest_name
+from statekit.checkpoint.manifest import Manifest, manifest_name, plain_metadata
 from statekit.checkpoint.pack import read_frames
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
@@ -189,7 +188,7 @@ class Checkpointer:
         """Freezes the state now and writes it in the background."""
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
-        _check_metadata(metadata)
+        kept = plain_metadata(metadata)
         job = CheckpointJob(storage.shown, 0)
         with self._lock:
             running = self._jobs.get(storage.url)
@@ -211,7 +210,7 @@ class Checkpointer:
                 if not self._lineages:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
-            run = _Run(job, storage, frozen, lineage, description, watermark, metadata or {})
+            run = _Run(job, storage, frozen, lineage, description, watermark, kept)
             run.compression = compression
             job._leaves_total = len(run.leaves)
             threading.Thread(target=self._run, args=(run,), name="statekit-checkpoint").start()
@@ -277,7 +276,7 @@ class Checkpointer:
             self._residence.store.track(min(known.epoch for known in self._lineages.values()))
         except BaseException as raised:  # kept for wait()
             error = raised
-            if isinstance(raised, _BaseGone):
+            if isinstance(raised, _BaseGoneError):
                 with self._lock:
                     self._lineages.pop(run.storage.url, None)
         run.job._finish(result, None if result is not None else error)
@@ -310,7 +309,7 @@ class Checkpointer:
             job._done.wait()
 
 
-class _BaseGone(CheckpointError):
+class _BaseGoneError(CheckpointError):
     """The base was removed while its successor was being written."""
 
 
@@ -348,7 +347,7 @@ class _Run:
         try:
             pin = self.storage.pin(base)
         except CheckpointError as error:
-            raise _BaseGone(
+            raise _BaseGoneError(
                 f"checkpoint {self.lineage.checkpoint.number} of {self.storage.shown!r}, which "
                 f"this one was to be based on, is gone ({error}). Take it again: it will be full."
             ) from None
@@ -503,16 +502,3 @@ def _worn_chains(manifest: Manifest) -> list[int]:
         if len(chain) >= CHAIN_MAX or changes > DELTA_SHARE * chain[0].length:
             worn.append(leaf)
     return worn
-
-
-def _check_metadata(metadata: Any) -> None:
-    try:
-        text = json.dumps(metadata, allow_nan=False)
-        is_good = metadata is None or (isinstance(metadata, dict) and json.loads(text) == metadata)
-    except (TypeError, ValueError, RecursionError):
-        is_good = False
-    if not is_good:
-        raise ArgumentError(
-            f"{shorten(metadata)} cannot be the metadata of a checkpoint. "
-            "Pass a dict of what JSON can hold, with str keys."
-        )

@@ -263,14 +263,18 @@ def arrange(
 
 def plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's metadata as it will be read back. ArgumentError if JSON cannot hold it."""
+    given = {} if metadata is None else metadata
     try:
-        found = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+        found: Any = json.loads(json.dumps(given, allow_nan=False))
+        if found != given:  # keys that are no str, tuples: it would come back as something else
+            raise ValueError("it would be read back as something else")
+        if not isinstance(found, dict):
+            raise TypeError("it is no dict")
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"the metadata cannot be written as JSON ({error}). Use a dict of str, int, float, "
-            "bool, None, lists and dicts."
+            "bool, None, lists and dicts, with str keys."
         ) from None
-    assert isinstance(found, dict)
     return found
 
 

@@ -50,7 +50,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
-from statekit.checkpoint import _frames as frames_
+from statekit.store import frames as frames_
 from statekit.checkpoint.compression import CODECS, decompress
 from statekit.checkpoint.manifest import FORMAT_LATEST, PACK_HEADER, PackRef, Segment, damaged
 from statekit.checkpoint.storage import Storage

@@ -18,10 +18,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from statekit import failpoints
-from statekit.checkpoint.manifest import Manifest, PackRef, Segment, manifest_name, number_of
+from statekit.checkpoint.manifest import (
+    Manifest,
+    PackRef,
+    Segment,
+    Segments,
+    arrange,
+    manifest_name,
+    number_of,
+)
 from statekit.checkpoint.pack import PACK_BYTES, PackBuilder
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
@@ -220,22 +228,20 @@ class Attempt:
         failpoints.visit("attempt.published")
         return Checkpoint(self.storage, manifest)
 
-    def _contents(self) -> tuple[tuple[PackRef, ...], tuple[Segment, ...]]:
-        """Packs by the number that wrote them and then by first use; segments by leaf."""
-        written = {ref: at for at, ref in enumerate(self._packs)}
-        used: dict[PackRef, int] = {}
-        for leaf in sorted(self._chains):
-            for link in self._chains[leaf]:
-                assert link.pack is not None
-                used.setdefault(link.pack, len(used))
-        packs = sorted(used, key=lambda ref: (ref.number, written.get(ref, -1), used[ref]))
-        place = {ref: at for at, ref in enumerate(packs)}
-        segments = tuple(
-            Segment(leaf, place[link.pack], link.offset, link.length, at > 0)  # type: ignore[index]
-            for leaf in sorted(self._chains)
-            for at, link in enumerate(self._chains[leaf])
-        )
-        return tuple(packs), segments
+    def _contents(self) -> tuple[tuple[PackRef, ...], Segments]:
+        places: dict[PackRef, int] = {}
+        segments = [
+            Segment(
+                leaf,
+                places.setdefault(cast(PackRef, link.pack), len(places)),
+                link.offset,
+                link.length,
+                at > 0,
+            )
+            for leaf, chain in self._chains.items()
+            for at, link in enumerate(chain)
+        ]
+        return arrange(list(places), segments)
 
 
 class _PackWriter:

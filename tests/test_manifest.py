@@ -155,7 +155,10 @@ def test_names_of_manifests() -> None:
 
 
 def test_metadata_are_what_json_can_hold() -> None:
-    assert plain_metadata({"a": (1, 2), 3: None}) == {"a": [1, 2], "3": None}
+    assert plain_metadata({"a": [1, 2], "b": None}) == {"a": [1, 2], "b": None}
+    for changed in ({"a": (1, 2)}, {3: None}):  # would come back as something else
+        with pytest.raises(ArgumentError, match="read back as something else"):
+            plain_metadata(changed)
     assert plain_metadata(None) == {}
     nested: list[Any] = []
     nested.append(nested)

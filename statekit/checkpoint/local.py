@@ -312,8 +312,8 @@ class LocalStorage(Storage):
         except BlockingIOError:
             lock.release()
             return None
-        except OSError as error:
-            if error.errno not in _NO_FLOCK:
+        except BaseException as error:
+            if not isinstance(error, OSError) or error.errno not in _NO_FLOCK:
                 lock.release()
                 raise
             self._has_flock = False

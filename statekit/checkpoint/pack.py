@@ -50,13 +50,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
-from statekit.store import frames as frames_
 from statekit.checkpoint.compression import CODECS, decompress
 from statekit.checkpoint.manifest import FORMAT_LATEST, PACK_HEADER, PackRef, Segment, damaged
 from statekit.checkpoint.storage import Storage
 from statekit.errors import CorruptBlockError, DamagedError, MissingFileError
 from statekit.store.block import Block
 from statekit.store.digest import crc32c, xxh64
+from statekit.store.frames import Frames, bind, digest, seal, verify
 
 PACK_BYTES = 64 << 20  # a pack is finished when it has so many
 
@@ -101,7 +101,7 @@ class PackBuilder:
     def __init__(self, number: int, compression: str | None = None) -> None:
         self.number = number
         self.compression = compression
-        self.buffer = frames_.Frames()  # Snapshot.fill() appends to it
+        self.buffer = Frames()  # Snapshot.fill() appends to it
         self.buffer.append(bytes(PACK_HEADER))
         self._segments: list[Segment] = []
 
@@ -123,7 +123,7 @@ class PackBuilder:
         for at, size in _walk(added):
             assert size, f"what was to be added has no frame at {at}"
             added[at + 4 : at + 8] = bytes(4)
-        frames_.seal(added)
+        seal(added)
         self._note(leaf, start, len(added), is_delta)
 
     def add_frames(self, leaf: int, frames: Any, is_delta: bool = False) -> None:
@@ -147,10 +147,10 @@ class PackBuilder:
         if self.compression is not None:
             data, segments = _compressed(data, segments, self.compression)
         frames = data[PACK_HEADER:]
-        digest = frames_.digest(frames)
+        digests = digest(frames)
         seeds = (2 * self.number, 2 * self.number + 1)
-        id_ = b"".join(xxh64(digest, seed).to_bytes(8, "little") for seed in seeds)
-        frames_.bind(frames, id_, PACK_HEADER)
+        id_ = b"".join(xxh64(digests, seed).to_bytes(8, "little") for seed in seeds)
+        bind(frames, id_, PACK_HEADER)
         data[:PACK_HEADER] = pack_header(id_, self.number)
         return PackRef(id_, len(data), self.number), (data,), segments
 
@@ -192,7 +192,7 @@ def _compressed(
             out += frame if envelope is None else envelope
         moved.append(segment._replace(offset=start, length=len(out) - start))
     view = memoryview(out)
-    frames_.seal(view[PACK_HEADER:])
+    seal(view[PACK_HEADER:])
     return view, moved
 
 
@@ -245,14 +245,14 @@ def read_frames(
     """The frames of a segment as they are, verified, with plain checksums: for add_frames()."""
     reader = _Reader(storage, pack, _wanted(segment.leaf, number))
     frames = memoryview(bytearray(_read_verified(reader, segment)))
-    frames_.bind(frames, pack.id, segment.offset)  # twice undoes it
+    bind(frames, pack.id, segment.offset)  # twice undoes it
     return frames
 
 
 def _read_verified(reader: _Reader, segment: Segment) -> bytes:
     pack = reader.pack
     data = reader.storage.read(pack.name, segment.offset, segment.length)
-    bad = frames_.verify(data, pack.id, segment.offset)
+    bad = verify(data, pack.id, segment.offset)
     if bad is not None:
         raise reader.damaged(segment.offset + bad, _BAD_FRAME)
     return data
@@ -372,7 +372,7 @@ def _verify_row(
     """The damage in frames from `at` to the end of data."""
     seen: set[bytes] = set()
     while at < len(data):
-        bad = frames_.verify(data[at:], reader.pack.id, at)
+        bad = verify(data[at:], reader.pack.id, at)
         good = data[at:] if bad is None else data[at : at + bad]
         for offset, size in _walk(good):
             try:

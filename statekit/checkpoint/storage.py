@@ -248,14 +248,15 @@ class Pin:
 
     def __init__(self, name: str, place: "_Place", release: Callable[[], None] | None) -> None:
         self.name = name
-        self._place: _Place | None = place
+        self._places = [place]  # none once released; pop() is atomic, so it happens once
         self._release = release
         self._pid = os.getpid()
 
     def release(self) -> None:
         """Ends the protection; a second call does nothing."""
-        place, self._place = self._place, None
-        if place is None:
+        try:
+            place = self._places.pop()
+        except IndexError:
             return
         if self._release is not None:
             self._release()

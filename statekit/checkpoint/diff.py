@@ -1,0 +1,125 @@
+"""What differs between two checkpoints: per state, which keys came, went and changed.
+
+Leaf by leaf, so that it needs the memory of one. Leaves that both have from the same places in the
+same files are equal without being read: of two checkpoints in one directory, most are.
+
+They need not have as many leaves. Leaves are prefixes of the routing hash, so one of the smaller
+number is a row of neighbours in the larger one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from statekit.checkpoint.reader import Checkpoint
+from statekit.schema import StateSchema
+
+Kind: TypeAlias = Literal["added", "removed", "changed", "touched"]
+_Rows: TypeAlias = dict[bytes, tuple[Any, int | None]]
+
+
+class Difference(NamedTuple):
+    """One key. Values are as Block gives them; None where there is none."""
+
+    kind: Kind  # "touched": the value is the same, and its time to live starts at another time
+    key: bytes  # encoded
+    before: Any
+    after: Any
+
+
+@dataclass
+class StateDiff:
+    """One state: how many keys differ, and the first of them."""
+
+    name: str
+    before: StateSchema | None
+    after: StateSchema | None
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    touched: int = 0
+    first: list[Difference] = field(default_factory=list)
+
+    @property
+    def is_same(self) -> bool:
+        entries = self.added + self.removed + self.changed + self.touched
+        return not entries and self.before == self.after
+
+    def _add(self, difference: Difference, limit: int) -> None:
+        setattr(self, difference.kind, getattr(self, difference.kind) + 1)
+        if len(self.first) < limit:
+            self.first.append(difference)
+
+
+def diff(
+    before: Checkpoint,
+    after: Checkpoint,
+    *,
+    limit: int = 10,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> list[StateDiff]:
+    """All states of both, in the order of their names. limit: of the differences that are kept."""
+    found = {
+        name: StateDiff(name, before.states.get(name), after.states.get(name))
+        for name in sorted({*before.states, *after.states})
+    }
+    for ours, theirs in _pairs(before, after, on_bytes):
+        for name, state in found.items():
+            for difference in _compare(state, ours.get(name, {}), theirs.get(name, {})):
+                state._add(difference, limit)
+    return list(found.values())
+
+
+def _pairs(
+    before: Checkpoint, after: Checkpoint, on_bytes: Callable[[int], None]
+) -> Iterator[tuple[dict[str, _Rows], dict[str, _Rows]]]:
+    """The rows of both for the same part of the hash range."""
+    parts = min(before.manifest.leaves, after.manifest.leaves)
+    factors = [checkpoint.manifest.leaves // parts for checkpoint in (before, after)]
+    chosen = {leaf // factors[0] for leaf in before.leaves()}
+    chosen |= {leaf // factors[1] for leaf in after.leaves()}
+    for part in sorted(chosen):
+        leaves = [range(part * factor, (part + 1) * factor) for factor in factors]
+        chains = [_places(before, leaves[0]), _places(after, leaves[1])]
+        if chains[0] != chains[1] or before.storage.url != after.storage.url:
+            yield _rows(before, leaves[0]), _rows(after, leaves[1])
+        on_bytes(sum(length for chain in chains for _, _, length in chain))
+
+
+def _places(checkpoint: Checkpoint, leaves: range) -> list[tuple[bytes, int, int]]:
+    packs = checkpoint.manifest.packs
+    return [
+        (packs[segment.pack].id, segment.offset, segment.length)
+        for leaf in leaves
+        for segment in checkpoint.manifest.chain(leaf)
+    ]
+
+
+def _rows(checkpoint: Checkpoint, leaves: range) -> dict[str, _Rows]:
+    if len(leaves) == 1:
+        return checkpoint.leaf_rows(leaves[0])
+    found: dict[str, _Rows] = {}
+    for leaf in leaves:
+        for name, rows in checkpoint.leaf_rows(leaf).items():
+            found.setdefault(name, {}).update(rows)
+    return found
+
+
+def _compare(state: StateDiff, before: _Rows, after: _Rows) -> Iterator[Difference]:
+    was, now = state.before, state.after
+    if was is not None and now is not None and (was.key, was.form) != (now.key, now.form):
+        # Another kind of state under the same name: nothing of it is what it was.
+        yield from (Difference("removed", key, row[0], None) for key, row in before.items())
+        yield from (Difference("added", key, None, row[0]) for key, row in after.items())
+        return
+    for key, (value, stamp) in before.items():
+        row = after.get(key)
+        if row is None:
+            yield Difference("removed", key, value, None)
+        elif row[0] != value and not (row[0] != row[0] and value != value):  # NaN is NaN here
+            yield Difference("changed", key, value, row[0])
+        elif row[1] != stamp:
+            yield Difference("touched", key, value, row[0])
+    for key, (value, _) in after.items():
+        if key not in before:
+            yield Difference("added", key, None, value)

@@ -1,0 +1,529 @@
+"""Checkpoints made of checkpoints: rescale, merge, regroup, compact, edit.
+
+Nothing is opened for this and no entry is decoded where none changes:
+
+    rescale, merge   frames are copied as they are; only the mix that binds a checksum to its file
+                     is taken off and put on again (pack.py). Neighbours are read together
+    regroup          the leaves stay if they can: G key-groups of S sub-groups are as many leaves as
+                     2 G of S / 2. Beyond that every leaf is cut into slices of its hash range
+    compact          leaves that have deltas are folded, packs that are mostly garbage are copied,
+                     and all else is referred to
+    edit             one delta for one leaf, and all else is referred to
+
+Every result is published as any checkpoint is (writer.py): it is there complete, or not at all. The
+sources are pinned while they are read, so that no garbage collection takes them away.
+
+What goes with the state: the watermark (of several: the lowest, since an event that one of them
+has not seen may be that old) and the metadata (of several: {"merged": [...]}, in their order).
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+from statekit.assignment import assign, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.checkpoint.manifest import PackRef, Segment, damaged
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.storage import Storage
+from statekit.checkpoint.writer import Attempt
+from statekit.errors import (
+    ArgumentError,
+    CheckpointError,
+    NotOwnedError,
+    OccupiedError,
+    SchemaError,
+    shorten,
+    where,
+)
+from statekit.keys import encode_key, key_codec, leaf_of_encoded
+from statekit.plain import kind_of
+from statekit.schema import StateSchema
+from statekit.store import Store
+from statekit.store import frames as frames_
+from statekit.store.block import Block, rewrite
+
+OnBytes: TypeAlias = Callable[[int], None]  # so many more bytes are done
+
+_READ_BYTES = 8 << 20  # that are read at a time, of neighbours
+_USED_MIN = 0.5  # of a pack; one of which less is used is copied by compact()
+_GROUPS_MAX = 1 << 20
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+# ---- What several checkpoints are together
+
+
+class _Union(NamedTuple):
+    """Sources of one geometry that own different key-groups."""
+
+    sources: tuple[Checkpoint, ...]
+    owned: tuple[range, ...]
+    schemas: tuple[StateSchema, ...]
+    watermark: int | None
+    metadata: dict[str, Any]
+
+    @property
+    def first(self) -> Checkpoint:
+        return self.sources[0]
+
+    @property
+    def compression(self) -> str | None:
+        """What the frames are compressed with; if that differs, there is nothing to say."""
+        found = {source.manifest.compression for source in self.sources}
+        return found.pop() if len(found) == 1 else None
+
+
+def _unite(sources: Sequence[Checkpoint]) -> _Union:
+    """ArgumentError, OccupiedError or SchemaError if they do not go together."""
+    if not sources:
+        raise ArgumentError("there is no checkpoint to take. Give one at least.")
+    first, *others = sources
+    owned = first.key_groups
+    schemas = dict(first.states)
+    for other in others:
+        here = (first.key_group_count, first.subgroups)
+        there = (other.key_group_count, other.subgroups)
+        if here != there:
+            raise ArgumentError(
+                f"{_name(first)} has {here[0]} key-groups x {here[1]} sub-groups, {_name(other)} "
+                f"has {there[0]} x {there[1]}. Regroup one of them first."
+            )
+        common = subtract(owned, subtract(owned, other.key_groups))
+        if common:
+            raise OccupiedError(
+                f"{_name(other)} has key-groups {show_groups(common)}, which another one has too. "
+                "Give checkpoints of different workers, each once."
+            )
+        owned = group_ranges([*owned, *other.key_groups])
+        for schema in other.manifest.schemas:
+            known = schemas.setdefault(schema.name, schema)
+            if known != schema:
+                raise SchemaError(
+                    f"state {schema.name!r} is {schema} in {_name(other)} and {known} in another "
+                    "checkpoint. Take checkpoints of the same program."
+                )
+    marks = [source.watermark for source in sources]
+    watermark = None if None in marks else min(mark for mark in marks if mark is not None)
+    metadata = first.metadata
+    if others:
+        metadata = {"merged": [source.metadata for source in sources]}
+    return _Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    return f"checkpoint {checkpoint.number} of {checkpoint.url!r}"
+
+
+@contextlib.contextmanager
+def _pinned(sources: Iterable[Checkpoint]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for source in sources:
+            stack.enter_context(source.storage.pin(source.manifest.name))
+        yield
+
+
+def check_empty(out: Storage) -> None:
+    """ArgumentError if a directory that a new line of checkpoints is to be in has files."""
+    if out.list() or out.subdirectories():
+        raise ArgumentError(f"{out.shown!r} is not empty. Name a directory that is new.")
+
+
+# ---- Copying
+
+
+class _Run(NamedTuple):
+    """Segments that lie one after the other in a pack."""
+
+    pack: PackRef
+    segments: list[Segment]
+
+    @property
+    def length(self) -> int:
+        last = self.segments[-1]
+        return last.offset + last.length - self.segments[0].offset
+
+
+def _runs(source: Checkpoint, wanted: Iterable[Segment]) -> Iterator[_Run]:
+    """The segments in an order that keeps each leaf's oldest first, neighbours together."""
+    packs = source.manifest.packs
+    by_place: list[Segment] = []
+    by_chain: list[Segment] = []
+    chain: list[Segment] = []
+    for segment in wanted:
+        if not segment.is_delta:
+            _sort_in(chain, by_place, by_chain)
+            chain = []
+        chain.append(segment)
+    _sort_in(chain, by_place, by_chain)
+    by_place.sort(key=lambda segment: (segment.pack, segment.offset))
+    run: _Run | None = None
+    for segment in (*by_place, *by_chain):
+        pack = packs[segment.pack]
+        if run is not None:
+            end = run.segments[0].offset + run.length
+            if pack is run.pack and segment.offset == end and run.length < _READ_BYTES:
+                run.segments.append(segment)
+                continue
+            yield run
+        run = _Run(pack, [segment])
+    if run is not None:
+        yield run
+
+
+def _sort_in(chain: list[Segment], by_place: list[Segment], by_chain: list[Segment]) -> None:
+    places = [(segment.pack, segment.offset) for segment in chain]
+    (by_place if places == sorted(places) else by_chain).extend(chain)
+
+
+def _copy(
+    attempt: Attempt, source: Checkpoint, wanted: Iterable[Segment], on_bytes: OnBytes
+) -> None:
+    """Frames as they are into an attempt."""
+    for pack, segments in _runs(source, wanted):
+        start = segments[0].offset
+        length = segments[-1].offset + segments[-1].length - start
+        data = bytearray(source.storage.read(pack.name, start, length))
+        bad = frames_.verify(data, pack.id, start)
+        if bad is not None:
+            raise damaged(
+                source.storage.file(pack.name),
+                start + bad,
+                f"there is no good frame, and checkpoint {source.number} needs it",
+            )
+        frames = memoryview(data)
+        frames_.bind(frames, pack.id, start)  # twice undoes it: plain checksums remain
+        for segment in segments:
+            at = segment.offset - start
+            attempt.add_frames(segment.leaf, frames[at : at + segment.length])
+        on_bytes(length)
+
+
+def _segments_of(source: Checkpoint, leaves: Iterable[range]) -> list[Segment]:
+    """The segments of leaves, by leaf, oldest first."""
+    wanted = tuple(leaves)
+    return [one for one in source.manifest.segments if any(one.leaf in part for part in wanted)]
+
+
+# ---- Rescale and merge
+
+
+def rescale(
+    sources: Sequence[Checkpoint], out: Storage, workers: int, *, on_bytes: OnBytes = _ignore
+) -> list[Checkpoint]:
+    """The state of some workers shared out to others: out/worker-0, out/worker-1, ...
+
+    Either all of them are there in the end, or (if it raises) none.
+    """
+    union = _unite(sources)
+    total = union.first.key_group_count
+    missing = subtract((range(total),), union.owned)
+    if missing:
+        raise ArgumentError(
+            f"key-groups {show_groups(missing)} of {total} are in none of the checkpoints. "
+            "Give those of all workers."
+        )
+    shares = assign(total, workers)
+    check_empty(out)
+    made: list[Checkpoint] = []
+    try:
+        with _pinned(sources):
+            for worker, share in enumerate(shares):
+                made.append(_gather(union, out.sub(f"worker-{worker}"), (share,), on_bytes))
+    except BaseException:
+        for checkpoint in made:
+            # Whoever finds some of the workers must not take them for all.
+            with contextlib.suppress(CheckpointError):
+                names = [entry.name for entry in checkpoint.storage.list()]
+                checkpoint.storage.delete([checkpoint.manifest.name, *names])
+        raise
+    return made
+
+
+def merge(
+    sources: Sequence[Checkpoint], out: Storage, *, on_bytes: OnBytes = _ignore
+) -> Checkpoint:
+    """The state of several workers as one checkpoint in a new directory."""
+    union = _unite(sources)
+    check_empty(out)
+    with _pinned(sources):
+        return _gather(union, out, union.owned, on_bytes)
+
+
+def _gather(union: _Union, out: Storage, owned: tuple[range, ...], on_bytes: OnBytes) -> Checkpoint:
+    """Some key-groups of a union, copied into a new directory."""
+    subgroups = union.first.subgroups
+    with Attempt(out) as attempt:
+        for source in union.sources:
+            _copy(attempt, source, _segments_of(source, leaf_ranges(owned, subgroups)), on_bytes)
+        attempt.compression = union.compression  # as the frames are
+        return attempt.publish(
+            key_groups=union.first.key_group_count,
+            subgroups=subgroups,
+            owned=owned,
+            schemas=union.schemas,
+            watermark=union.watermark,
+            metadata=union.metadata,
+        )
+
+
+# ---- Folding
+
+
+class Folder:
+    """Puts the chain of a leaf together, in a store that holds one leaf at a time."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._store = Store(checkpoint.key_group_count, checkpoint.subgroups)
+        for schema in checkpoint.manifest.schemas:
+            declare(self._store, schema)
+        self._store.mark(0, self._store.leaves, "absent")
+
+    def fold(self, leaf: int) -> bytes:
+        """One full block for each state that has entries in the leaf."""
+        steps = self._checkpoint.read_leaf(leaf)
+        if len(steps) == 1 and not any(block.is_delta for block in Block.each(steps[0])):
+            return steps[0]
+        for step in steps[:-1]:
+            self._store.decode_leaf(leaf, step, "under")
+        self._store.decode_leaf(leaf, steps[-1] if steps else b"", "under_all")
+        blocks = self._store.encode_leaf(leaf)
+        self._store.mark(leaf, leaf + 1, "absent")
+        return blocks
+
+
+def declare(store: Store, schema: StateSchema) -> Any:
+    """The native state of a schema."""
+    kind: Any = kind_of(schema)
+    return store.state(schema.name, kind, schema.key, timed=schema.timed)
+
+
+# ---- Regroup
+
+
+def regroup(
+    source: Checkpoint, key_groups: int, out: Storage | None = None, *, on_bytes: OnBytes = _ignore
+) -> Checkpoint:
+    """The same state in another number of key-groups. out: a new directory; else where it is."""
+    if not isinstance(key_groups, int) or not 1 <= key_groups <= _GROUPS_MAX:
+        raise ArgumentError(f"there cannot be {shorten(key_groups)} key-groups. Use a power of 2.")
+    if key_groups & (key_groups - 1):
+        below = 1 << key_groups.bit_length() - 1
+        raise ArgumentError(
+            f"{key_groups} key-groups: their number must be a power of 2. "
+            f"Use {below} or {2 * below}."
+        )
+    if out is not None:
+        check_empty(out)
+    leaves = source.manifest.leaves
+    owned = _regrouped(source, key_groups)
+    target = source.storage if out is None else out
+    with _pinned([source]), Attempt(target) as attempt:
+        if key_groups <= leaves:
+            if out is None:
+                _refer(attempt, source, source.manifest.chains())
+            else:
+                _copy(attempt, source, source.manifest.segments, on_bytes)
+        else:
+            attempt.compression = source.manifest.compression
+            _slice(attempt, source, key_groups, on_bytes)
+        attempt.compression = source.manifest.compression
+        return attempt.publish(
+            key_groups=key_groups,
+            subgroups=max(leaves // key_groups, 1),
+            owned=owned,
+            schemas=source.manifest.schemas,
+            base=source.number if out is None else None,
+            watermark=source.watermark,
+            metadata=source.metadata,
+        )
+
+
+def _regrouped(source: Checkpoint, key_groups: int) -> tuple[range, ...]:
+    """The owned key-groups, counted in the new way."""
+    before = source.key_group_count
+    if key_groups >= before:
+        factor = key_groups // before
+        return tuple(range(r.start * factor, r.stop * factor) for r in source.key_groups)
+    factor = before // key_groups
+    for part in source.key_groups:
+        if part.start % factor or part.stop % factor:
+            raise ArgumentError(
+                f"{_name(source)} has key-groups {show_groups(source.key_groups)} of {before}, "
+                f"which are no whole ones of {key_groups}. Merge the workers' checkpoints first."
+            )
+    return group_ranges(
+        [range(r.start // factor, r.stop // factor) for r in source.key_groups], key_groups
+    )
+
+
+def _slice(attempt: Attempt, source: Checkpoint, leaves: int, on_bytes: OnBytes) -> None:
+    """Every leaf as so many leaves as lie in its hash range."""
+    folder = Folder(source)
+    factor = leaves // source.manifest.leaves
+    for leaf, chain in source.manifest.chains():
+        data = memoryview(folder.fold(leaf))
+        ends = [*accumulate((block.size for block in Block.each(data)), initial=0)]
+        for part in range(leaf * factor, (leaf + 1) * factor):
+            pieces = [rewrite(data[at:], leaf=part, leaves=leaves) for at in ends[:-1]]
+            filled = [piece for piece in pieces if piece and Block(piece).entries]
+            if filled:
+                attempt.add(part, b"".join(filled))
+        on_bytes(sum(segment.length for segment in chain))
+
+
+def _refer(
+    attempt: Attempt, source: Checkpoint, chains: Iterable[tuple[int, Sequence[Segment]]]
+) -> None:
+    packs = source.manifest.packs
+    for leaf, chain in chains:
+        attempt.refer(leaf, chain, packs)
+
+
+# ---- Compact
+
+
+def compact(source: Checkpoint, *, on_bytes: OnBytes = _ignore) -> Checkpoint | None:
+    """A new checkpoint of the same state with every chain folded; None if there is nothing to do.
+
+    Packs of which it uses less than a half are copied, so that they can go with the older ones.
+    """
+    manifest = source.manifest
+    used: Counter[int] = Counter()
+    for segment in manifest.segments:
+        used[segment.pack] += segment.length
+    folded = {leaf for leaf, chain in manifest.chains() if len(chain) > 1}
+    for leaf in folded:
+        for segment in manifest.chain(leaf):
+            used[segment.pack] -= segment.length
+    wasteful = {
+        pack for pack, ref in enumerate(manifest.packs) if 0 < used[pack] < ref.size * _USED_MIN
+    }
+    copied = [one for one in manifest.segments if one.leaf not in folded and one.pack in wasteful]
+    if not folded and not copied:
+        return None
+    folder = Folder(source)
+    moved = folded | {segment.leaf for segment in copied}
+    with (
+        _pinned([source]),
+        Attempt(source.storage, compression=manifest.compression) as attempt,
+    ):
+        kept = ((leaf, chain) for leaf, chain in manifest.chains() if leaf not in moved)
+        _refer(attempt, source, kept)
+        _copy(attempt, source, copied, on_bytes)
+        for leaf in sorted(folded):
+            blocks = folder.fold(leaf)
+            if blocks:
+                attempt.add(leaf, blocks)
+            on_bytes(sum(segment.length for segment in manifest.chain(leaf)))
+        return _publish_like(attempt, source)
+
+
+def _publish_like(attempt: Attempt, source: Checkpoint) -> Checkpoint:
+    return attempt.publish(
+        key_groups=source.key_group_count,
+        subgroups=source.subgroups,
+        owned=source.key_groups,
+        schemas=source.manifest.schemas,
+        base=source.number,
+        watermark=source.watermark,
+        metadata=source.metadata,
+    )
+
+
+# ---- Edit
+
+
+def edit(source: Checkpoint, state: str, key: Any, value: bytes | None) -> Checkpoint:
+    """A new checkpoint with one entry set (as State.put_encoded() takes it) or, None, deleted."""
+    schema = source._schema(state)
+    encoded = encode_key(schema.key, key)
+    leaf = leaf_of_encoded(key_codec(schema.key), encoded, source.manifest.leaves)
+    group = leaf // source.subgroups
+    if not any(group in part for part in source.key_groups):
+        raise NotOwnedError(
+            f"the key {shorten(key)} is of key-group {group}, and {_name(source)} has "
+            f"{show_groups(source.key_groups)}. Edit the checkpoint of the worker that has it."
+        )
+    if value is None and source.find(state, encoded) is None:
+        raise ArgumentError(f"there is nothing to delete{where(state, key)}. Check the key.")
+    chain = source.manifest.chain(leaf)
+    block = _one_entry(source, schema, encoded, leaf, value, is_delta=len(chain) > 0)
+    with (
+        _pinned([source]),
+        Attempt(source.storage, compression=source.manifest.compression) as attempt,
+    ):
+        _refer(attempt, source, source.manifest.chains())
+        attempt.add(leaf, block)
+        return _publish_like(attempt, source)
+
+
+def _one_entry(
+    source: Checkpoint,
+    schema: StateSchema,
+    key: bytes,
+    leaf: int,
+    value: bytes | None,
+    is_delta: bool,
+) -> bytes:
+    """A block with one entry or deletion."""
+    store = Store(source.key_group_count, source.subgroups)
+    raw = declare(store, schema)
+    store.mark(leaf, leaf + 1, "absent")  # so that what is here then is a delta
+    if value is None:
+        raw.delete(raw.codec.decode(key), blind=True)
+    else:
+        raw.install_encoded(key, value, _touched(source, schema))  # checks the value
+    if not is_delta:
+        store.mark(leaf, leaf + 1, "whole")
+    return store.encode_leaf(leaf)
+
+
+def _touched(source: Checkpoint, schema: StateSchema) -> int | None:
+    """The stamp of an entry that is changed now."""
+    return source.watermark if schema.clock == "event" else time.time_ns() // 1_000_000
+
+
+# ---- From nothing
+
+
+def build(
+    store: Store,
+    out: Storage,
+    schemas: Sequence[StateSchema],
+    *,
+    watermark: int | None = None,
+    metadata: dict[str, Any] | None = None,
+    compression: str | None = None,
+) -> Checkpoint:
+    """The first checkpoint of a new directory, of all that a store holds."""
+    check_empty(out)
+    with store.snapshot() as snapshot, Attempt(out, compression=compression) as attempt:
+        attempt.fill(snapshot)
+        return attempt.publish(
+            key_groups=store.key_groups,
+            subgroups=store.subgroups,
+            owned=(range(store.key_groups),),
+            schemas=schemas,
+            watermark=watermark,
+            metadata=metadata,
+        )
+
+
+__all__ = [
+    "Folder",
+    "build",
+    "check_empty",
+    "compact",
+    "declare",
+    "edit",
+    "merge",
+    "regroup",
+    "rescale",
+]

@@ -44,10 +44,6 @@ void *sk_raw_zalloc(size_t n);
 void *sk_raw_zalloc_lines(size_t n); /* aligned to two cache lines (128) */
 void sk_raw_free(void *p);
 
-/* Output buffers: SK_OK or SK_NO_MEMORY; on failure the buffer is as it was. */
-int sk_buf_reserve(sk_buf *buf, size_t more);
-int sk_buf_put(sk_buf *buf, const void *data, size_t n);
-
 /* Sets the thread's reason (printf style) and returns status. */
 int sk_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -9,7 +9,7 @@
  *
  *   at  bytes  field
  *    0    4    magic "SKB1"
- *    4    4    CRC32C of bytes 8 .. size, starting from the caller's seed; 0 until sealed
+ *    4    4    CRC32C of bytes 8 .. size, XOR the caller's seed; 0 until sealed
  *    8    8    size of the block, this header included; a multiple of 8
  *   16    8    n, the number of entries
  *   24    8    key_bytes, the length of the key column
@@ -71,7 +71,8 @@ bool sk_name_is_utf8(const char *text);
 bool sk_timers_are_good(const uint8_t *data, size_t len);
 
 /* Appends a block; nothing if no entry is selected. Where a delta cannot be made (entries went
- * without a trace after `since`) the block is a full one, possibly of no entries. */
+ * without a trace after `since`), or would hold more than half of the entries of a whole leaf's
+ * table, the block is a full one, possibly of no entries. */
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf);
 /* Builds a table from a block that sk_block_read accepted. `table` is empty, with a budget; on

@@ -172,9 +172,12 @@ int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf) {
     return sk_buf_put(buf, &slot->value, 8);
 }
 
-/* A deletion must be remembered while a home or an older checkpoint still has the entry. */
-static bool must_remember(const sk_table_env *env) {
-    return !env->is_whole || env->writes_back || env->keep_after != SK_NO_TRACKING;
+/* A deletion must be remembered while a home or an older checkpoint still has the entry. Not for
+ * deltas alone if the table has forgotten one of this epoch: every delta that could tell of it is a
+ * full block. */
+static bool must_remember(const sk_at *at) {
+    if (!at->env.is_whole || at->env.writes_back) return true;
+    return at->env.keep_after != SK_NO_TRACKING && at->table->forgot < at->env.epoch;
 }
 
 static void entomb(sk_at *at, sk_slot *slot) {
@@ -187,9 +190,12 @@ static void entomb(sk_at *at, sk_slot *slot) {
 }
 
 sk_slot *sk_entry_drop(sk_at *at, sk_slot *slot) {
-    if (must_remember(&at->env)) {
+    if (must_remember(at)) {
         entomb(at, slot);
-        return slot;
+        if (!sk_table_tombs_pass(at->table, &at->env)) return slot;
+        bool stays = at->env.writes_back; /* it is dirty */
+        sk_table_purge(at->table, &at->env);
+        return stays ? slot : NULL;
     }
     sk_table_remove(at->table, &at->env, slot);
     at->table->forgot = at->env.epoch;

@@ -2,6 +2,7 @@
  * leaf.c: leaves as units: encoded and decoded, marked, cleared, written home, evicted,
  * taken out of one store and put into another.
  */
+#include "failpoint.h"
 #include "store.h"
 
 static sk_table *table_of(sk_store *store, uint32_t state_id, uint32_t leaf_no) {
@@ -107,21 +108,21 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
     if (select != SK_SELECT_ALL) sk_leaf_expire(store, leaf_no);
     uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
-    for (uint32_t s = first; s < last; s++) {
+    int status = SK_OK;
+    for (uint32_t s = first; s < last && status == SK_OK; s++) {
         sk_table_env env = env_at(store, s, leaf_no, 0);
         sk_timing timing;
         if (env.is_timed) {
             timing = sk_timing_of(store, store->states[s]);
             env.timing = &timing;
         }
-        int status = sk_block_encode(&store->states[s]->tables[leaf_no], &env,
+        status = SK_FAILPOINT(LEAF_ENCODE);
+        if (status == SK_OK)
+            status = sk_block_encode(&store->states[s]->tables[leaf_no], &env,
                                      store->states[s]->name, leaf_no, select, since, buf);
-        if (status != SK_OK) {
-            buf->len = start;
-            return status;
-        }
     }
-    return SK_OK;
+    if (status != SK_OK) buf->len = start;
+    return status;
 }
 
 int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uint32_t since,
@@ -185,7 +186,8 @@ static int check_schema(sk_store *store, const sk_block_info *info) {
 static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
                       fresh_list *list, size_t *size) {
     sk_block_info info;
-    int status = sk_block_read(blocks, len, &info);
+    int status = SK_FAILPOINT(LEAF_DECODE);
+    if (status == SK_OK) status = sk_block_read(blocks, len, &info);
     if (status != SK_OK) return status;
     if (info.leaf != leaf_no || info.leaf_bits != store->leaf_bits)
         return sk_fail(SK_CORRUPT, "block of leaf %u of 2^%u where leaf %u of 2^%u was expected",
@@ -284,7 +286,8 @@ static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, in
     for (size_t k = 0; k < list->count && mode == SK_REPLACE; k++)
         if (list->items[k].is_delta)
             return sk_fail(SK_BAD_ARGUMENT, "a delta block cannot replace leaf %u", leaf_no);
-    int status = declare_all(store, list);
+    int status = SK_FAILPOINT(LEAF_COMMIT);
+    if (status == SK_OK) status = declare_all(store, list);
     if (status != SK_OK) return status;
     for (size_t k = 0; k < list->count; k++)
         sk_timers_came(store->states[list->items[k].state_id], leaf_no);

@@ -32,8 +32,14 @@
  * reader. If the reader takes nothing for SK_STALL_MS, or reader and changer are one thread,
  * nobody would ever wake up: then the snapshot is given up (its reader gets SK_OVERRUN) and the
  * change goes on. State in use comes before a copy of it.
+ *
+ * Readers. Several threads may read one snapshot: each leaf goes to one of them, because progress
+ * moves to DONE under the leaf's lock or with the item that left the queue. One that is told
+ * SK_END may be so while another still encodes the last leaf. No lock of the store's is held
+ * while a leaf is encoded or copied, only the leaf's own.
  */
 #define _GNU_SOURCE
+#include "failpoint.h"
 #include "store.h"
 
 #include <errno.h>
@@ -87,6 +93,8 @@ static void free_snapshot(sk_snapshot *snapshot) {
 int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
                      sk_snapshot **out) {
     *out = NULL;
+    int status = SK_FAILPOINT(SNAPSHOT_OPEN);
+    if (status != SK_OK) return status;
     for (uint32_t i = 0; since != NULL && i < store->leaf_count; i++)
         if (since[i] > store->epoch) return sk_since_fail(store, since[i]);
     sk_snapshot *snapshot = sk_raw_zalloc(sizeof *snapshot);
@@ -198,8 +206,10 @@ static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *lea
 static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     snapshot->users++;
     pthread_mutex_unlock(&store->snapshots_lock);
-    queued *item = sk_raw_zalloc(sizeof *item);
-    int status = item == NULL ? SK_NO_MEMORY : encode_for(snapshot, leaf_no, &item->blocks);
+    int status = SK_FAILPOINT(SNAPSHOT_SERVE);
+    queued *item = status == SK_OK ? sk_raw_zalloc(sizeof *item) : NULL;
+    if (status == SK_OK)
+        status = item == NULL ? SK_NO_MEMORY : encode_for(snapshot, leaf_no, &item->blocks);
     pthread_mutex_lock(&store->snapshots_lock);
     snapshot->users--;
     pthread_cond_broadcast(&store->snapshots_moved);
@@ -238,21 +248,32 @@ int sk_snapshots_serve(sk_store *store, uint32_t leaf_no) {
 
 /* ---- Reading ---- */
 
-/* Takes a queued leaf, if there is one: -SK_MISSING if not. Under snapshots_lock. */
+/* Takes a queued leaf, if there is one: -SK_MISSING if not. The copy is made outside
+ * snapshots_lock, so that other readers and changers go on meanwhile. */
 static int64_t take_queued(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {
+    sk_store *store = snapshot->store;
+    pthread_mutex_lock(&store->snapshots_lock);
     queued *item = snapshot->queue;
+    if (item != NULL) snapshot->queue = item->next;
+    pthread_mutex_unlock(&store->snapshots_lock);
     if (item == NULL) return -SK_MISSING;
     int status = sk_buf_put(buf, item->blocks.data, item->blocks.len);
+    pthread_mutex_lock(&store->snapshots_lock);
+    if (status == SK_OK) {
+        snapshot->queue_bytes -= item->blocks.cap;
+        snapshot->taken++;
+        snapshot->progress[item->leaf_no] = DONE;
+    } else { /* try again */
+        item->next = snapshot->queue;
+        snapshot->queue = item;
+    }
+    pthread_cond_broadcast(&store->snapshots_moved);
+    pthread_mutex_unlock(&store->snapshots_lock);
     if (status != SK_OK) return -status;
     int64_t len = (int64_t)item->blocks.len;
     *leaf_no = item->leaf_no;
-    snapshot->queue = item->next;
-    snapshot->queue_bytes -= item->blocks.cap;
-    snapshot->taken++;
-    snapshot->progress[item->leaf_no] = DONE;
     sk_buf_free(&item->blocks);
     sk_raw_free(item);
-    pthread_cond_broadcast(&snapshot->store->snapshots_moved);
     return len;
 }
 
@@ -274,17 +295,33 @@ static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }
 
-int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf_no) {
+/* What the leaf was, under its lock: progress says that it was encoded, the lock that nobody is at
+ * it. */
+static uint8_t residency_of(sk_snapshot *snapshot, uint32_t leaf_no) {
     sk_store *store = snapshot->store;
-    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
-    /* Both locks: progress says that the leaf was encoded, the leaf's lock that nobody is at it. */
-    sk_leaf_lock(&store->leaves[leaf_no]);
     pthread_mutex_lock(&store->snapshots_lock);
     bool is_encoded = snapshot->progress[leaf_no] != WANTED;
     pthread_mutex_unlock(&store->snapshots_lock);
-    int residency = is_encoded ? snapshot->residency[leaf_no] : store->leaves[leaf_no].residency;
+    return is_encoded ? snapshot->residency[leaf_no] : store->leaves[leaf_no].residency;
+}
+
+int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf_no) {
+    sk_store *store = snapshot->store;
+    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    sk_leaf_lock(&store->leaves[leaf_no]);
+    int residency = residency_of(snapshot, leaf_no);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return residency;
+}
+
+int sk_snapshot_residencies(sk_snapshot *snapshot, uint8_t *out) {
+    sk_store *store = snapshot->store;
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        sk_leaf_lock(&store->leaves[i]);
+        out[i] = residency_of(snapshot, i);
+        sk_leaf_unlock(&store->leaves[i]);
+    }
+    return SK_OK;
 }
 
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {
@@ -292,20 +329,54 @@ int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) 
     for (;;) {
         pthread_mutex_lock(&store->snapshots_lock);
         bool is_overrun = snapshot->is_overrun;
-        int64_t len = is_overrun ? 0 : take_queued(snapshot, leaf_no, buf);
-        uint32_t next = snapshot->cursor;
-        if (len == -SK_MISSING && next < store->leaf_count) snapshot->cursor++;
         pthread_mutex_unlock(&store->snapshots_lock);
         if (is_overrun)
             return -sk_fail(SK_OVERRUN,
                             "the snapshot's reader took nothing for %d ms while %llu bytes waited; "
                             "it was given up so that changes could go on",
                             SK_STALL_MS, (unsigned long long)snapshot->bytes_max);
+        int64_t len = take_queued(snapshot, leaf_no, buf);
         if (len != -SK_MISSING) return len;
+        pthread_mutex_lock(&store->snapshots_lock);
+        uint32_t next = snapshot->cursor;
+        if (next < store->leaf_count) snapshot->cursor++;
+        pthread_mutex_unlock(&store->snapshots_lock);
         if (next == store->leaf_count) return -SK_END;
         len = read_leaf(snapshot, next, buf);
         if (len == 0) continue;
         if (len > 0) *leaf_no = next;
         return len;
     }
+}
+
+/* Right after encoding, where the bytes are still in the cache, and with no lock held. */
+static void seal_blocks(uint8_t *blocks, size_t len) {
+    for (size_t at = 0; at < len;) {
+        uint64_t size = sk_load64(blocks + at + 8);
+        sk_store32(blocks + at + 4, sk_crc32c(blocks + at + 8, size - 8, 0));
+        at += size;
+    }
+}
+
+int64_t sk_snapshot_fill(sk_snapshot *snapshot, uint64_t bytes_max, sk_filled *records,
+                         uint64_t records_max, sk_buf *buf) {
+    if (records_max == 0) return -sk_fail(SK_BAD_ARGUMENT, "there is no room for a record");
+    uint64_t count = 0;
+    while (count < records_max && (count == 0 || buf->len < bytes_max)) {
+        uint32_t leaf_no = 0;
+        size_t start = buf->len;
+        int64_t len = -SK_FAILPOINT(SNAPSHOT_FILL);
+        if (len == 0) len = sk_snapshot_next(snapshot, &leaf_no, buf);
+        if (len < 0 && count == 0) return len;
+        if (len < 0) break; /* what is in buf has left the snapshot: the next call will tell */
+        seal_blocks(buf->data + start, (size_t)len);
+        uint8_t residency = snapshot->residency[leaf_no];
+        bool is_delta = snapshot->since != NULL && snapshot->since[leaf_no] > 0;
+        records[count++] = (sk_filled){.leaf = leaf_no,
+                                       .residency = residency,
+                                       .offset = start,
+                                       .length = (uint64_t)len,
+                                       .is_delta = is_delta || residency != SK_WHOLE};
+    }
+    return (int64_t)count;
 }

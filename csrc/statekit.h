@@ -82,6 +82,9 @@ typedef struct sk_buf {
 } sk_buf;
 
 void sk_buf_free(sk_buf *buf);
+/* SK_OK or SK_NO_MEMORY; on failure the buffer is as it was. */
+int sk_buf_reserve(sk_buf *buf, size_t more);
+int sk_buf_put(sk_buf *buf, const void *data, size_t n);
 
 const char *sk_status_name(int status);
 const char *sk_reason(void);
@@ -119,6 +122,10 @@ uint32_t sk_state_count(sk_store *store);
 /* name and key_type point to memory that lives as long as the store. */
 int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type,
                   int *flags);
+/* Changes the type of a state that nobody uses yet (its id must not be in use in another thread):
+ * i64 to f64, and timed or not. Every table is converted; entries that become timed have the stamp
+ * SK_NO_TIME. No delta reaches back over it. SK_SCHEMA if the types do not fit. */
+int sk_state_retype(sk_store *store, const char *name, int kind, int flags);
 
 typedef struct sk_stats {
     uint64_t entries;    /* live entries that are here; expired ones until they are found */
@@ -392,7 +399,8 @@ int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
 int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int flags);
 
 /* Appends one block per state that has entries (or the one state asked for). since > 0:
- * only what changed after that epoch, with deletions, as delta blocks. An away leaf has none. */
+ * only what changed after that epoch, with deletions, as delta blocks; where that is more than half
+ * of a state's entries, or not known, all of them as a full block. An away leaf has none. */
 int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t since, sk_buf *buf);
 
 typedef enum sk_decode_mode {
@@ -468,9 +476,33 @@ int sk_block_check(const uint8_t *block, size_t len);
 /* SK_OK with the encoded value in buf, SK_MISSING (a delta's deletion too: then buf->len is 1). */
 int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t key_len,
                   sk_buf *buf);
-/* CRC32C over the block, starting from seed (which binds it to a file and offset). */
+/* The checksum is CRC32C of the block XOR seed (which binds it to a file and offset). */
 int sk_block_seal(uint8_t *block, size_t len, uint32_t seed);
 int sk_block_verify(const uint8_t *block, size_t len, uint32_t seed);
+/* One block once more, for another place or type: only the entries of leaf `leaf` of 2^leaf_bits,
+ * i64 turned into f64, stamps added (SK_NO_TIME) or dropped, and as a delta if as_delta. Appends a
+ * block without a checksum to buf, which must not hold the one that is read; nothing if no entry
+ * is left and it is a delta. SK_SCHEMA if the types do not fit. Entries of the leaf are checked as
+ * decoding does; slices of all leaves together check all of them. */
+int sk_block_rewrite(const uint8_t *block, size_t len, uint32_t leaf, uint32_t leaf_bits, int kind,
+                     int flags, int as_delta, sk_buf *buf);
+
+/* ---- Frames of a pack (csrc/frames.c) ------------------------------------- */
+/*
+ * frames: any number of blocks and compressed blocks, one after the other. id is 16 bytes, offset
+ * is where the first one is in the file. SK_CORRUPT if a frame's magic or size cannot be right;
+ * then nothing was written.
+ */
+/* Writes the plain checksum into frames that have none (0). */
+int sk_frames_seal(uint8_t *frames, size_t len);
+/* Appends size (8 bytes) and checksum (4) of each, which identify a pack; returns how many bytes.
+ * Before binding. */
+int64_t sk_frames_digest(const uint8_t *frames, size_t len, sk_buf *buf);
+/* Binds plain checksums to their place, or bound ones back to plain ones. */
+int sk_frames_bind(uint8_t *frames, size_t len, const uint8_t *id, uint64_t offset);
+/* Checks bound checksums. On SK_CORRUPT *bad is where in frames the first bad one begins. */
+int sk_frames_verify(const uint8_t *frames, size_t len, const uint8_t *id, uint64_t offset,
+                     uint64_t *bad);
 
 /* ---- Snapshots and changes ---------------------------------------------- */
 
@@ -487,12 +519,33 @@ int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf, sk_buf *buf);
  * is in the snapshot only as far as it was here, and the rest must come from its home, never from
  * an older snapshot: what was written home and evicted has left no trace in a delta. */
 int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf);
+/* The same for all leaves, one byte each. */
+int sk_snapshot_residencies(sk_snapshot *snapshot, uint8_t *out);
+
+typedef struct sk_filled {
+    uint32_t leaf;
+    uint32_t residency; /* sk_residency, as sk_snapshot_residency */
+    uint64_t offset;    /* of its first block in the buffer */
+    uint64_t length;    /* bytes of its blocks */
+    uint32_t is_delta;  /* a delta was asked for, or the leaf was not whole */
+    uint32_t zero;
+} sk_filled;
+
+/* Appends the blocks of leaf after leaf, with their plain checksums, until buf holds bytes_max or
+ * more or records is full; one leaf at least. One record for each leaf that has blocks. Returns
+ * how many records, -SK_END if no leaf was left. Leaves that are in buf have left the snapshot, so
+ * an error that comes after the first of them is kept for the next call. Several threads may fill
+ * buffers from one snapshot at the same time, and each goes on until -SK_END. */
+int64_t sk_snapshot_fill(sk_snapshot *snapshot, uint64_t bytes_max, sk_filled *records,
+                         uint64_t records_max, sk_buf *buf);
 void sk_snapshot_close(sk_snapshot *snapshot);
 
 uint32_t sk_epoch(sk_store *store);
 /* Starts a new epoch and returns the one that ended: later changes are "after" it. */
 uint32_t sk_epoch_advance(sk_store *store);
-/* From now on remember deletions, so that deltas since `epoch` and later can be made. */
+/* From now on remember deletions, so that deltas since `epoch` and later can be made. A table does
+ * not remember many more than it has entries: beyond that it forgets them, and its next delta is a
+ * full block, which is smaller by then. */
 int sk_track(sk_store *store, uint32_t epoch);
 /* changed[leaf] = 1 if the leaf changed after that epoch; one byte per leaf. */
 int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed);
@@ -503,5 +556,10 @@ int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed);
 void sk_fail_alloc(int64_t nth, int forever);
 /* Allocations since the last sk_fail_alloc. */
 int64_t sk_alloc_count(void);
+/* Fail points, by name (csrc/failpoint.h): the nth visit from now (1 is the next) does something,
+ * once. action: 0 nothing, 1 fail with SK_NO_MEMORY, 2 SIGKILL, 3 wait for arg ms, 4 as 1. */
+int sk_failpoint_set(const char *name, int64_t nth, int action, int64_t arg);
+/* Appends "name visits\n" for every fail point there is. */
+int64_t sk_failpoint_list(sk_buf *buf);
 
 #endif

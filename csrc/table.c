@@ -196,13 +196,18 @@ void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager) {
 }
 
 void sk_table_purge(sk_table *table, const sk_table_env *env) {
-    if (table->tombs == 0) return;
-    sk_slot *slot;
-    for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;)
-        if (!must_stay(slot, env)) {
-            drop_tombstone(table, slot);
-            make_free(table, slot);
-        }
+    sk_table_env hard = *env;
+    hard.keep_after = UINT32_MAX;
+    for (int round = 0; round < 2 && table->tombs > 0; round++) {
+        sk_slot *slot;
+        for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;)
+            if (!must_stay(slot, env)) {
+                drop_tombstone(table, slot);
+                make_free(table, slot);
+            }
+        if (!sk_table_tombs_pass(table, env)) return;
+        env = &hard;
+    }
 }
 
 void sk_table_clear(sk_table *table, int kind) {

@@ -303,7 +303,8 @@ void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot);
 /* Gives memory back after many removals: when an eighth is in use, or (eager) when a smaller
  * array would do. Never fails: it may do nothing. Slots move. */
 void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager);
-/* Drops tombstones that env says need not stay. */
+/* Drops tombstones that env says need not stay; and if they are too many (sk_table_tombs_pass),
+ * those too that only deltas would need. */
 void sk_table_purge(sk_table *table, const sk_table_env *env);
 /* Frees everything; `forgot` and `operations` stay. */
 void sk_table_clear(sk_table *table, int kind);
@@ -314,6 +315,18 @@ void sk_value_free(sk_mem *mem, int kind, sk_value value);
  * key, `from` wins if `over`, else `into`. With `over`, tombstones of `from` delete. Cannot fail.
  * `from` ends empty. */
 void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over);
+
+/* How many tombstones a table may keep for deltas beside its entries: a delta of more costs more
+ * than a full block, and a queue's keys would add up without end. */
+#define SK_TOMBS_SPARE 64
+
+/* True if tombstones that nobody but deltas may need are too many. Dirty entries are counted as if
+ * they were tombstones that the home must be told of: purging frees at least what is beyond. */
+static inline bool sk_table_tombs_pass(const sk_table *table, const sk_table_env *env) {
+    uint64_t kept = (uint64_t)table->live + SK_TOMBS_SPARE;
+    if (env->writes_back) kept += table->dirty;
+    return env->is_whole && table->tombs > kept;
+}
 
 /* Worth writing home now: it is not likely to change again soon. */
 static inline bool sk_slot_is_dirty_and_cold(const sk_slot *slot) {

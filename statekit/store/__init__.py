@@ -8,6 +8,7 @@
     columns.py      batches from Arrow, NumPy, pandas and lists (arrow.py: the C data interface)
     block.py        reading encoded blocks in place
     snapshot.py     the store at one moment
+    frames.py       frames of a pack, in native memory, and their checksums
     buffers.py, kinds.py, digest.py   what these share
 
 Typed state (dataclasses, views) is built on top of this, in the layer above.

@@ -17,10 +17,10 @@ from struct import Struct
 from typing import Any
 
 from statekit._native import ffi, lib
-from statekit.errors import native_error
+from statekit.errors import ArgumentError, native_error, shorten
 from statekit.keys import KEY_FAULTS, KeyCodec, key_codec, key_error
 from statekit.store.buffers import empty_buffer, native_text, push_buffer, readable
-from statekit.store.kinds import KIND_NAMES
+from statekit.store.kinds import KIND_NAMES, KIND_NUMBERS
 
 _NUMBERS = {"i64": Struct("<q"), "f64": Struct("<d")}
 
@@ -191,7 +191,7 @@ class Block:
         self._expect(lib.sk_block_check(self._native, self.size))
 
     def verify(self, seed: int = 0) -> None:
-        """Checks the CRC32C that seal() wrote with the same seed. CorruptBlockError if not."""
+        """Checks what seal() wrote with the same seed. CorruptBlockError if not."""
         self._expect(lib.sk_block_verify(self._native, self.size, seed))
 
     def _expect(self, status: int) -> None:
@@ -200,11 +200,61 @@ class Block:
 
 
 def seal(block: bytearray | memoryview, seed: int = 0) -> None:
-    """Writes the block's CRC32C into it. seed binds it to a place, such as a file and offset."""
+    """Writes the block's CRC32C XOR seed into it. seed binds it to a place in a file."""
     native = ffi.from_buffer("uint8_t[]", block, require_writable=True)
     status = lib.sk_block_seal(native, len(native), seed)
     if status:
         raise native_error(status)
+
+
+def rewrite(
+    block: bytes | bytearray | memoryview,
+    *,
+    leaf: int | None = None,
+    leaves: int | None = None,
+    kind: str | None = None,
+    timed: bool | None = None,
+    as_delta: bool = False,
+) -> bytes:
+    """The block at the start of a buffer once more, for another place or type; None: as it is.
+
+    Holds the entries of `leaf` of `leaves` only. i64 may become f64, entries may get stamps (none
+    known yet) or lose them. as_delta: what is there becomes a delta. Empty if no entry is left
+    and it is a delta; a full block says that there is none. Entries of that leaf are checked as
+    by check(). SchemaError if the kinds do not fit.
+
+    >>> from statekit import Store
+    >>> store = Store(key_groups=1, subgroups=1)
+    >>> store.state("n", "i64", int).put_many([1, 2, 3], [10, 20, 30])
+    >>> data = store.encode_leaf(0)
+    >>> [Block(rewrite(data, leaf=i, leaves=2, kind="f64")).value_list() for i in range(2)]
+    [[30.0], [10.0, 20.0]]
+    """
+    was = Block(block)
+    leaves = was.leaves if leaves is None else leaves
+    bits = leaves.bit_length() - 1
+    number = KIND_NUMBERS.get(was.kind if kind is None else kind)
+    if number is None or leaves <= 0 or leaves != 1 << bits:
+        raise ArgumentError(
+            f"no block has kind {shorten(kind)} in a store of {shorten(leaves)} leaves. "
+            f"Use one of {', '.join(KIND_NUMBERS)} and a power of two."
+        )
+    flags = lib.SK_TIMED if (was.is_timed if timed is None else timed) else 0
+    buffer = empty_buffer()
+    status = lib.sk_block_rewrite(
+        was._native,
+        was.size,
+        was.leaf if leaf is None else leaf,
+        bits,
+        number,
+        flags,
+        as_delta,
+        buffer.ptr,
+    )
+    if status:
+        push_buffer(buffer)
+        raise native_error(status, was.name)
+    return buffer.take(buffer.length)
 
 
 def _pieces(data: memoryview, offsets: memoryview | None) -> list[bytes]:

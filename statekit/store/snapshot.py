@@ -3,22 +3,38 @@
 import threading
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from struct import Struct
+from typing import Any, NamedTuple
 
 from statekit._native import ffi, lib
 from statekit.errors import ClosedError, native_error
-from statekit.store.buffers import empty_buffer
+from statekit.store.buffers import empty_buffer, push_buffer
+from statekit.store.frames import Frames
 from statekit.store.kinds import Residency, residency_name
+
+_RECORDS_MAX = 8192  # leaves that one call of fill() reads at most
+_RECORD = Struct("<IIQQI4x")  # sk_filled
+
+
+class Filled(NamedTuple):
+    """A leaf that Snapshot.fill() has put into a buffer."""
+
+    leaf: int
+    residency: int  # by number, as in kinds.RESIDENCIES
+    offset: int  # of its first block in the buffer
+    length: int  # bytes of its blocks
+    is_delta: bool  # a delta was asked for, or the leaf was not whole
 
 
 class Snapshot:
     """Iterates over (leaf, its blocks), each leaf once. Get one from Store.snapshot().
 
-    Close it, best with `with`: while it is open, whoever changes a leaf that it has not read
-    yet must encode that leaf first.
+    Several threads may read it together: each leaf goes to one of them. Close it, best with
+    `with`: while it is open, whoever changes a leaf that it has not read yet must encode that
+    leaf first.
     """
 
-    __slots__ = ("_cell", "_lock", "_ptr", "epoch")
+    __slots__ = ("_cell", "_idle", "_ptr", "_readers", "epoch", "leaves")
 
     def __init__(self, store: Any, since: "array[int] | None", bytes_max: int) -> None:
         # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
@@ -28,8 +44,23 @@ class Snapshot:
         if status:
             raise native_error(status)
         self._ptr = self._cell[0]
-        self._lock = threading.Lock()  # one reader at a time, and no close() under it
+        self._idle = threading.Condition()  # close() waits until nobody reads
+        self._readers = 0
         self.epoch: int = lib.sk_snapshot_epoch(self._ptr)
+        self.leaves: int = lib.sk_leaf_count(store)
+
+    def _begin(self) -> Any:
+        with self._idle:
+            if self._ptr is None:
+                raise ClosedError("the snapshot is closed. Take another one.")
+            self._readers += 1
+            return self._ptr
+
+    def _end(self) -> None:
+        with self._idle:
+            self._readers -= 1
+            if self._readers == 0:
+                self._idle.notify_all()
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         return self
@@ -37,30 +68,69 @@ class Snapshot:
     def __next__(self) -> tuple[int, bytes]:
         leaf = ffi.new("uint32_t *")
         buffer = empty_buffer()
-        with self._lock:
-            if self._ptr is None:
-                raise ClosedError("the snapshot is closed. Take another one.")
-            length = lib.sk_snapshot_next(self._ptr, leaf, buffer.ptr)
-        if length == -lib.SK_END:
-            raise StopIteration
+        pointer = self._begin()
+        try:
+            length = lib.sk_snapshot_next(pointer, leaf, buffer.ptr)
+        finally:
+            self._end()
         if length < 0:
+            push_buffer(buffer)
+            if length == -lib.SK_END:
+                raise StopIteration
             raise native_error(-length)
         return leaf[0], buffer.take(length)
+
+    def fill(self, frames: Frames, bytes_max: int) -> list[Filled]:
+        """Appends the blocks of leaf after leaf, with checksums, until there are bytes_max.
+
+        At least one leaf, if one is left; a leaf without entries gives nothing. An empty list:
+        there is none left (for this thread; another may be at the last one). The GIL is free.
+        """
+        buffer = frames.unshared()
+        records = ffi.new("sk_filled[]", min(_RECORDS_MAX, self.leaves))
+        pointer = self._begin()
+        try:
+            count = lib.sk_snapshot_fill(pointer, bytes_max, records, len(records), buffer)
+        finally:
+            self._end()
+        if count == -lib.SK_END:
+            return []
+        if count < 0:
+            raise native_error(-count)
+        rows = _RECORD.iter_unpack(ffi.buffer(records, count * _RECORD.size))
+        return [
+            Filled(leaf, residency, offset, length, bool(is_delta))
+            for leaf, residency, offset, length, is_delta in rows
+        ]
 
     def residency(self, leaf: int) -> Residency:
         """What the leaf was when the snapshot was taken.
 
         One that was not whole is in the snapshot only as far as it was here.
         """
-        with self._lock:
-            if self._ptr is None:
-                raise ClosedError("the snapshot is closed. Take another one.")
-            return residency_name(lib.sk_snapshot_residency(self._ptr, leaf))
+        pointer = self._begin()
+        try:
+            return residency_name(lib.sk_snapshot_residency(pointer, leaf))
+        finally:
+            self._end()
+
+    def residencies(self) -> bytes:
+        """residency() of every leaf, one byte each, by number as in kinds.RESIDENCIES."""
+        out = bytearray(self.leaves)
+        pointer = self._begin()
+        try:
+            status = lib.sk_snapshot_residencies(pointer, ffi.from_buffer("uint8_t[]", out))
+        finally:
+            self._end()
+        if status:
+            raise native_error(status)
+        return bytes(out)
 
     def close(self) -> None:
-        """Lets go of the snapshot. Closing twice does no harm."""
-        with self._lock:
+        """Lets go of the snapshot, once nobody reads it. Closing twice does no harm."""
+        with self._idle:
             self._ptr = None
+            self._idle.wait_for(lambda: self._readers == 0)
             cell, self._cell = self._cell, None
             if cell is not None:
                 ffi.release(cell)

@@ -227,6 +227,28 @@ class Store:
             found.append(handle)
         return tuple(found)
 
+    def retype(self, name: str, kind: Kind | None = None, timed: bool | None = None) -> State:
+        """Changes the type of a state that nobody uses yet: i64 to f64, timed or not.
+
+        None: as it is. Its entries are converted; handles made before are of no use. Entries
+        that become timed have no stamp yet. SchemaError if the types do not fit.
+        """
+        there = next((state for state in self.states() if state.name == name), None)
+        number = KIND_NUMBERS.get(there.kind if there and kind is None else kind or "")
+        if there is None or number is None:
+            raise ArgumentError(
+                f"no state {shorten(name)} here can become {shorten(kind)}. "
+                f"States are {', '.join(state.name for state in self.states()) or 'none'}; "
+                f"kinds are {', '.join(_HANDLES)}."
+            )
+        timed = there.timed if timed is None else timed
+        flags = lib.SK_TIMED if timed else 0
+        status = lib.sk_state_retype(self._ptr, _native_name(name), number, flags)
+        if status:
+            raise native_error(status, name)
+        self._handles.pop(name, None)
+        return self.state(name, KIND_NAMES[number], there.codec.text, timed=timed)  # type: ignore[call-overload, no-any-return]
+
     # ---- Figures
 
     @property

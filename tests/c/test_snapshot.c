@@ -433,6 +433,213 @@ static void test_changed_leaves_are_those_that_changed(void) {
     sk_close(store);
 }
 
+static void test_delta_of_more_than_half_is_a_full_block_if_the_leaf_is_whole(void) {
+    for (int residency = SK_WHOLE; residency <= SK_PARTIAL; residency++) {
+        sk_store *store = util_open(1, 1);
+        util_state(store, "n", SK_I64, "b");
+        bool is_delta = false;
+        for (uint32_t k = 0; k < 100; k++)
+            CHECK_EQ(sk_i64_put(store, 0, keys[k].data, keys[k].len, k), SK_OK);
+        uint32_t epoch = sk_epoch_advance(store);
+        CHECK_EQ(sk_track(store, epoch), SK_OK);
+        CHECK_EQ(sk_leaf_mark(store, 0, 1, residency), SK_OK);
+        for (uint32_t k = 0; k < 50; k++)
+            CHECK_EQ(sk_i64_put(store, 0, keys[k].data, keys[k].len, k), SK_OK);
+        CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), 50);
+        CHECK(is_delta);
+        CHECK_EQ(sk_delete(store, 0, keys[99].data, keys[99].len, 0), SK_OK);
+        CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), residency == SK_WHOLE ? 99 : 51);
+        CHECK_EQ(is_delta, residency != SK_WHOLE);
+        sk_close(store);
+    }
+}
+
+/* A queue: keys come and go. Deletions must not add up, and deltas must be right all the same. */
+static void test_remembered_deletions_are_bounded_by_the_entries(void) {
+    sk_store *store = util_open(1, 1), *copy = util_open(1, 1);
+    util_state(store, "n", SK_I64, "i");
+    bool is_delta = true;
+    uint32_t epoch = sk_epoch_advance(store);
+    CHECK_EQ(sk_track(store, epoch), SK_OK);
+    uint64_t bytes = 0;
+    sk_buf buf = {0}, a = {0}, b = {0};
+    for (int64_t k = 0; k < 20000; k++) {
+        util_key in = util_int_key(k), out = util_int_key(k - 100);
+        CHECK_EQ(sk_i64_put(store, 0, in.data, 8, k), SK_OK);
+        if (k >= 100) CHECK_EQ(sk_delete(store, 0, out.data, 8, 0), SK_OK);
+        sk_stats stats = util_stats(store, 1);
+        CHECK(stats.tombstones <= stats.entries + 64);
+        if (k == 500) bytes = sk_bytes_used(store);
+        if (k % 97 != 0) continue;
+        /* what the deltas say is what there is */
+        buf.len = a.len = b.len = 0;
+        CHECK(sk_leaf_encode(store, 0, 0, epoch, &buf) > 0);
+        CHECK_EQ(sk_leaf_decode(copy, 0, buf.data, buf.len, SK_OVER), SK_OK);
+        util_encode_all(store, 1, &a);
+        util_encode_all(copy, 1, &b);
+        CHECK(util_same(&a, &b));
+        epoch = sk_epoch_advance(store);
+    }
+    CHECK(sk_bytes_used(store) <= 2 * bytes);
+    CHECK(delta_entries(store, 0, epoch - 20, &is_delta) <= 100);
+    CHECK(!is_delta);
+    sk_buf_free(&buf);
+    sk_buf_free(&a);
+    sk_buf_free(&b);
+    sk_close(store);
+    sk_close(copy);
+}
+
+/* What the home has not been told yet stays, tracked or not. */
+static void test_deletions_that_the_home_must_hear_of_are_not_forgotten(void) {
+    sk_store *store = util_open(1, 1);
+    util_state(store, "n", SK_I64, "i");
+    CHECK_EQ(sk_write_back(store, 1), SK_OK);
+    CHECK_EQ(sk_track(store, sk_epoch_advance(store)), SK_OK);
+    for (int64_t k = 0; k < 1000; k++)
+        CHECK_EQ(sk_i64_put(store, 0, util_int_key(k).data, 8, k), SK_OK);
+    for (int64_t k = 0; k < 1000; k++)
+        CHECK_EQ(sk_delete(store, 0, util_int_key(k).data, 8, 0), SK_OK);
+    CHECK_EQ(util_stats(store, 1).tombstones, 1000);
+    sk_buf buf = {0};
+    sk_block_info info;
+    CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
+    CHECK_EQ(sk_block_read(buf.data, buf.len, &info), SK_OK);
+    CHECK_EQ(info.entries, 1000);
+    CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
+    for (int64_t k = 0; k < 2; k++) { /* the next deletion finds that they may go */
+        CHECK_EQ(sk_i64_put(store, 0, util_int_key(k + 2000).data, 8, k), SK_OK);
+        CHECK_EQ(sk_delete(store, 0, util_int_key(k + 2000).data, 8, 0), SK_OK);
+    }
+    CHECK_EQ(util_stats(store, 1).tombstones, 2);
+    sk_buf_free(&buf);
+    sk_close(store);
+}
+
+/* ---- Filling ---- */
+
+/* Two snapshots of one moment: what fill appends is what next gives, leaf by leaf, sealed. */
+static void check_fill(uint64_t bytes_max, uint64_t records_max, bool is_delta, bool is_changing) {
+    sk_store *store = open_two_states();
+    static content now;
+    test_rng rng = test_rng_new(11 + bytes_max);
+    now = (content){0};
+    for (int i = 0; i < 300; i++) change(store, &now, &rng);
+    CHECK_EQ(sk_clear(store, 0, 2, 3, 0), SK_OK); /* a leaf without entries */
+    CHECK_EQ(sk_clear(store, 1, 2, 3, 0), SK_OK);
+    CHECK_EQ(sk_leaf_mark(store, 5, 6, SK_PARTIAL), SK_OK);
+    CHECK_EQ(sk_leaf_mark(store, 6, 7, SK_AWAY), SK_OK);
+    uint32_t since[LEAVES] = {0};
+    for (int i = 0; i < LEAVES; i++) since[i] = i % 2 && is_delta ? sk_epoch(store) : 0;
+    sk_epoch_advance(store);
+    for (uint32_t k = 0; k < KEYS; k += 5)
+        if (leaf_of[k] != 6 && leaf_of[k] != 2) put_b(store, k, 9);
+    sk_snapshot *by_leaf = NULL, *by_fill = NULL;
+    CHECK_EQ(sk_snapshot_open(store, since, 0, &by_leaf), SK_OK);
+    CHECK_EQ(sk_snapshot_open(store, since, 0, &by_fill), SK_OK);
+    sk_buf expected[LEAVES] = {{0}}, buf = {0};
+    sk_filled records[LEAVES];
+    uint32_t leaf, seen = 0;
+    uint8_t residencies[LEAVES];
+    for (sk_buf one = {0}; sk_snapshot_next(by_leaf, &leaf, &one) > 0; one = (sk_buf){0})
+        expected[leaf] = one;
+    CHECK_EQ(sk_buf_put(&buf, "the header of a pack, 64 bytes..", 32), SK_OK);
+    for (;;) {
+        if (is_changing) put_b(store, leaf_of[seen % KEYS] == 6 ? 0 : seen, 1);
+        size_t start = buf.len;
+        int64_t count = sk_snapshot_fill(by_fill, bytes_max, records, records_max, &buf);
+        if (count == -SK_END) break;
+        CHECK(count > 0 && (uint64_t)count <= records_max);
+        if (count <= 0) break;
+        /* not one leaf more than it takes */
+        CHECK(count == 1 || records[count - 1].offset < bytes_max);
+        for (int64_t i = 0; i < count; i++) {
+            sk_filled r = records[i];
+            seen |= 1u << r.leaf;
+            CHECK_EQ(r.offset, start);
+            start += r.length;
+            CHECK_EQ(r.residency, r.leaf == 5 ? SK_PARTIAL : SK_WHOLE);
+            CHECK_EQ(r.is_delta, since[r.leaf] > 0 || r.leaf == 5);
+            CHECK_EQ(r.length, expected[r.leaf].len);
+            for (size_t at = 0; at < r.length;) {
+                sk_block_info info;
+                uint8_t *block = buf.data + r.offset + at;
+                CHECK_EQ(sk_block_verify(block, r.length - at, 0), SK_OK);
+                memset(block + 4, 0, 4); /* next does not seal */
+                CHECK_EQ(sk_block_read(block, r.length - at, &info), SK_OK);
+                at += info.size;
+            }
+            CHECK(memcmp(buf.data + r.offset, expected[r.leaf].data, r.length) == 0);
+        }
+        CHECK_EQ(start, buf.len);
+    }
+    for (uint32_t i = 0; i < LEAVES; i++) CHECK_EQ(seen >> i & 1, expected[i].len > 0);
+    CHECK_EQ(sk_snapshot_residencies(by_fill, residencies), SK_OK);
+    for (uint32_t i = 0; i < LEAVES; i++) {
+        CHECK_EQ(residencies[i], sk_snapshot_residency(by_fill, i));
+        CHECK_EQ(residencies[i], i == 5 ? SK_PARTIAL : i == 6 ? SK_AWAY : SK_WHOLE);
+        sk_buf_free(&expected[i]);
+    }
+    sk_snapshot_close(by_leaf);
+    sk_snapshot_close(by_fill);
+    sk_buf_free(&buf);
+    sk_close(store);
+}
+
+static void test_filling_is_reading_leaf_after_leaf_and_sealing(void) {
+    const uint64_t bytes[] = {0, 1, 1000, 3000, 1 << 20};
+    for (size_t k = 0; k < 5; k++)
+        for (int mode = 0; mode < 4; mode++) {
+            check_fill(bytes[k], LEAVES, mode & 1, mode & 2);
+            check_fill(bytes[k], 2, mode & 1, mode & 2);
+        }
+    sk_store *store = open_two_states();
+    sk_snapshot *snapshot = NULL;
+    sk_filled record;
+    sk_buf buf = {0};
+    CHECK_EQ(sk_snapshot_open(store, NULL, 0, &snapshot), SK_OK);
+    CHECK_EQ(sk_snapshot_fill(snapshot, 100, &record, 0, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_snapshot_fill(snapshot, 100, &record, 1, &buf), -SK_END);
+    sk_snapshot_close(snapshot);
+    sk_close(store);
+}
+
+static void test_failure_after_the_first_leaf_is_told_by_the_next_call_and_loses_nothing(void) {
+    sk_store *store = open_two_states(), *copy = open_two_states();
+    static content now;
+    test_rng rng = test_rng_new(12);
+    now = (content){0};
+    for (int i = 0; i < 500; i++) change(store, &now, &rng);
+    const char *const points[] = {"native.leaf.encode", "native.snapshot.fill"};
+    for (int64_t nth = 1; nth <= 2 * LEAVES; nth++) {
+        sk_snapshot *snapshot = NULL;
+        sk_filled records[LEAVES];
+        sk_buf buf = {0};
+        int failures = 0;
+        CHECK_EQ(sk_snapshot_open(store, NULL, 0, &snapshot), SK_OK);
+        CHECK_EQ(sk_leaf_mark(copy, 0, LEAVES, SK_ABSENT), SK_OK);
+        CHECK_EQ(sk_leaf_mark(copy, 0, LEAVES, SK_WHOLE), SK_OK);
+        CHECK_EQ(sk_failpoint_set(points[nth % 2], nth, 1, 0), SK_OK);
+        for (int64_t count;
+             (count = sk_snapshot_fill(snapshot, UINT64_MAX, records, LEAVES, &buf)) != -SK_END;) {
+            failures += count < 0;
+            if (count < 0) CHECK_EQ(count, -SK_NO_MEMORY);
+            for (int64_t i = 0; i < count; i++)
+                CHECK_EQ(sk_leaf_decode(copy, records[i].leaf, buf.data + records[i].offset,
+                                        records[i].length, SK_REPLACE),
+                         SK_OK);
+        }
+        /* a failure that comes after some leaves is met again only if the point is still set */
+        CHECK(failures <= 1);
+        CHECK_EQ(sk_failpoint_set(points[nth % 2], 0, 0, 0), SK_OK);
+        check_content(copy, &now);
+        sk_snapshot_close(snapshot);
+        sk_buf_free(&buf);
+    }
+    sk_close(store);
+    sk_close(copy);
+}
+
 /* ---- The queue's bound ---- */
 
 static void test_reader_that_never_reads_is_overrun_and_writers_go_on(void) {
@@ -491,6 +698,11 @@ int main(void) {
     RUN(test_what_came_from_the_home_is_no_change);
     RUN(test_change_that_was_evicted_and_came_back_is_in_the_delta);
     RUN(test_changed_leaves_are_those_that_changed);
+    RUN(test_delta_of_more_than_half_is_a_full_block_if_the_leaf_is_whole);
+    RUN(test_remembered_deletions_are_bounded_by_the_entries);
+    RUN(test_deletions_that_the_home_must_hear_of_are_not_forgotten);
+    RUN(test_filling_is_reading_leaf_after_leaf_and_sealing);
+    RUN(test_failure_after_the_first_leaf_is_told_by_the_next_call_and_loses_nothing);
     RUN(test_reader_that_never_reads_is_overrun_and_writers_go_on);
     RUN(test_small_queue_is_no_trouble_if_the_reader_keeps_up);
     return test_report();

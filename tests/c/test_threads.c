@@ -489,6 +489,67 @@ static void test_write_back_and_eviction_lose_no_update(void) {
     sk_close(h.home);
 }
 
+/* Several readers of one snapshot, while writers change the store: the leaves they got together are
+ * the store at one moment, and no leaf came twice. */
+typedef struct filler {
+    sk_snapshot *snapshot;
+    sk_store *copy;
+    _Atomic uint32_t *times; /* per leaf: how often it came */
+    pthread_t thread;
+} filler;
+
+static void *fill_leaves(void *arg) {
+    filler *f = arg;
+    sk_buf buf = {0};
+    sk_filled records[LEAVES];
+    int64_t count;
+    while ((count = sk_snapshot_fill(f->snapshot, 3000, records, LEAVES, &buf)) > 0) {
+        for (int64_t i = 0; i < count; i++) {
+            f->times[records[i].leaf]++;
+            CHECK_EQ(sk_leaf_decode(f->copy, records[i].leaf, buf.data + records[i].offset,
+                                    records[i].length, SK_REPLACE),
+                     SK_OK);
+        }
+        buf.len = 0;
+    }
+    CHECK_EQ(count, -SK_END);
+    sk_buf_free(&buf);
+    return NULL;
+}
+
+static void test_readers_of_one_snapshot_get_each_leaf_once(void) {
+    world w = {.store = util_open(LEAVES, 1), .writing = WRITERS};
+    declare(w.store);
+    choose_pairs(&w);
+    job jobs[WRITERS];
+    for (int64_t k = 0; k < 5000; k++)
+        CHECK_EQ(sk_i64_put(w.store, D, util_int_key(k).data, 8, k), SK_OK);
+    for (int i = 0; i < WRITERS; i++) {
+        jobs[i] = (job){.w = &w, .number = i};
+        CHECK_EQ(pthread_create(&jobs[i].thread, NULL, write_pairs, &jobs[i]), 0);
+    }
+    for (int round = 0; w.writing > 0 || round < 3; round++) {
+        sk_snapshot *snapshot = NULL;
+        sk_store *copy = util_open(LEAVES, 1);
+        _Atomic uint32_t times[LEAVES] = {0};
+        declare(copy);
+        CHECK_EQ(sk_snapshot_open(w.store, NULL, round % 2 ? 20000 : 0, &snapshot), SK_OK);
+        filler fillers[3];
+        for (int i = 0; i < 3; i++) {
+            fillers[i] = (filler){.snapshot = snapshot, .copy = copy, .times = times};
+            CHECK_EQ(pthread_create(&fillers[i].thread, NULL, fill_leaves, &fillers[i]), 0);
+        }
+        for (int i = 0; i < 3; i++) CHECK_EQ(pthread_join(fillers[i].thread, NULL), 0);
+        sk_snapshot_close(snapshot);
+        for (int i = 0; i < LEAVES; i++) CHECK_EQ(times[i], 1); /* all have some of 5000 keys */
+        CHECK(util_stats(copy, LEAVES).entries >= 5000);
+        check_pairs(&w, copy);
+        sk_close(copy);
+    }
+    for (int i = 0; i < WRITERS; i++) CHECK_EQ(pthread_join(jobs[i].thread, NULL), 0);
+    sk_close(w.store);
+}
+
 /* Closing a snapshot while writers wait for its reader lets them go on. */
 static void *write_some(void *arg) {
     job *j = arg;
@@ -532,6 +593,7 @@ int main(void) {
     RUN(test_snapshots_see_no_batch_without_the_one_before);
     RUN(test_leaves_move_under_writers_and_readers);
     RUN(test_write_back_and_eviction_lose_no_update);
+    RUN(test_readers_of_one_snapshot_get_each_leaf_once);
     RUN(test_closing_a_snapshot_frees_those_who_wait_for_its_reader);
     return test_report();
 }

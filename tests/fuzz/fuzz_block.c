@@ -65,6 +65,73 @@ static void check_round_trip(const uint8_t *data, const sk_block_info *info) {
     sk_close(store);
 }
 
+/* Rewrites to half and double the leaves, to the other type and as a delta: what comes out is good,
+ * and what was good comes out. */
+static void rewrite(const uint8_t *data, size_t len, const sk_block_info *info, int check) {
+    sk_buf out = {0};
+    for (int mode = 0; mode < 12; mode++) {
+        int bits = (int)info->leaf_bits + mode % 3 - 1, as_delta = mode / 3 % 2;
+        if (bits < 0 || bits > 20) continue;
+        int kind = mode < 6 && info->kind == SK_I64 ? SK_F64 : info->kind;
+        int flags = mode >= 6 && info->kind != SK_TIMERS && !info->is_timed ? SK_TIMED : 0;
+        uint32_t first = mode % 3 == 0   ? info->leaf >> 1
+                         : mode % 3 == 1 ? info->leaf
+                                         : info->leaf << 1;
+        uint64_t entries = 0;
+        int worst = SK_OK;
+        for (uint32_t leaf = first; leaf <= first + (mode % 3 == 2); leaf++) {
+            sk_block_info slice = {0};
+            out.len = 0;
+            int status =
+                sk_block_rewrite(data, len, leaf, (uint32_t)bits, kind, flags, as_delta, &out);
+            EXPECT(status == SK_OK || status == SK_CORRUPT);
+            if (status != SK_OK) worst = status;
+            if (status != SK_OK || out.len == 0) continue;
+            EXPECT(sk_block_check(out.data, out.len) == SK_OK);
+            EXPECT(sk_block_read(out.data, out.len, &slice) == SK_OK && slice.size == out.len);
+            EXPECT(slice.is_delta == (info->is_delta || as_delta));
+            entries += slice.entries;
+        }
+        EXPECT(worst == check);
+        if (check == SK_OK) EXPECT(entries == info->entries);
+    }
+    /* as it is: the same bytes */
+    out.len = 0;
+    int status = sk_block_rewrite(data, len, info->leaf, info->leaf_bits, info->kind,
+                                  info->is_timed ? SK_TIMED : 0, 0, &out);
+    EXPECT(status == check);
+    if (status == SK_OK && info->offset_width == 4 && out.len > 0)
+        EXPECT(out.len == info->size && memcmp(out.data + 8, data + 8, out.len - 8) == 0);
+    sk_buf_free(&out);
+}
+
+/* Any bytes as frames: sealed and bound they verify, and bound twice they are as before. */
+static void frames(const uint8_t *data, size_t len) {
+    static const uint8_t id[16] = "fuzz";
+    uint8_t *copy = malloc(len > 0 ? len : 1);
+    uint64_t bad = 0;
+    sk_buf digest = {0};
+    if (len > 0) memcpy(copy, data, len);
+    sk_frames_verify(copy, len, id, 64, &bad);
+    EXPECT(bad <= len);
+    int status = sk_frames_seal(copy, len);
+    EXPECT(status == SK_OK || status == SK_CORRUPT);
+    EXPECT(sk_frames_digest(copy, len, &digest) ==
+           (status == SK_OK ? (int64_t)digest.len : -status));
+    for (size_t at = 0; status == SK_OK && at < len; at += sk_load64(copy + at + 8))
+        memset(copy + at + 4, 0, 4);
+    EXPECT(sk_frames_seal(copy, len) == status);
+    EXPECT(sk_frames_bind(copy, len, id, 64) == status);
+    EXPECT(sk_frames_verify(copy, len, id, 64, &bad) == status);
+    if (status == SK_OK) EXPECT(bad == len);
+    EXPECT(sk_frames_bind(copy, len, id, 64) == status);
+    for (size_t at = 0; status == SK_OK && at < len; at += sk_load64(copy + at + 8))
+        memcpy(copy + at + 4, data + at + 4, 4);
+    EXPECT(len == 0 || memcmp(copy, data, len) == 0);
+    sk_buf_free(&digest);
+    free(copy);
+}
+
 static void run(const uint8_t *data, size_t len) {
     sk_block_info info;
     sk_buf value = {0};
@@ -93,6 +160,8 @@ static void run(const uint8_t *data, size_t len) {
                 decode(data, len, &info, mode, residency, is_alone ? check : -1);
         if (check == SK_OK) check_round_trip(data, &info);
     }
+    if (read == SK_OK) rewrite(data, info.size, &info, sk_block_check(data, info.size));
+    frames(data, len);
     sk_buf_free(&value);
 }
 

@@ -170,9 +170,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def next_timer(self) -> None:
         if hasattr(self, "kv"):
-            assert self.kv["timers"].next_due() == min(
-                (due for due, _ in self.timers), default=None
-            )
+            assert self.kv["timers"].next_due == min((due for due, _ in self.timers), default=None)
 
     def teardown(self) -> None:
         if hasattr(self, "kv"):

@@ -145,7 +145,7 @@ class _Compiler:
 
     def node(self, kind: Type, is_live: bool = False) -> Node:
         """is_live: of the part that stays alive in the store, where sets are maps to nil."""
-        if not self.is_json and not _has_columns(kind):
+        if not self.is_json and not has_column(kind):
             return _as_text(_Compiler("json", False).node(kind, is_live))
         match kind:
             case str():
@@ -256,7 +256,7 @@ class _Compiler:
 
         def write(plain: Any) -> bytes:
             is_object = isinstance(plain, dict)
-            if not is_object and (is_json or not isinstance(plain, list)):
+            if not is_object and not _are_pairs(plain):  # pairs: from a column
                 raise MisfitError(plain, "an object" if is_json else "a list of pairs")
             pairs: dict[bytes, bytes] = {}
             for one, other in plain.items() if is_object else plain:
@@ -356,6 +356,10 @@ class _Compiler:
         return Node(read, write)
 
 
+def _are_pairs(plain: Any) -> bool:
+    return isinstance(plain, list) and all(isinstance(one, tuple) for one in plain)
+
+
 def _as_text(node: Node) -> Node:
     """A value whose type no column has: JSON text."""
 
@@ -371,7 +375,7 @@ def _as_text(node: Node) -> Node:
     return Node(lambda value: to_json(node.read(value)), write_text)
 
 
-def _has_columns(kind: Type) -> bool:
+def has_column(kind: Type) -> bool:
     """Whether a column can hold a type as it is. Parquet has no unions, and nothing endless."""
     match kind:
         case "any" | ["dict", "any", _]:
@@ -379,7 +383,11 @@ def _has_columns(kind: Type) -> bool:
         case ["union", *parts]:
             return sum(part != "none" for part in parts) <= 1 and "any" not in parts
         case ["record" | "row", name, fields]:
-            return not _refers_to(fields, name)
+            return bool(fields) and not _refers_to(fields, name)
+        case ["tuple"]:
+            return False
+        case ["enum", _, values]:
+            return {type(value) for value in values} in ({str}, {int}, {bool})
         case _:
             return True
 

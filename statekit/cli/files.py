@@ -1,0 +1,436 @@
+"""A state as a file, and back: Parquet, Arrow (IPC), JSON lines, CSV.
+
+    key         the key; of a tuple key_0, key_1 ...
+    value       the value, in the style "columns" (Parquet, Arrow) or "json" of statekit.plain. In a
+                CSV text, numbers and times are as they are, and all else is JSON
+    stamp       in a state with a time to live, when the entry was last touched, in ms
+
+What the state is called and what it holds goes with it: in the metadata of a Parquet or Arrow file
+under "statekit", and beside the others in a small file, visits.csv.statekit.json, so that other
+programs read the CSV as they read any. So `import` of what `export` wrote needs no options.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
+
+from statekit.checkpoint.reader import Checkpoint
+from statekit.errors import ArgumentError, StateKitError, shorten
+from statekit.keys import KeyCodec, key_codec
+from statekit.plain import NaiveDatetimeError, PlainCodec, has_column, key_json, to_json
+from statekit.schema import StateSchema, Type
+from statekit.store.kinds import NO_TIME
+
+SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl", "csv": ".csv"}
+_FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl",
+            ".ndjson": "jsonl", ".csv": "csv"}  # fmt: skip
+_ROWS = 65536  # that are made at a time
+_META = b"statekit"
+_SIDECAR = ".statekit.json"
+_VERSION = 1
+_RAW = frozenset(("str", "bytes", "datetime", "date", "time", "timedelta", "uuid", "decimal"))
+_NUMBERS = frozenset(("int", "float", "bool"))
+_CELL_BYTES_MAX = 1 << 30  # the default of csv, 128 KiB, is less than a value may have
+
+Row: TypeAlias = tuple[Any, Any, int | None]  # key, value as a Block has it, stamp
+OnBytes: TypeAlias = Callable[[int], None]
+
+
+class FileMeta(NamedTuple):
+    """What goes with the rows."""
+
+    schema: StateSchema
+    key_groups: int
+    subgroups: int
+    watermark: int | None
+
+    def encode(self) -> str:
+        found = {"statekit": _VERSION, **self._asdict(), "schema": self.schema._asdict()}
+        return to_json(found)
+
+    @classmethod
+    def decode(cls, text: str | bytes, file: Path) -> "FileMeta":
+        try:
+            found = json.loads(text)
+            if found.pop("statekit") != _VERSION:
+                raise ArgumentError(f"{str(file)!r} is of a newer statekit. Update statekit.")
+            return cls(**{**found, "schema": StateSchema(**found["schema"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(
+                f"what {str(file)!r} says about its state cannot be read ({error!r}). "
+                "Export it again, or give --state, --key and --type."
+            ) from None
+
+
+def format_of(file: Path) -> str:
+    """By its suffix."""
+    found = _FORMATS.get(file.suffix.lower())
+    if found is None:
+        raise ArgumentError(
+            f"{str(file)!r} does not end in {', '.join(_FORMATS)}. Rename it to what it is."
+        )
+    return found
+
+
+def file_name(state: str, to: str) -> str:
+    """A state's file. A name may have a slash in it, or be "..": those are written %2F.
+
+    >>> file_name("visits", "csv"), file_name("a/b", "csv"), file_name("..", "csv")
+    ('visits.csv', 'a%2Fb.csv', '%2E%2E.csv')
+    """
+    name = quote(state, safe=" +-_,()[]=@")
+    return (name.replace(".", "%2E") if name.startswith(".") else name) + SUFFIXES[to]
+
+
+# ---- Writing
+
+
+def write_state(
+    checkpoint: Checkpoint, schema: StateSchema, to: str, file: Path, on_bytes: OnBytes
+) -> int:
+    """Writes one state into a file that is complete or not there; the number of entries."""
+    if file.exists():
+        raise ArgumentError(f"{str(file)!r} is there already. Remove it, or name another --out.")
+    meta = FileMeta(schema, checkpoint.key_group_count, checkpoint.subgroups, checkpoint.watermark)
+    part = file.with_name(f"{file.name}.part")
+    write = {"csv": _write_csv, "jsonl": _write_jsonl}.get(to, _write_columns)
+    try:
+        count = write(meta, _rows(checkpoint, schema, on_bytes), part, to)
+    except NaiveDatetimeError:
+        rows = _rows(checkpoint, schema, lambda _: None)
+        count = _write_columns(meta, rows, part, to, has_naive=True)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if to in ("csv", "jsonl"):
+        _sidecar(file).write_text(meta.encode() + "\n", encoding="utf-8")
+    part.rename(file)
+    return count
+
+
+def _sidecar(file: Path) -> Path:
+    return file.with_name(file.name + _SIDECAR)
+
+
+def _rows(checkpoint: Checkpoint, schema: StateSchema, on_bytes: OnBytes) -> Iterator[Row]:
+    decode = key_codec(schema.key).decode
+    for leaf, chain in checkpoint.manifest.chains():
+        for key, (value, stamp) in checkpoint.leaf_rows(leaf).get(schema.name, {}).items():
+            yield decode(key), value, None if stamp == NO_TIME else stamp
+        on_bytes(sum(segment.length for segment in chain))
+
+
+def _key_names(codec: KeyCodec) -> list[str]:
+    return [f"key_{at}" for at in range(len(codec.parts))] if codec.is_tuple else ["key"]
+
+
+def _names(schema: StateSchema) -> list[str]:
+    stamp = ["stamp"] if schema.timed else []
+    return [*_key_names(key_codec(schema.key)), "value", *stamp]
+
+
+def _write_jsonl(meta: FileMeta, rows: Iterator[Row], file: Path, to: str) -> int:
+    codec = PlainCodec(meta.schema)
+    count = 0
+    with file.open("w", encoding="utf-8", newline="\n") as out:
+        for key, value, stamp in rows:
+            count += 1
+            line = {"key": key_json(key), "value": codec.read(value)}
+            if meta.schema.timed:
+                line["stamp"] = stamp
+            out.write(to_json(line) + "\n")
+    return count
+
+
+def _write_csv(meta: FileMeta, rows: Iterator[Row], file: Path, to: str) -> int:
+    codec = PlainCodec(meta.schema)
+    is_raw = _is_raw(meta.schema)
+    count = 0
+    with file.open("w", encoding="utf-8", newline="") as out:
+        lines = csv.writer(out)
+        lines.writerow(_names(meta.schema))
+        for key, value, stamp in rows:
+            count += 1
+            plain = codec.read(value)
+            cell = plain if is_raw and isinstance(plain, str) else to_json(plain)
+            keys = key_json(key if isinstance(key, tuple) else (key,))
+            times = ["" if stamp is None else stamp] if meta.schema.timed else []
+            lines.writerow([*keys, cell, *times])
+    return count
+
+
+def _is_raw(schema: StateSchema) -> bool:
+    """Whether a cell holds the value as it is, and no JSON."""
+    kind = schema.type
+    return schema.form == "value" and isinstance(kind, str) and kind in _RAW | _NUMBERS
+
+
+def _write_columns(
+    meta: FileMeta, rows: Iterator[Row], file: Path, to: str, has_naive: bool = False
+) -> int:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = meta.schema
+    codec = PlainCodec(schema, "columns", has_naive=has_naive)
+    letters = {"s": pyarrow.string(), "b": pyarrow.binary(), "i": pyarrow.int64()}
+    types = [letters[letter] for letter in codec.key.parts]
+    types.append(arrow_type(_whole_type(schema), has_naive))
+    if schema.timed:
+        types.append(pyarrow.int64())
+    fields = list(zip(_names(schema), types, strict=True))
+    arrow_schema = pyarrow.schema(fields, metadata={_META: meta.encode().encode()})
+    count = 0
+    if to == "parquet":
+        writer = pyarrow.parquet.ParquetWriter(file, arrow_schema)
+    else:
+        writer = pyarrow.ipc.new_file(str(file), arrow_schema)
+    with writer as out:
+        while chunk := list(islice(rows, _ROWS)):
+            columns = _key_columns(codec.key, [key for key, _, _ in chunk])
+            columns.append([codec.read(value) for _, value, _ in chunk])
+            if schema.timed:
+                columns.append([stamp for _, _, stamp in chunk])
+            arrays = [
+                pyarrow.array(column, kind) for column, kind in zip(columns, types, strict=True)
+            ]
+            out.write_batch(pyarrow.record_batch(arrays, schema=arrow_schema))
+            count += len(chunk)
+    return count
+
+
+def _whole_type(schema: StateSchema) -> Type:
+    return ["list", "int"] if schema.form == "timers" else schema.type
+
+
+def _key_columns(codec: KeyCodec, keys: list[Any]) -> list[list[Any]]:
+    if not codec.is_tuple:
+        return [keys]
+    return [[key[at] for key in keys] for at in range(len(codec.parts))]
+
+
+def arrow_type(kind: Type, has_naive: bool = False) -> Any:
+    """The type of a column for plain values of the style "columns"."""
+    import pyarrow
+
+    scalars = {
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "bytes": pyarrow.binary(),
+        "none": pyarrow.null(),
+        "date": pyarrow.date32(),
+        "datetime": pyarrow.string() if has_naive else pyarrow.timestamp("us", "UTC"),
+    }
+    if not has_column(kind):
+        return pyarrow.string()
+    match kind:
+        case ["list" | "set" | "tuple*", item]:
+            return pyarrow.list_(arrow_type(item, has_naive))
+        case ["dict", key, item]:
+            return pyarrow.map_(arrow_type(key), arrow_type(item, has_naive))
+        case ["tuple", *parts]:
+            return pyarrow.struct(
+                [(str(at), arrow_type(part, has_naive)) for at, part in enumerate(parts)]
+            )
+        case ["record" | "row", _, fields]:
+            return pyarrow.struct(
+                [(name, arrow_type(part, has_naive)) for name, (part, _) in fields.items()]
+            )
+        case ["union", *parts]:
+            return arrow_type(next(part for part in parts if part != "none"), has_naive)
+        case ["enum", _, [first, *_]]:
+            return {int: pyarrow.int64(), bool: pyarrow.bool_()}.get(type(first), pyarrow.string())
+        case _:
+            return scalars.get(str(kind), pyarrow.string())
+
+
+# ---- Reading
+
+
+def read_meta(file: Path) -> FileMeta | None:
+    """What `export` wrote about a file; None if it is of another program."""
+    if format_of(file) in ("csv", "jsonl"):
+        beside = _sidecar(file)
+        file.stat()  # that it is missing is what to say first
+        return FileMeta.decode(beside.read_bytes(), beside) if beside.exists() else None
+    text = (_arrow_schema(file).metadata or {}).get(_META)
+    return None if text is None else FileMeta.decode(text, file)
+
+
+def _arrow_schema(file: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        if format_of(file) == "parquet":
+            return pyarrow.parquet.read_schema(file)
+        with pyarrow.OSFile(str(file)) as source:
+            return pyarrow.ipc.open_file(source).schema
+    except pyarrow.ArrowInvalid as error:
+        raise ArgumentError(f"{str(file)!r} is no {format_of(file)} file ({error}).") from None
+
+
+class Columns(NamedTuple):
+    """Which columns of a file are what. Names are those of `export` unless told."""
+
+    keys: tuple[str, ...]
+    value: str | None  # None: all others, as the fields of a record
+    stamp: str | None
+
+
+def read_rows(
+    file: Path, schema: StateSchema, columns: Columns, *, is_ours: bool
+) -> Iterator[tuple[Any, bytes, int | None]]:
+    """Key, encoded value and stamp of every row. is_ours: as `export` wrote them."""
+    to = format_of(file)
+    in_columns = is_ours and to in ("parquet", "arrow")
+    codec = PlainCodec(schema, "columns" if in_columns else "json")
+    if in_columns and schema.form == "timers":
+        codec = PlainCodec(schema)
+    records = {"csv": _read_csv, "jsonl": _read_jsonl}.get(to, _read_columns)(file)
+    for at, record in enumerate(records, 1):
+        try:
+            key = _key_of(record, columns.keys, codec.key, to)
+            plain = _value_of(record, columns, schema)
+            if to == "csv":
+                plain = _from_cell(plain, schema, has_value=columns.value is not None)
+            stamp = record.get(columns.stamp) if columns.stamp else None
+            yield key, codec.write(plain), None if stamp in (None, "") else int(stamp)
+        except (StateKitError, KeyError, ValueError, TypeError) as error:
+            what = f"there is no column {error}" if isinstance(error, KeyError) else error
+            raise ArgumentError(f"{str(file)!r}, row {at}: {what}") from None
+
+
+def _read_csv(file: Path) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(_CELL_BYTES_MAX)
+    with file.open(encoding="utf-8", newline="") as source:
+        try:
+            yield from csv.DictReader(source)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ArgumentError(f"{str(file)!r} is no CSV in UTF-8 ({error}).") from None
+
+
+def _read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(encoding="utf-8") as source:
+        for at, line in enumerate(_decoded(source, file), 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ArgumentError(f"{str(file)!r}, line {at} is no JSON ({error}).") from None
+            if not isinstance(record, dict):
+                raise ArgumentError(f"{str(file)!r}, line {at} is no JSON object.")
+            yield record
+
+
+def _decoded(lines: Iterable[str], file: Path) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{str(file)!r} is no text in UTF-8 ({error}).") from None
+
+
+def _read_columns(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        if format_of(file) == "parquet":
+            with pyarrow.parquet.ParquetFile(file) as source:
+                for batch in source.iter_batches(_ROWS):
+                    yield from batch.to_pylist()
+            return
+        with pyarrow.OSFile(str(file)) as data:
+            reader = pyarrow.ipc.open_file(data)
+            for at in range(reader.num_record_batches):
+                yield from reader.get_batch(at).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise ArgumentError(f"{str(file)!r} is no {format_of(file)} file ({error}).") from None
+
+
+def _key_of(record: dict[str, Any], names: tuple[str, ...], codec: KeyCodec, to: str) -> Any:
+    from statekit.plain import key_from_json, parse_key
+
+    if len(names) == 1 and not (codec.is_tuple and to == "csv"):
+        value = record[names[0]]
+        is_text = to == "csv" or (isinstance(value, str) and codec.text == "i")
+        return parse_key(codec, value) if is_text else key_from_json(codec, value)
+    parts = [record[name] for name in names]
+    if to == "csv":
+        parts = [
+            int(part) if letter == "i" else part
+            for letter, part in zip(codec.parts, parts, strict=False)
+        ]
+    return key_from_json(codec, parts)
+
+
+def _value_of(record: dict[str, Any], columns: Columns, schema: StateSchema) -> Any:
+    if columns.value is not None:
+        return record[columns.value]
+    fields: dict[str, Any] = schema.type[2]  # type: ignore[assignment]
+    return {name: record[name] for name in fields if name in record}
+
+
+def _from_cell(plain: Any, schema: StateSchema, *, has_value: bool) -> Any:
+    """The value that the text of a CSV cell stands for."""
+    if not has_value:
+        fields: dict[str, Any] = schema.type[2]  # type: ignore[assignment]
+        return {name: _scalar_cell(cell, fields[name][0]) for name, cell in plain.items()}
+    if _is_raw(schema):
+        return _scalar_cell(plain, schema.type)
+    return _cell_json(plain)
+
+
+def _scalar_cell(cell: Any, kind: Type) -> Any:
+    if not isinstance(cell, str):
+        raise ArgumentError("the row has fewer cells than columns.")
+    match kind:
+        case "int":
+            return int(cell)
+        case "float":
+            return float(cell)
+        case "bool" if cell.lower() in ("true", "false"):
+            return cell.lower() == "true"
+        case ["union", *parts] if "none" in parts:
+            others = [part for part in parts if part != "none"]
+            return None if not cell else _scalar_cell(cell, others[0])
+        case str() if kind in _RAW:
+            return cell
+        case _:
+            return _cell_json(cell)
+
+
+def _cell_json(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError as error:
+        raise ArgumentError(f"{shorten(cell)} is no JSON ({error}).") from None
+
+
+def infer_key_type(file: Path, names: tuple[str, ...]) -> str:
+    """The key type that the columns of a file suggest, in the letters of the native store."""
+    to = format_of(file)
+    if to == "csv":
+        letters = "s" * len(names)
+    else:
+        records = _read_jsonl(file) if to == "jsonl" else _read_columns(file)
+        first = next(records, None)
+        if first is None:
+            raise ArgumentError(f"{str(file)!r} has no rows. Give --key-type.")
+        kinds: dict[type, str] = {str: "s", int: "i", bytes: "b"}
+        found = [kinds.get(type(first.get(name)), "?") for name in names]
+        if "?" in found:
+            raise ArgumentError(
+                f"the column {names[found.index('?')]!r} of {str(file)!r} holds no keys: it has "
+                f"{', '.join(first)}. Name one of text, ints or bytes with --key."
+            )
+        letters = "".join(found)
+    return f"({letters})" if len(names) > 1 else letters

@@ -1,0 +1,347 @@
+"""Commands that move state between checkpoints, files and homes: export import checkpoint ..."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+import statekit
+from statekit.checkpoint import rework
+from statekit.checkpoint.storage import open_storage
+from statekit.cli import files
+from statekit.cli.looking import schema_of
+from statekit.cli.options import at_option, json_option, state_option
+from statekit.cli.output import print_json, print_line, print_table, progress, show_bytes
+from statekit.cli.places import expand, open_one
+from statekit.cli.typetext import form_of, parse_type
+from statekit.errors import ArgumentError, StateKitError
+from statekit.homes import HomeUrl
+from statekit.keys import key_codec
+from statekit.plain import PlainCodec
+from statekit.schema import StateSchema
+from statekit.store import Store
+
+_KEY_GROUPS, _LEAVES = 128, 2048
+_KEY_TYPES = {"str": "s", "int": "i", "bytes": "b"}
+
+
+# ---- export
+
+
+@click.command()
+@click.argument("url")
+@click.option("--to", required=True, type=click.Choice(list(files.SUFFIXES)), help="The format.")
+@click.option(
+    "--out", required=True, metavar="PATH", help="A directory, or with --state the file itself."
+)
+@state_option
+@at_option
+@json_option
+def export(url: str, to: str, out: str, state: str | None, at: int | None, as_json: bool) -> None:
+    """Write states as Parquet, Arrow, CSV or JSON lines.
+
+    One file for each state. Columns: key (key_0, key_1 ... of a tuple), value, and stamp if the
+    state has a time to live. What the state is goes with it, so `import` needs no options.
+
+    \b
+    Example:
+      statekit export /data/ckpt --to parquet --out /tmp/tables
+      statekit export /data/ckpt --to csv --state visits --out visits.csv
+    """
+    checkpoint = open_one(url, at)
+    path = Path(out)
+    chosen = [schema_of(checkpoint, state)] if state else list(checkpoint.states.values())
+    if not chosen:
+        raise ArgumentError(f"checkpoint {checkpoint.number} of {checkpoint.url!r} has no states.")
+    if state and path.suffix == files.SUFFIXES[to]:
+        targets = [path]
+    else:
+        targets = [path / files.file_name(schema.name, to) for schema in chosen]
+    targets[0].parent.mkdir(parents=True, exist_ok=True)
+    done = []
+    for schema, file in zip(chosen, targets, strict=True):
+        with progress(schema.name, checkpoint.bytes) as advance:
+            entries = files.write_state(checkpoint, schema, to, file, advance)
+        size = file.stat().st_size
+        done.append({"state": schema.name, "file": str(file), "entries": entries, "bytes": size})
+    if as_json:
+        print_json(done)
+    else:
+        rows = [
+            [str(row["state"]), str(row["file"]), f"{row['entries']:,}", show_bytes(row["bytes"])]  # type: ignore[arg-type]
+            for row in done
+        ]
+        print_table(["state", "file", "entries", "size"], rows, "llrr")
+
+
+# ---- import
+
+
+@click.command("import")
+@click.argument("names", nargs=-1, required=True, metavar="FILE...")
+@click.option("--into", required=True, metavar="URL", help="A directory that is new.")
+@click.option("--state", metavar="NAME", help="What the state will be called.")
+@click.option(
+    "--key", "keys", multiple=True, metavar="COLUMN", help="Column of the keys; several for tuples."
+)
+@click.option(
+    "--value", metavar="COLUMN", help="Column of the values; without it, a record of the others."
+)
+@click.option(
+    "--type", "type_", metavar="TYPE", help='Of a value: int, "list[str]", "{name: str, age: int}".'
+)
+@click.option(
+    "--form",
+    type=click.Choice(["value", "list", "map", "set"]),
+    help="How it is kept; as the type suggests unless told.",
+)
+@click.option(
+    "--key-type", metavar="TYPE", help="str, int, bytes or tuple[str, int]; as the file suggests."
+)
+@click.option("--key-groups", type=int, metavar="G", help="A power of 2; 128 unless told.")
+@json_option
+def import_(
+    names: tuple[str, ...],
+    into: str,
+    state: str | None,
+    keys: tuple[str, ...],
+    value: str | None,
+    type_: str | None,
+    form: str | None,
+    key_type: str | None,
+    key_groups: int | None,
+    as_json: bool,
+) -> None:
+    """Make a checkpoint of Parquet, Arrow, CSV or .jsonl files.
+
+    Files that `export` wrote need no options but --into. For others say which column is the key
+    and what the values are. Where a key is there twice, the later row counts. The state is built
+    in memory.
+
+    \b
+    Example:
+      statekit import /tmp/tables/*.parquet --into /data/new
+      statekit import users.csv --into /data/new --state users --key id --key-type int \\
+          --type '{name: str, age: int | None}'
+    """
+    given = {"--state": state, "--key": keys, "--value": value, "--type": type_, "--form": form}
+    given["--key-type"] = key_type
+    sources = [_Source.of(Path(name), given) for name in names]
+    geometry = _geometry(sources, key_groups)
+    rework.check_empty(open_storage(into))
+    store = Store(*geometry)
+    schemas: dict[str, StateSchema] = {}
+    counts: dict[str, int] = {}
+    for source in sources:
+        schema = source.schema
+        if schemas.setdefault(schema.name, schema) != schema:
+            raise ArgumentError(
+                f"{str(source.file)!r} has state {schema.name!r} as {schema}, another file as "
+                f"{schemas[schema.name]}. Import files of one export together."
+            )
+        counts[schema.name] = counts.get(schema.name, 0) + _load(store, source)
+    marks = [source.watermark for source in sources]
+    made = rework.build(
+        store,
+        open_storage(into),
+        list(schemas.values()),
+        watermark=None if None in marks else min(mark for mark in marks if mark is not None),
+    )
+    if as_json:
+        print_json({"url": made.url, "number": made.number, "rows": counts, "bytes": made.bytes})
+    else:
+        print_table(["state", "rows"], [[name, f"{n:,}"] for name, n in counts.items()], "lr")
+        print_line(f"written: checkpoint {made.number} of {made.url}, {show_bytes(made.bytes)}")
+
+
+class _Source:
+    """A file, and what its rows are."""
+
+    def __init__(self, file: Path, schema: StateSchema, columns: files.Columns) -> None:
+        self.file = file
+        self.schema = schema
+        self.columns = columns
+        self.meta: files.FileMeta | None = None
+
+    @property
+    def watermark(self) -> int | None:
+        return None if self.meta is None else self.meta.watermark
+
+    @classmethod
+    def of(cls, file: Path, given: dict[str, Any]) -> "_Source":
+        meta = files.read_meta(file)
+        if meta is None:
+            return cls._of_options(file, given)
+        others = [name for name, value in given.items() if value and name != "--state"]
+        if others:
+            raise ArgumentError(
+                f"{str(file)!r} says itself what it holds: {meta.schema}. Leave {others[0]} out."
+            )
+        schema = meta.schema
+        if given["--state"]:
+            schema = schema._replace(name=given["--state"])
+        source = cls(file, schema, _exported_columns(schema, files.format_of(file)))
+        source.meta = meta
+        return source
+
+    @classmethod
+    def _of_options(cls, file: Path, given: dict[str, Any]) -> "_Source":
+        missing = [name for name in ("--state", "--key", "--type") if not given[name]]
+        if missing:
+            raise ArgumentError(
+                f"{str(file)!r} was not written by `statekit export`, so say what it holds: "
+                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+            )
+        kind = parse_type(given["--type"])
+        form = given["--form"] or form_of(kind)
+        if form != "value" and form_of(kind) != form:
+            raise ArgumentError(
+                f"--form {form} does not go with --type {given['--type']}, which is the type of "
+                f"all that is under a key. Write {_EXAMPLES[form]}."
+            )
+        keys = given["--key"]
+        key = _key_letters(given["--key-type"]) or files.infer_key_type(file, keys)
+        codec = key_codec(key)
+        if len(keys) > 1 and len(codec.parts) != len(keys):
+            raise ArgumentError(
+                f"{len(keys)} columns make no key of type {codec.python}. "
+                "Give one --key for each part."
+            )
+        value = given["--value"]
+        is_record = isinstance(kind, list) and kind[0] == "record"
+        if value is None and not is_record:
+            value = "value"
+        schema = StateSchema(given["--state"], form, codec.text, kind)
+        PlainCodec(schema)  # that the type is one
+        return cls(file, schema, files.Columns(tuple(keys), value, None))
+
+
+_EXAMPLES = {"list": "list[...]", "map": "dict[..., ...]", "set": "set[...]"}
+
+
+def _exported_columns(schema: StateSchema, to: str) -> files.Columns:
+    codec = key_codec(schema.key)
+    keys = ["key"]
+    if codec.is_tuple and to != "jsonl":
+        keys = [f"key_{at}" for at in range(len(codec.parts))]
+    return files.Columns(tuple(keys), "value", "stamp" if schema.timed else None)
+
+
+def _key_letters(text: str | None) -> str | None:
+    if text is None:
+        return None
+    kind = parse_type(text)
+    if isinstance(kind, list) and kind[0] == "tuple":
+        parts = [_KEY_TYPES.get(str(part), "?") for part in kind[1:]]
+        return f"({''.join(parts)})"
+    return _KEY_TYPES.get(str(kind), text)
+
+
+def _geometry(sources: list[_Source], key_groups: int | None) -> tuple[int, int]:
+    metas = [source.meta for source in sources if source.meta is not None]
+    found = {(meta.key_groups, meta.subgroups) for meta in metas}
+    groups, subgroups = found.pop() if len(found) == 1 else (_KEY_GROUPS, _LEAVES // _KEY_GROUPS)
+    if key_groups is None:
+        return groups, subgroups
+    return key_groups, max(1, groups * subgroups // max(key_groups, 1))
+
+
+def _load(store: Store, source: _Source) -> int:
+    schema = source.schema
+    raw = rework.declare(store, schema)
+    rows = files.read_rows(source.file, schema, source.columns, is_ours=source.meta is not None)
+    count = 0
+    with progress(source.file.name, source.file.stat().st_size):
+        if schema.timed:  # stamps are those of the file: installed, as what comes from a home
+            store.mark(0, store.leaves, "absent")
+        for count, (key, encoded, stamp) in enumerate(rows, 1):
+            try:
+                if schema.timed:
+                    raw.install(key, encoded, stamp)
+                else:
+                    raw.put_encoded(key, encoded)
+            except StateKitError as error:
+                raise ArgumentError(f"{str(source.file)!r}, row {count}: {error}") from None
+        store.mark(0, store.leaves, "whole")
+    return count
+
+
+# ---- checkpoint and restore
+
+
+@click.command()
+@click.argument("home")
+@click.option("--to", required=True, metavar="URL", help="The directory of checkpoints.")
+@click.option("--compression", type=click.Choice(["zstd", "lz4"]), help="None unless told.")
+@json_option
+def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> None:
+    """Take a checkpoint of a rocksdb: or redis: home.
+
+    No other process may write to the home meanwhile.
+
+    \b
+    Example:
+      statekit checkpoint rocksdb:/var/state --to s3://bucket/ckpt
+    """
+    _check_home(home)
+    with statekit.open(home) as kv:
+        if not kv.schemas:
+            raise ArgumentError(f"{kv.url!r} holds no states. Check the URL.")
+        made = kv.checkpoint(to, compression=compression)
+    if as_json:
+        print_json({"url": made.url, "number": made.number, "bytes": made.bytes})
+    else:
+        print_line(f"written: checkpoint {made.number} of {made.url}, {show_bytes(made.bytes)}")
+
+
+def _check_home(home: str) -> None:
+    parsed = HomeUrl.parse(home)
+    if parsed.scheme == "memory":
+        raise ArgumentError('"memory:" is the memory of this command, which has nothing in it.')
+    if parsed.scheme == "rocksdb" and not os.path.isdir(parsed.place):  # opening would make it
+        raise ArgumentError(f"there is no directory {parsed.place!r}. Check the URL.")
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.option(
+    "--into", required=True, metavar="HOME", help="rocksdb:/path or redis://host/0; it must be new."
+)
+@click.option(
+    "--key-groups", metavar="RANGE", help="Only these, such as 0-63; all that URL has unless told."
+)
+@json_option
+def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: bool) -> None:
+    """Put the state of checkpoints into a home.
+
+    \b
+    Example:
+      statekit restore /data/ckpt@7 --into rocksdb:/var/state
+      statekit restore /data/worker-0 /data/worker-1 --into redis://localhost/0
+    """
+    places = expand(urls)
+    if len({place.at for place in places}) > 1:
+        raise ArgumentError(
+            f"{', '.join(urls)} are checkpoints of different numbers. Restore those of one number, "
+            "or merge them into a new directory first."
+        )
+    if HomeUrl.parse(into).scheme == "memory":
+        raise ArgumentError('"memory:" is gone when this command ends. Name a home that stays.')
+    groups = None if key_groups is None else _parse_groups(key_groups)
+    sources = [place.storage.url for place in places]
+    kv = statekit.restore(sources, key_groups=groups, lazy=False, at=places[0].at, home=into)
+    with kv:
+        found = {"home": kv.url, "states": list(kv.schemas)}
+    if as_json:
+        print_json(found)
+    else:
+        print_line(f"restored {len(found['states'])} states into {found['home']}")
+
+
+def _parse_groups(text: str) -> list[range]:
+    try:
+        parts = [part.split("-") for part in text.split(",")]
+        return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part) <= 2]
+    except ValueError:
+        raise ArgumentError(f"{text!r} are no key-groups. Write 0-63, or 0-15,32,40-47.") from None

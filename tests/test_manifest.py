@@ -162,7 +162,8 @@ def test_metadata_are_what_json_can_hold() -> None:
     assert plain_metadata(None) == {}
     nested: list[Any] = []
     nested.append(nested)
-    for bad in ({"a": float("nan")}, {"a": object()}, {"a": b""}, {"a": nested}):
+    bad: Any
+    for bad in ({"a": float("nan")}, {"a": object()}, {"a": b""}, {"a": nested}, {1: 2}, [], 5):
         with pytest.raises(ArgumentError, match="metadata"):
             plain_metadata(bad)
 
@@ -366,6 +367,13 @@ def test_padding_is_zero() -> None:
     text += b" " * (3 - len(text) % 8)
     with pytest.raises(DamagedError, match="padding"):
         Manifest.decode(with_text(text, padding=b" "), NAME)
+
+
+def test_every_form_of_a_state_is_known() -> None:
+    for form in ("value", "list", "map", "set", "timers"):
+        (schema,) = Manifest.decode(described(states=state(form=form)), NAME).schemas
+        assert schema.form == form
+        assert schema.kind  # of schema.py: the forms are the same there
 
 
 def test_constants_of_the_format() -> None:

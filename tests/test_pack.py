@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import format_example
 import format_oracle
 import pytest
 import xxhash
@@ -376,3 +377,17 @@ def test_a_pack_in_a_real_directory(tmp_path: Path) -> None:
         for segment in chain:
             assert plain(read_segment(storage, ref, segment)) == plain(blocks()[segment.leaf])
     assert list(verify_pack(storage, ref)) == []
+
+
+def test_the_example_of_the_documentation_is_what_is_written(tmp_path: Path) -> None:
+    _, shown, _ = format_example.split_page(format_example.PAGE.read_text())
+    assert shown == format_example.example(), "run: python tests/format_example.py --write"
+    for files in format_example.checkpoints():
+        Files(files).save(tmp_path)
+    _, first = format_oracle.read_checkpoint(tmp_path, 1)
+    rows: dict[bytes, Any] = {key.encode(): (at, None) for at, key in enumerate("abcde", 1)}
+    assert first == {0: {"n": rows}}
+    del rows[b"a"]
+    rows[b"b"] = (7, None)
+    _, second = format_oracle.read_checkpoint(tmp_path, 2)
+    assert second == {0: {"n": rows}}

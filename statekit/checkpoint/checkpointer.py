@@ -26,6 +26,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -198,7 +199,13 @@ class Checkpointer:
                     f"({running.progress.fraction:.0%}). Wait for it, or cancel it, first."
                 )
             self._jobs[storage.url] = job
+        # Started before there is anything to do, so that starting it does not hold up the caller:
+        # a thread with work would keep the GIL for a while before start() returns.
+        inbox: SimpleQueue[_Run | None] = SimpleQueue()
+        frozen: Frozen | None = None
+        run: _Run | None = None
         try:
+            threading.Thread(target=self._run, args=(inbox,), name="statekit-checkpoint").start()
             lineage = self._base(storage, base)
             failpoints.visit("checkpoint.freeze")
             with self._provider_lock:
@@ -213,12 +220,16 @@ class Checkpointer:
             run = _Run(job, storage, frozen, lineage, description, watermark, kept)
             run.compression = compression
             job._leaves_total = len(run.leaves)
-            threading.Thread(target=self._run, args=(run,), name="statekit-checkpoint").start()
         except BaseException:
+            run = None
+            if frozen is not None:
+                frozen.close()
             with self._lock:
                 if self._jobs.get(storage.url) is job:
                     del self._jobs[storage.url]
             raise
+        finally:
+            inbox.put(run)
         return job
 
     def _base(self, storage: Storage, base: Any) -> _Lineage | None:
@@ -265,7 +276,10 @@ class Checkpointer:
 
     # ---- In the background
 
-    def _run(self, run: "_Run") -> None:
+    def _run(self, inbox: "SimpleQueue[_Run | None]") -> None:
+        run = inbox.get()
+        if run is None:  # it could not be frozen
+            return
         result = error = None
         try:
             try:

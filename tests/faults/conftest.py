@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,20 @@ MEMORY = Path("/dev/shm")
 def library() -> Path:
     """The I/O shim, compiled."""
     return shim.build(ROOT / "build" / "faults")
+
+
+@pytest.fixture(scope="session")
+def testing_build() -> Path:
+    """statekit with fail points and failing allocations in C; a directory for PYTHONPATH."""
+    target = ROOT / "build" / "testing"
+    setup = [sys.executable, "setup.py", "-q", "build", "--build-base", f"{target}-temp"]
+    subprocess.run(
+        [*setup, "--build-lib", str(target)],
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"STATEKIT_CFLAGS": "-O1 -g -DSK_TESTING"},
+    )
+    return target
 
 
 @pytest.fixture

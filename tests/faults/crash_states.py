@@ -38,7 +38,7 @@ from shim import Entry, Flag
 SECTOR = 512
 PAGE = 4096
 EXHAUSTIVE_MAX = 12
-TEARS_MAX = 12  # ways in which one write is in part
+CUTS_MAX = 16  # places where one write is cut, of each unit
 DIGESTS_MAX = 256  # contents kept alive for their digests
 MAP_SHARED, PROT_WRITE = 1, 2
 
@@ -115,7 +115,7 @@ class _Data:
             content[self.offset + part.start : end] = self.data[part.start : part.stop]
 
     def parts(self) -> list[Part]:
-        """Ways to be there in part, at most TEARS_MAX: cuts near both ends and the middle."""
+        """Ways to be there in part: zeros, and each side of every cut, or of evenly spread ones."""
         if self.data is None:
             return []
         size = len(self.data)
@@ -123,12 +123,10 @@ class _Data:
         for unit in (SECTOR, PAGE):
             first = unit - self.offset % unit  # units are of the file, not of the write
             cuts = range(first, size, unit)
-            middle = len(cuts) // 2
-            some = cuts if len(cuts) <= 3 else (cuts[0], cuts[middle], cuts[-1])
-            for cut in some:
+            step = -(-len(cuts) // CUTS_MAX) or 1
+            for cut in {*cuts[::step], *cuts[-1:]}:
                 parts += [Part(0, cut), Part(cut, size)]
-        unique = list(dict.fromkeys(parts))
-        return unique[:TEARS_MAX]
+        return sorted(set(parts), key=lambda part: (part.is_zeros, part.start, part.stop))
 
 
 @dataclass(eq=False)

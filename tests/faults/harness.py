@@ -155,7 +155,8 @@ class ForkServer:
         self._answer, answer_write = os.pipe()
         environment = os.environ | (env or {})
         environment["LD_PRELOAD"] = str(library)
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, [*python_path, HERE]))
+        path = [*python_path, HERE, os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, path)))
         code = f"import harness; harness.serve({request_read}, {answer_write}, {str(library)!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
@@ -166,11 +167,16 @@ class ForkServer:
         )
         os.close(request_read)
         os.close(answer_write)
-        self.prepared = self._ask(("prepare", str(watch), prepare, arguments))
+        try:
+            self._ask(("prepare", str(watch), prepare, arguments))
+        except BaseException:
+            self.close()
+            raise
 
     def run(
         self,
         step: str,
+        /,
         *,
         rules: Sequence[Rule] = (),
         is_logged: bool = False,
@@ -219,7 +225,7 @@ class Template:
         self._directory = directory
         self._store = store
         copy_tree(directory, store)
-        self._digest = tree_of(store)
+        self.files = tree_of(store)
 
     def reset(self) -> None:
         for entry in os.scandir(self._directory):
@@ -230,7 +236,7 @@ class Template:
         copy_tree(self._store, self._directory)
 
     def check(self) -> None:
-        assert tree_of(self._store) == self._digest, "a file was changed in place"
+        assert tree_of(self._store) == self.files, "a file was changed in place"
 
 
 def copy_tree(source: Path | str, target: Path | str) -> None:
@@ -276,11 +282,7 @@ def serve(requests: int, answers: int, library: str) -> None:
                 prepared = find(name)(kit, **arguments) if name else None
                 gc.collect()
                 gc.freeze()  # what is here already is not looked through again in every child
-                try:
-                    pickle.dumps(prepared)
-                    answer: Any = prepared
-                except Exception:
-                    answer = None
+                answer: Any = None
             else:
                 answer = _fork_and_run(shim, prepared, *request[1:])
         except Exception:

@@ -1,0 +1,347 @@
+"""What the fault tests do to statekit: steps for the fork server, and the checks that follow.
+
+A checkpoint says in its metadata which version of the workload it holds. The checks (in the test's
+process, without shim) hold a directory against the oracle:
+
+    I1, I3  all keys are there and equal
+    I5      the newest checkpoint is whole, and is the newest acknowledged one or a newer one
+    I7      the next checkpoint and collection work and leave nothing but what one needs
+"""
+
+import os
+import random
+import resource
+import stat
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import workloads
+from harness import Kit
+from workloads import Workload
+
+import statekit as sk
+from statekit import errors
+from statekit.checkpoint import writer
+from statekit.checkpoint.reader import Checkpoint, checkpoints, open_checkpoint
+from statekit.checkpoint.retention import collect as collect_garbage
+from statekit.checkpoint.rework import compact as compact_checkpoint
+from statekit.checkpoint.storage import open_storage
+from statekit.checkpoint.writer import Attempt
+
+LOCKS = {".lock", ".lock-publish"}
+SECONDS_MAX = 30.0
+
+
+class Prepared(NamedTuple):
+    kv: Any
+    url: str
+    workload: Workload
+    version: int  # of what the provider holds
+
+
+# ---- in the fork server ------------------------------------------------------------------------
+
+
+def prepare(
+    kit: Kit,
+    *,
+    url: str,
+    workload: Workload,
+    taken: int,
+    is_changed: bool = True,
+    pack_bytes: int | None = None,
+) -> Prepared:
+    """A provider with so many checkpoints taken, and changes since if it is_changed.
+
+    Small packs make a small checkpoint what a large one is: several packs.
+    """
+    if pack_bytes is not None:
+        writer.PACK_BYTES = pack_bytes  # type: ignore[misc]
+    kv = sk.open("memory:", key_groups=workload.key_groups, subgroups=workload.subgroups)
+    workloads.declare(kv, workload)
+    for version in range(1, taken + 1):
+        workloads.apply(kv, workload, version)
+        kv.checkpoint(url, metadata={"version": version})
+    version = taken
+    if is_changed:
+        version += 1
+        workloads.apply(kv, workload, version)
+    return Prepared(kv, url, workload, version)
+
+
+def checkpoint(kit: Kit, prepared: Prepared, *, is_full: bool = False) -> int:
+    """The next checkpoint."""
+    kv, url, _, version = prepared
+    kit.intent(version)
+    taken = kv.checkpoint(url, base=None if is_full else "auto", metadata={"version": version})
+    kit.done(version)
+    return int(taken.number)
+
+
+def collect(kit: Kit, prepared: Prepared, *, keep: int = 1) -> tuple[int, ...]:
+    return collect_garbage(open_storage(prepared.url), keep=keep).removed
+
+
+def checkpoint_and_collect(kit: Kit, prepared: Prepared, *, is_full: bool = False) -> None:
+    checkpoint(kit, prepared, is_full=is_full)
+    collect(kit, prepared)
+
+
+def compact(kit: Kit, prepared: Prepared) -> int:
+    taken = compact_checkpoint(open_checkpoint(prepared.url))
+    assert taken is not None, "there was nothing to compact"
+    return int(taken.number)
+
+
+def compact_and_collect(kit: Kit, prepared: Prepared) -> None:
+    compact(kit, prepared)
+    collect(kit, prepared)
+
+
+def read_all(kit: Kit, prepared: Prepared, *, is_lazy: bool = False) -> workloads.Contents:
+    """Restores the newest checkpoint and reads all of it."""
+    with sk.restore(prepared.url, lazy=is_lazy) as kv:
+        workloads.declare(kv, prepared.workload)
+        return workloads.read(kv, prepared.workload)
+
+
+def life(kit: Kit, prepared: Prepared, *, count: int, seed: int) -> None:
+    """Checkpoints one after the other, full or not, compacted and collected now and then."""
+    rng = random.Random(seed)
+    for version in range(prepared.version, prepared.version + count):
+        if version > prepared.version:
+            workloads.apply(prepared.kv, prepared.workload, version)
+        checkpoint(kit, prepared._replace(version=version), is_full=rng.random() < 0.3)
+        if rng.random() < 0.2:
+            compact_checkpoint(open_checkpoint(prepared.url))
+        if rng.random() < 0.5:
+            collect(kit, prepared, keep=rng.randrange(1, 4))
+
+
+def checkpoint_without_fsync(kit: Kit, prepared: Prepared, *, of: str) -> None:
+    """A checkpoint by a broken program, which the tests must find out."""
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+        if is_directory != (of == "directories"):
+            real(fd)
+
+    os.fsync = fsync  # type: ignore[assignment]
+    checkpoint(kit, prepared)
+
+
+def fill_while_changing(kit: Kit, prepared: Prepared) -> None:
+    """All leaves change after the state was frozen and before it is written."""
+    kv, url, workload, version = prepared
+    may_write = threading.Event()
+    enter = Attempt.__enter__
+
+    def wait_and_enter(self: Attempt) -> Attempt:
+        assert may_write.wait(SECONDS_MAX)
+        return enter(self)
+
+    Attempt.__enter__ = wait_and_enter  # type: ignore[method-assign]
+    kit.intent(version)
+    job = kv.checkpoint_async(url, metadata={"version": version})
+    try:
+        for state, keys in workloads.contents(workload, version).items():
+            for key in keys:
+                kv[state].discard(key)
+    finally:
+        may_write.set()
+        job.wait(SECONDS_MAX)
+    kit.done(version)
+
+
+def restore_otherwise(kit: Kit, prepared: Prepared) -> None:
+    """Restored into other key-groups, and with a state whose type has changed."""
+    _, url, workload, version = prepared
+    counts = workloads.contents(workload, version).get("counts", {})
+    count = workload.key_groups * workload.subgroups * 4
+    with sk.restore(url, lazy=False, regroup=count) as kv:
+        workloads.declare(kv, workload)
+        assert workloads.read(kv, workload) == workloads.contents(workload, version)
+    with sk.restore(url, lazy=False) as kv:
+        if counts:
+            assert dict(kv.value("counts", float).items()) == counts
+
+
+class _Shelf:
+    """A file system of fsspec that is neither local to statekit nor an object store."""
+
+    scheme = "shelf"
+
+    @classmethod
+    def register(cls) -> None:
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
+            protocol = cls.scheme
+            local_file = False
+
+            @classmethod
+            def _strip_protocol(cls, path: str) -> str:
+                return str(path).removeprefix(f"{cls.protocol}://").rstrip("/")
+
+        fsspec.register_implementation(cls.scheme, ShelfFileSystem, clobber=True)
+
+
+def checkpoint_to_shelf(kit: Kit, prepared: Prepared) -> int:
+    """The next checkpoint through fsspec, and a collection, into the same directory."""
+    _Shelf.register()
+    shelf = prepared._replace(url=f"{_Shelf.scheme}://{prepared.url}")
+    number = checkpoint(kit, shelf)
+    collect(kit, shelf)
+    return number
+
+
+def with_few_files(kit: Kit, prepared: Prepared, *, step: str, spare: int) -> None:
+    """A step with so many descriptors to spare."""
+    used = [int(name) for name in os.listdir("/proc/self/fd")]
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = []
+    top = max(used) + 1
+    while (fd := os.dup(0)) < top:  # gaps below would be to spare, too
+        fillers.append(fd)
+    os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (top + spare, hard))
+    try:
+        globals()[step](kit, prepared)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in fillers:
+            os.close(fd)
+
+
+def with_little_memory(
+    kit: Kit,
+    prepared: Prepared,
+    *,
+    step: str,
+    is_for_ever: bool,
+    allocations_max: int,
+    **arguments: Any,
+) -> dict[str, int]:
+    """A step once for each of its allocations, which fails; what must hold then is checked."""
+    from statekit._native import lib
+
+    assert lib.sk_is_testing_build()
+    call = globals()[step]
+    kv, url, workload, version = prepared
+    expected = workloads.contents(workload, version)
+    failed = nth = 0
+    while nth < allocations_max:
+        nth += 1
+        files = sorted(os.listdir(url)) if os.path.isdir(url) else []
+        lib.sk_fail_alloc(nth, is_for_ever)
+        try:
+            call(kit, prepared, **arguments)
+        except (MemoryError, errors.StateKitError):
+            made = lib.sk_alloc_count()
+            lib.sk_fail_alloc(0, 0)
+            if made < nth:
+                raise  # that was something else
+            failed += 1
+            now = sorted(os.listdir(url)) if os.path.isdir(url) else []
+            assert set(now) - set(files) <= LOCKS, f"allocation {nth}: {set(now) - set(files)}"
+            assert set(files) <= set(now), f"allocation {nth}: {set(files) - set(now)} went"
+            if step == "checkpoint":
+                assert workloads.read(kv, workload) == expected, f"allocation {nth}: other state"
+        else:
+            made = lib.sk_alloc_count()
+            lib.sk_fail_alloc(0, 0)
+            if made < nth:
+                break  # it makes no more than that
+    call(kit, prepared, **arguments)
+    return {"failed": failed, "tried": nth}
+
+
+def fail_then_succeed(kit: Kit, prepared: Prepared, *, is_full: bool = False) -> dict[str, Any]:
+    """A checkpoint that a rule makes fail; then, the cause gone, one that works (I7).
+
+    Says what was seen in between, for the test to judge.
+    """
+    kv, _, workload, version = prepared
+    seen: dict[str, Any] = {"error": "", "bases": (), "message": ""}
+    try:
+        checkpoint(kit, prepared, is_full=is_full)
+    except errors.StateKitError as error:
+        seen["error"] = type(error).__name__
+        seen["bases"] = tuple(base.__name__ for base in type(error).__mro__)
+        seen["message"] = str(error)
+    kit.shim.disarm()
+    kit.shim.mark("disarmed")
+    seen["is_state_unchanged"] = workloads.read(kv, workload) == workloads.contents(
+        workload, version
+    )
+    seen["files"] = sorted(os.listdir(prepared.url)) if os.path.isdir(prepared.url) else []
+    seen["usable"] = usable(prepared.url, workload)
+    workloads.apply(kv, workload, version + 1)
+    checkpoint(kit, prepared._replace(version=version + 1), is_full=is_full)
+    return seen
+
+
+# ---- checks ------------------------------------------------------------------------------------
+
+
+def restored(checkpoint_: Checkpoint | str, workload: Workload, at: int | None = None) -> Any:
+    """What a checkpoint holds."""
+    with sk.restore(checkpoint_, lazy=False, at=at) as kv:
+        workloads.declare(kv, workload)
+        return workloads.read(kv, workload)
+
+
+def usable(url: str, workload: Workload) -> list[int]:
+    """Versions of all checkpoints in a directory, oldest first; each equals the oracle's."""
+    versions = []
+    for found in checkpoints(url):
+        version = int(found.metadata["version"])
+        assert restored(url, workload, found.number) == workloads.contents(workload, version), (
+            f"checkpoint {found.number} is not version {version}"
+        )
+        versions.append(version)
+    return versions
+
+
+def check_newest(url: str, workload: Workload, at_least: int, at_most: int) -> int:
+    """I1, I3, I5 of a directory; the version of its newest checkpoint, 0 if there is none."""
+    try:
+        newest = open_checkpoint(url)
+    except errors.NoCheckpointError:
+        assert at_least == 0, f"version {at_least} was acknowledged, and there is no checkpoint"
+        return 0
+    version = int(newest.metadata["version"])
+    assert at_least <= version <= at_most, (
+        f"the newest checkpoint is version {version}; {at_least} was acknowledged and {at_most} "
+        "was begun"
+    )
+    assert restored(url, workload) == workloads.contents(workload, version)
+    return version
+
+
+def check_goes_on(url: str, workload: Workload, version: int) -> None:
+    """I7: from what a crash left, work goes on, and a collection removes what is too much."""
+    if version:
+        kv = sk.restore(url, lazy=False)
+    else:
+        kv = sk.open("memory:", key_groups=workload.key_groups, subgroups=workload.subgroups)
+    with kv:
+        workloads.declare(kv, workload)
+        workloads.apply(kv, workload, version + 1)
+        kv.checkpoint(url, metadata={"version": version + 1})
+        collect_garbage(open_storage(url), keep=1)
+    check_tidy(url)
+    check_newest(url, workload, version + 1, version + 1)
+
+
+def check_tidy(url: str, count: int = 1) -> None:
+    """A directory holds so many checkpoints, their packs, and nothing else."""
+    found = checkpoints(url)
+    assert len(found) == count
+    needed = {pack.name for each in found for pack in each.manifest.packs}
+    needed |= {f"{each.number:012}.manifest" for each in found}
+    assert {path.name for path in Path(url).iterdir()} - LOCKS == needed

@@ -1,0 +1,128 @@
+"""Rows 1 and 2 of the reliability matrix: SIGKILL at every system call and at every fail point.
+
+Whatever the moment, a restore yields exactly one completed checkpoint, the newest acknowledged or
+newer, with all keys as the oracle has them (I1, I3, I5); then work goes on and a collection removes
+what the dead process left (I7).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import CLEAN, KILLED, RAISED
+from shim import ALL, CHANGES, WRITES, Action, Rule
+from stage import CASES, LATER_CASES, Case, Stage
+from workloads import MIXED, NIGHTLY, SIZES, WORKLOADS, Workload
+
+# A kill before a call that changes nothing leaves the disk as the one before it.
+COUNTED = ALL if NIGHTLY else CHANGES
+
+
+@pytest.fixture
+def stage(library: Path, place: Path, case: Case, workload: Workload) -> Iterator[Stage]:
+    with Stage(library, place, case, workload) as stage:
+        yield stage
+
+
+@pytest.mark.parametrize("workload", dict.fromkeys([*SIZES, *WORKLOADS]), ids=str)
+@pytest.mark.parametrize("case", [*CASES, *(LATER_CASES if NIGHTLY else ())], ids=str)
+def test_row_1_a_kill_at_any_call_leaves_one_whole_checkpoint(stage: Stage) -> None:
+    clean = stage.run()
+    if clean.status == RAISED and "nothing to compact" in clean.message:
+        pytest.skip("so small that there is nothing to compact")
+    assert clean.status == CLEAN, clean.trace
+    stage.check(clean)
+    calls = clean.count(COUNTED)
+    print(f"{stage.case}: {calls} calls: {clean.counts}")
+    assert calls >= 5
+    for nth in range(1, calls + 1):
+        outcome = stage.run(Rule(nth, Action.KILL, COUNTED))
+        assert outcome.status == KILLED, f"call {nth} of {calls}: {outcome.trace}"
+        stage.check(outcome)
+    for nth in range(1, clean.count(WRITES) + 1):
+        outcome = stage.run(Rule(nth, Action.KILL_HALF, WRITES))
+        assert outcome.status == KILLED
+        stage.check(outcome)
+
+
+# ---- fail points -------------------------------------------------------------------------------
+
+# Each has at least one point that no other comes by.
+POINT_CASES = (
+    *CASES,
+    Case("fill_while_changing", taken=1),
+    Case("read_all", taken=2, is_changed=False),
+    Case("restore_otherwise", taken=2, is_changed=False),
+    Case("checkpoint_to_shelf", taken=0),
+)
+NATIVE = "native."
+
+
+def test_row_2_an_error_or_a_kill_at_any_fail_point_leaves_one_whole_checkpoint(
+    library: Path, place: Path, testing_build: Path
+) -> None:
+    """And all points are visited: the list is printed."""
+    visited: dict[str, int] = {}
+    names: set[str] = set()
+    for workload in WORKLOADS:
+        for at, case in enumerate(POINT_CASES):
+            folder = place / f"{workload.name}-{at}"
+            folder.mkdir()
+            with Stage(
+                library,
+                folder,
+                case,
+                workload,
+                python_path=[testing_build],
+                env={"STATEKIT_FAILPOINTS": ""},
+            ) as stage:
+                found = _try_points(stage)
+            names |= found.keys()
+            for name, count in found.items():
+                visited[name] = visited.get(name, 0) + count
+    for name in sorted(names):
+        print(f"{visited[name]:6} visits  {name}")
+    missed = sorted(name for name in names if not visited[name])
+    assert not missed, f"no test comes by {missed}"
+    assert any(name.startswith(NATIVE) for name in names), "this is not a testing build"
+
+
+def _try_points(stage: Stage) -> dict[str, int]:
+    """Makes every point fail that the step comes by, at its first and last visit."""
+    clean = stage.run(failpoints="")
+    assert clean.status == CLEAN, clean.trace
+    stage.check(clean)
+    for name, count in clean.visits.items():
+        visits = range(1, count + 1)
+        some = visits if NIGHTLY and count <= 50 else sorted({*visits[:1], *visits[-1:]})
+        for nth in some:
+            killed = stage.run(failpoints=f"{name}=kill@{nth}")
+            assert killed.status == KILLED, f"{stage.case} {name}@{nth}: {killed.trace}"
+            stage.check(killed)
+            failed = stage.run(failpoints=f"{name}=error@{nth}")
+            where = f"{stage.case} {name}=error@{nth}: {failed.trace}"
+            assert failed.status in (CLEAN, RAISED), where
+            # An error while tidying up after success is nobody's business; else it is told.
+            assert failed.status == CLEAN or {"StateKitError", "MemoryError"} & {*failed.bases}, (
+                where
+            )
+            assert not failed.leaks(), f"{failed.leaks()} leaked: {where}"
+            stage.check(failed)
+    return clean.visits
+
+
+def test_the_workload_makes_incremental_checkpoints_and_long_chains(place: Path) -> None:
+    """Else the tests above would prove less than they say."""
+    import scenarios
+    from harness import Kit
+
+    class Silent(Kit):
+        def __init__(self) -> None:
+            pass
+
+    url = str(place / "checkpoints")
+    prepared = scenarios.prepare(Silent(), url=url, workload=MIXED, taken=3)
+    found = scenarios.checkpoints(url)
+    assert [each.manifest.base for each in found] == [None, 1, 2]
+    assert any(len(chain) > 1 for _, chain in found[-1].manifest.chains())
+    prepared.kv.close()

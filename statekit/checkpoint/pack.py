@@ -268,9 +268,8 @@ def _blocks(reader: _Reader, segment: Segment, frames: bytes) -> bytes:
     for offset, block in _each_block(reader, segment.offset, memoryview(frames)):
         _check_place(reader, offset, block, segment.leaf, seen)
         parts.append(block)
-    # Most often nothing was compressed: then they are what was read.
-    is_plain = sum(map(len, parts)) == len(frames) and frames.find(_COMPRESSED) < 0
-    return frames if is_plain else b"".join(parts)
+    # Most often nothing was compressed: then they are what was read, which need not be copied.
+    return frames if all(block.obj is frames for block in parts) else b"".join(parts)
 
 
 def _each_block(

@@ -157,7 +157,8 @@ class Checkpoint:
         steps = []
         done: set[str] = set()  # states whose older blocks say nothing any more
         for segment in reversed(self.manifest.chain(leaf)):
-            data = self._read(segment)
+            whole = self._read(segment)
+            data = memoryview(whole)
             kept = []
             newly: set[str] = set()
             at = 0
@@ -168,7 +169,8 @@ class Checkpoint:
                         newly.add(block.name)
                 at += block.size
             if kept:
-                steps.append(b"".join(kept))
+                is_all = sum(map(len, kept)) == len(whole)
+                steps.append(whole if is_all else b"".join(kept))
             done |= newly
         return steps
 
@@ -192,7 +194,7 @@ class Checkpoint:
             self._packs_checked.add(segment.pack)
         return read_segment(self.storage, pack, segment, number=self.number)
 
-    def _blocks(self, segment: Segment, data: Data) -> Iterator[Block]:
+    def _blocks(self, segment: Segment, data: Data | memoryview) -> Iterator[Block]:
         try:
             for block in Block.each(data):
                 if block.leaves != self.manifest.leaves:

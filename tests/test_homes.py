@@ -19,7 +19,14 @@ from servers import HOST, RedisServer, free_port, redis_cluster, redis_server
 from test_docs import python_blocks
 
 from statekit.errors import ArgumentError, HomeError, StateKitError
-from statekit.homes import Home, HomeUrl, open_home, parse_bytes, register_home
+from statekit.homes import (
+    Home,
+    HomeSnapshot,
+    HomeUrl,
+    open_home,
+    parse_bytes,
+    register_home,
+)
 from statekit.homes import home as home_module
 from statekit.homes import redis as redis_module
 from statekit.homes import rocksdb as rocksdb_module
@@ -183,6 +190,22 @@ class ClearsTooMuch(DictHome):
         self.rows = {row: value for row, value in self.rows.items() if row[0] != leaf}
 
 
+class SeesTheFuture(DictHome):
+    """Its snapshots are no copies."""
+
+    def snapshot(self) -> HomeSnapshot:
+        home = self
+
+        class Snapshot(HomeSnapshot):
+            def load(self, leaf: int, state: int) -> list[tuple[bytes, bytes]]:
+                return home.load(leaf, state)
+
+            def close(self) -> None:
+                pass
+
+        return Snapshot()
+
+
 class RowsTwice(DictHome):
     def load(self, leaf: int, state: int) -> list[tuple[bytes, bytes]]:
         return super().load(leaf, state) * 2
@@ -198,6 +221,7 @@ class RowsTwice(DictHome):
         (Unordered, "test_get_answers_in_order_with_misses_and_repeats"),
         (NeverCloses, "test_closed_home_raises_home_error"),
         (ClearsTooMuch, "test_clear_deletes_the_rows_of_one_leaf_and_state_only"),
+        (SeesTheFuture, "test_snapshot_is_of_one_moment"),
         (RowsTwice, "test_row_is_put_replaced_and_deleted"),
         (MixesStates, "test_random_operations_agree_with_a_dict"),
         (DictHome, "test_what_was_flushed_is_there_after_reopening"),

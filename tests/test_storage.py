@@ -939,6 +939,22 @@ def test_missing_credentials_are_told(bucket: str, monkeypatch: pytest.MonkeyPat
         open_storage(f"s3://{bucket}/x").write(PACK, [b"1"])
 
 
+def test_a_forked_child_opens_it_again(bucket: str) -> None:
+    code = """
+assert storage.list() == []
+if (pid := os.fork()) == 0:
+    try:
+        storage.list()
+    except StorageError as error:
+        print(error)
+    print(open_storage(sys.argv[1]).list(), flush=True)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    out = run_child(code, f"s3://{bucket}/x")
+    assert "After a fork, open the storage again in the child process.\n[]\n" in out
+
+
 # ---- Other file systems of fsspec, which write in steps: fsspec's own of local files, for one
 
 

@@ -1,0 +1,738 @@
+"""Restoring: what comes back is what was there, whoever touches it first, and however it is cut.
+
+Half of the tests have a source in memory that can be told to wait or to fail, the others real
+checkpoints. The oracle is a dict of what was put in.
+"""
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import HOST, RedisServer, redis_server
+from test_frozen import image_of
+from test_residence import DictHome
+from test_residence import home as home  # a fixture
+
+import statekit as sk
+from statekit.checkpoint.manifest import manifest_name
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.retention import collect
+from statekit.checkpoint.storage import open_storage
+from statekit.errors import (
+    ArgumentError,
+    ClosedError,
+    DamagedError,
+    HomeError,
+    MemoryLimitError,
+    NoCheckpointError,
+    NotOwnedError,
+    OccupiedError,
+    SchemaError,
+    StorageError,
+)
+from statekit.loading import LeafSource
+from statekit.opening import _Plan, _restore_here
+from statekit.schema import StateSchema
+from statekit.store import Store
+
+SECONDS_MAX = 20.0
+Image = dict[str, dict[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as one:
+        yield one
+
+
+# ---- A source in memory
+
+
+class MemorySource(LeafSource):
+    """Chains in a dict. `before_read` may wait or raise."""
+
+    def __init__(self, chains: dict[int, list[bytes]]) -> None:
+        super().__init__()
+        self.chains = chains  # oldest first
+        self.reads: Counter[int] = Counter()
+        self.before_read: Callable[[int], None] = lambda leaf: None
+        self.is_closed = False
+
+    def read_leaf(self, leaf: int) -> list[bytes]:
+        assert not self.is_closed
+        self.reads[leaf] += 1
+        self.before_read(leaf)
+        return self.chains.get(leaf, [])[::-1]
+
+    def _close(self) -> None:
+        self.is_closed = True
+
+
+class World:
+    """States of several kinds, filled at random over several rounds, each a step of the chains."""
+
+    def __init__(self, seed: int, rounds: int = 3, groups: int = 4, subgroups: int = 2) -> None:
+        rng = random.Random(seed)
+        self.groups, self.subgroups = groups, subgroups
+        self.kv = sk.open("memory:", key_groups=groups, subgroups=subgroups)
+        self.image: Image = {"counts": {}, "texts": {}, "logs": {}, "due": {}}
+        self.chains: dict[int, list[bytes]] = {}
+        states = declare(self.kv)
+        store = self.kv._residence.store
+        store.track(1)
+        epoch = 0
+        for _ in range(rounds):
+            for _ in range(400):
+                change(rng, states, self.image)
+            for leaf in range(store.leaves):
+                blocks = store.encode_leaf(leaf, since=epoch)
+                if blocks:
+                    self.chains.setdefault(leaf, []).append(blocks)
+            epoch = store.advance_epoch()
+
+    def schemas(self) -> list[StateSchema]:
+        return list(self.kv.schemas.values())
+
+    def source(self) -> MemorySource:
+        return MemorySource(dict(self.chains))
+
+    def restored(
+        self,
+        source: LeafSource | None = None,
+        owned: Sequence[range] | None = None,
+        *,
+        background: bool = False,
+        budget: int | None = None,
+    ) -> sk.KVProvider:
+        mine = (range(self.groups),) if owned is None else tuple(owned)
+        plan = _Plan((), self.groups, self.subgroups, mine, (), self.schemas(), None)
+        return _restore_here(plan, mine, source or self.source(), budget, True, background)  # type: ignore[arg-type]
+
+    def copy(self) -> Image:
+        return copied(self.image)
+
+
+def copied(image: Image) -> Image:
+    return {
+        name: {key: value[:] if isinstance(value, list) else value
+               for key, value in entries.items()}
+        for name, entries in image.items()
+    }  # fmt: skip
+
+
+def declare(kv: sk.KVProvider) -> dict[str, Any]:
+    return {
+        "counts": kv.value("counts", int, default=0, key=int),
+        "texts": kv.value("texts", str),
+        "logs": kv.list("logs", int),
+        "due": kv.timers("due"),
+    }
+
+
+def change(rng: random.Random, states: dict[str, Any], image: Image) -> None:
+    """One operation on the states and on the dicts; what it answers must agree."""
+    key = rng.randrange(150)
+    counts, texts, logs, due = (states[name] for name in ("counts", "texts", "logs", "due"))
+    match rng.randrange(14):
+        case 0:
+            expected = image["counts"].get(key, 0) + 3
+            assert counts.add(key, 3) == expected
+            image["counts"][key] = expected
+        case 1:
+            counts[key] = image["counts"][key] = rng.randrange(1000)
+        case 2:
+            assert counts.discard(key) == (image["counts"].pop(key, None) is not None)
+        case 3:
+            assert counts[key] == image["counts"].get(key, 0)
+        case 4 | 5:
+            texts[f"t{key}"] = image["texts"][f"t{key}"] = f"{key}" * rng.randrange(1, 9)
+        case 6:
+            assert texts.discard(f"t{key}") == (image["texts"].pop(f"t{key}", None) is not None)
+        case 7:
+            assert texts.get(f"t{key}") == image["texts"].get(f"t{key}")
+        case 8:
+            logs[f"l{key % 40}"].append(key)
+            image["logs"].setdefault(f"l{key % 40}", []).append(key)
+        case 9:
+            assert logs[f"l{key % 40}"].copy() == image["logs"].get(f"l{key % 40}", [])
+        case 10:
+            due.set(f"d{key % 50}", key)
+            times = {*image["due"].get(f"d{key % 50}", ()), key}
+            image["due"][f"d{key % 50}"] = tuple(sorted(times))
+        case 11:
+            keys = [rng.randrange(150) for _ in range(20)]
+            counts.add_many(keys, 2)
+            for one in keys:
+                image["counts"][one] = image["counts"].get(one, 0) + 2
+        case 12:
+            keys = [rng.randrange(150) for _ in range(20)]
+            found = texts.get_many([f"t{one}" for one in keys])
+            assert list(found) == [image["texts"].get(f"t{one}") for one in keys]
+        case 13:
+            keys = list({rng.randrange(150) for _ in range(5)})
+            gone = sum(image["counts"].pop(one, None) is not None for one in keys)
+            assert counts.delete_many(keys) == gone
+
+
+def held(states: dict[str, Any]) -> Image:
+    return {
+        name: {key: value if isinstance(value, tuple | int | str) else list(value)
+               for key, value in state.items()}
+        for name, state in states.items()
+    }  # fmt: skip
+
+
+def run_all(calls: Sequence[Callable[[], None]]) -> None:
+    failures: list[BaseException] = []
+
+    def run(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS_MAX)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+# ---- Touching
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("background", [False, True])
+def test_what_comes_is_under_what_is_here(seed: int, background: bool) -> None:
+    print(f"seed = {seed}")
+    world = World(seed, rounds=1 + seed % 4)
+    rng = random.Random(seed)
+    kv = world.restored(background=background)
+    states, image = declare(kv), world.copy()
+    for _ in range(300):
+        change(rng, states, image)
+    if seed % 2:
+        assert held(states) == image
+    else:
+        kv.wait_loaded(SECONDS_MAX)
+        assert kv.loading is None
+    for _ in range(200):
+        change(rng, states, image)
+    assert held(states) == image
+    kv.wait_loaded(SECONDS_MAX)
+    assert kv.loading is None
+    for _ in range(200):
+        change(rng, states, image)
+    assert held(states) == image
+    kv.close()
+
+
+def test_a_touch_reads_one_leaf_and_once() -> None:
+    world = World(1)
+    source = world.source()
+    with world.restored(source) as kv:
+        texts = kv.value("texts", str)
+        keys = sorted(world.image["texts"])
+        assert source.reads == {}
+        assert texts[keys[0]] == world.image["texts"][keys[0]]
+        assert sum(source.reads.values()) == 1
+        assert "nothing" not in texts
+        loading = kv.loading
+        assert loading is not None
+        assert loading.leaves_total == 8
+        assert 1 <= loading.leaves_done <= 2
+        for _ in range(2):
+            assert texts.get_many(keys).to_list() == [world.image["texts"][key] for key in keys]
+        assert set(source.reads.values()) == {1}
+        assert not source.is_closed
+        kv.wait_loaded(SECONDS_MAX)
+        assert set(source.reads.values()) == {1}
+        assert len(source.reads) == 8
+        assert source.is_closed
+        assert kv.loading is None
+        kv.wait_loaded()
+
+
+def test_writing_without_reading_loads_nothing() -> None:
+    world = World(2)
+    source = world.source()
+    with world.restored(source) as kv:
+        texts = kv.value("texts", str)
+        keys = [f"t{at}" for at in range(150)]
+        texts.put_many(keys, keys)
+        texts["one"] = "1"
+        assert source.reads == {}
+        assert len(texts) == 151
+        assert dict(texts.items()) == dict(zip(keys, keys, strict=True)) | {"one": "1"}
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        len,
+        bool,
+        lambda state: sorted(state.keys()),
+        lambda state: sorted(state.items()),
+        lambda state: state.to_arrow().num_rows,
+        lambda state: sorted(state.to_arrow()["value"].to_pylist()),
+        lambda state: state.contains_many([*range(200)]),
+        lambda state: state.get_many([*range(200)]).to_list(),
+        lambda state: state.clear() or list(state.items()),
+        lambda state: state.delete_many([*range(200)]),
+        lambda state: [state.compare_and_set(at, None, 1) for at in range(150)],
+    ],
+)
+def test_every_way_to_look_at_a_state_sees_all_of_it(look: Callable[[Any], Any]) -> None:
+    world = World(3)
+    with world.restored() as kv:
+        assert look(kv.value("counts", int, key=int)) == look(world.kv["counts"])
+        assert held({"counts": kv["counts"]}) == held({"counts": world.kv["counts"]})
+
+
+def test_clearing_one_state_leaves_the_others() -> None:
+    world = World(4)
+    with world.restored() as kv:
+        states = declare(kv)
+        states["texts"].clear()
+        assert held(states) == world.copy() | {"texts": {}}
+        kv.wait_loaded(SECONDS_MAX)
+        assert held(states) == world.copy() | {"texts": {}}
+
+
+def test_timers_are_in_sight_though_the_rest_has_not_come() -> None:
+    world = World(5)
+    source = world.source()
+    with world.restored(source) as kv:
+        due = kv.timers("due")
+        assert kv._residence.store.stats().whole == 0
+        entries = {raw.name: kv._residence.store.stats(raw).entries
+                   for raw in kv._residence.store.states()}  # fmt: skip
+        assert entries["due"] == len(world.image["due"])
+        assert entries["texts"] == 0
+        expected = sorted((at, key) for key, times in world.image["due"].items() for at in times)
+        assert due.next_due == expected[0][0]
+        fired = [timer for timer in expected if timer[0] <= 75]
+        assert [(timer.due, timer.key) for timer in due.pop_due(75)] == fired
+        kv.wait_loaded(SECONDS_MAX)
+        rest = due.pop_due(1000)
+        assert [(timer.due, timer.key) for timer in rest] == expected[len(fired) :]
+
+
+def test_loading_is_no_change() -> None:
+    world = World(6)
+    with world.restored() as kv:
+        store = kv._residence.store
+        epoch = store.epoch - 1
+        assert epoch >= 1
+        texts = kv.value("texts", str)
+        assert len(texts) == len(world.image["texts"])
+        kv.wait_loaded(SECONDS_MAX)
+        assert set(store.changed_leaves(epoch)) == {0}
+        texts["t1"] = "changed"
+        assert sum(store.changed_leaves(epoch)) == 1
+
+
+# ---- Threads
+
+
+def test_one_of_several_threads_reads_a_leaf() -> None:
+    world = World(7)
+    source = world.source()
+    reached, go = threading.Event(), threading.Event()
+
+    def wait(leaf: int) -> None:
+        reached.set()
+        assert go.wait(SECONDS_MAX)
+
+    source.before_read = wait
+    with world.restored(source) as kv:
+        texts = kv.value("texts", str)
+        key, value = next(iter(world.image["texts"].items()))
+        found: list[str] = []
+
+        def read() -> None:
+            found.append(texts[key])
+
+        def release() -> None:
+            assert reached.wait(SECONDS_MAX)
+            texts["elsewhere"] = "writes do not wait"
+            go.set()
+
+        run_all([*[read] * 6, release])
+        assert found == [value] * 6
+        assert sum(source.reads.values()) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_change_their_keys_while_everything_comes(seed: int) -> None:
+    world = World(seed + 20, groups=8, subgroups=8)
+    kv = world.restored(background=True)
+    counts = kv.value("counts", int, default=0, key=int)
+    texts = kv.value("texts", str)
+    final: list[Image] = []
+
+    def work(worker: int) -> None:
+        rng = random.Random(f"{seed} {worker}")
+        numbers = {k: v for k, v in world.image["counts"].items() if k % 4 == worker}
+        words = {k: v for k, v in world.image["texts"].items() if int(k[1:]) % 4 == worker}
+        for _ in range(1500):
+            key = rng.randrange(150) // 4 * 4 + worker
+            match rng.randrange(6):
+                case 0:
+                    numbers[key] = numbers.get(key, 0) + 1
+                    assert counts.add(key, 1) == numbers[key]
+                case 1:
+                    assert counts.get(key) == numbers.get(key)
+                case 2:
+                    assert counts.discard(key) == (numbers.pop(key, None) is not None)
+                case 3:
+                    assert texts.get(f"t{key}") == words.get(f"t{key}")
+                case 4:
+                    texts[f"t{key}"] = words[f"t{key}"] = f"{rng.random()}"
+                case 5:
+                    keys = [rng.randrange(37) * 4 + worker for _ in range(8)]
+                    assert counts.get_many(keys).to_list() == [numbers.get(one, 0) for one in keys]
+        final.append({"counts": numbers, "texts": words})
+
+    run_all([lambda worker=worker: work(worker) for worker in range(4)])  # type: ignore[misc]
+    kv.wait_loaded(SECONDS_MAX)
+    expected = {name: {k: v for part in final for k, v in part[name].items()}
+                for name in ("counts", "texts")}  # fmt: skip
+    assert held({"counts": counts, "texts": texts}) == expected
+    kv.close()
+
+
+def test_closing_while_leaves_are_on_their_way() -> None:
+    world = World(8)
+    source = world.source()
+    reached, go = threading.Event(), threading.Event()
+
+    def wait(leaf: int) -> None:
+        reached.set()
+        assert go.wait(SECONDS_MAX)
+
+    source.before_read = wait
+    kv = world.restored(source, background=True)
+    texts = kv.value("texts", str)
+    assert reached.wait(SECONDS_MAX)
+    loading = kv.loading
+    assert loading is not None
+    with pytest.raises(TimeoutError, match="0 of 8 leaves"):
+        kv.wait_loaded(0.01)
+    closer = threading.Thread(target=kv.close)
+    closer.start()
+    while not loading._is_stopped:
+        assert closer.is_alive()
+    go.set()
+    closer.join(SECONDS_MAX)
+    assert not closer.is_alive()
+    assert source.is_closed
+    assert kv.loading is None
+    with pytest.raises(ClosedError):
+        texts.get("t1")
+    with pytest.raises(ClosedError):
+        kv.wait_loaded()
+    assert repr(loading) == "<Loading, closed>"
+
+
+# ---- Types
+
+
+@pytest.mark.parametrize("loaded", ["nothing", "half", "all"])
+def test_types_may_have_evolved(loaded: str) -> None:
+    world = World(9)
+    with world.restored() as kv:
+        if loaded == "half":
+            kv._residence.load_leaves(range(4))
+        elif loaded == "all":
+            kv.wait_loaded(SECONDS_MAX)
+        counts = kv.value("counts", float, key=int)
+        texts = kv.value("texts", str, ttl=60)
+        assert {type(counts[key]) for key in world.image["counts"]} == {float}
+        assert dict(counts.items()) == world.image["counts"]
+        assert dict(texts.items()) == world.image["texts"]
+        assert counts.add(1000, 0.5) == 0.5
+        assert kv.value("counts", float, key=int)[1000] == 0.5
+        with pytest.raises(SchemaError):
+            kv.value("counts", int, key=int)
+        with pytest.raises(SchemaError):
+            kv.value("logs", int)
+
+
+@pytest.mark.parametrize("loaded", ["nothing", "half", "all"])
+def test_a_time_to_live_may_be_removed(loaded: str) -> None:
+    world = World(10, rounds=1)
+    store = world.kv._residence.store
+    timed = world.kv.value("timed", int, ttl=60)
+    timed.update({f"k{at}": at for at in range(100)})
+    world.chains = {leaf: [store.encode_leaf(leaf)] for leaf in range(store.leaves)}
+    with world.restored() as kv:
+        if loaded == "half":
+            kv._residence.load_leaves(range(4))
+        elif loaded == "all":
+            kv.wait_loaded(SECONDS_MAX)
+        plain = kv.value("timed", float)
+        assert dict(plain.items()) == {f"k{at}": at for at in range(100)}
+        assert not kv._residence.store.state("timed", "f64").timed
+
+
+def test_a_state_is_declared_with_another_type_while_blocks_are_on_their_way() -> None:
+    world = World(11, groups=8, subgroups=8)
+    for turn in range(20):
+        source = world.source()
+        start = threading.Barrier(2)
+        kv = world.restored(source)
+
+        def load(kv: sk.KVProvider = kv, start: threading.Barrier = start) -> None:
+            start.wait()
+            kv.wait_loaded(SECONDS_MAX)
+
+        def use(kv: sk.KVProvider = kv, start: threading.Barrier = start) -> None:
+            start.wait()
+            if turn % 2:
+                kv._residence.load_leaves(range(20))
+            counts = kv.value("counts", float, key=int)
+            assert dict(counts.items()) == world.image["counts"]
+
+        run_all([load, use])
+        assert kv.loading is None
+        kv.close()
+
+
+# ---- Errors
+
+
+def test_a_leaf_that_is_damaged_raises_and_the_others_work() -> None:
+    world = World(12)
+    source = world.source()
+    bad = 3
+
+    def fail(leaf: int) -> None:
+        if leaf == bad:
+            raise DamagedError("this leaf is bad.", file="x.pack", offset=64)
+
+    source.before_read = fail
+    kv = world.restored(source, background=True)
+    loading = kv.loading
+    assert loading is not None
+    for _ in range(2):
+        with pytest.raises(DamagedError) as caught:
+            kv.wait_loaded(SECONDS_MAX)
+        assert (caught.value.file, caught.value.offset) == ("x.pack", 64)
+    assert kv.loading is loading
+    assert set(loading.errors) == {bad}
+    assert "1 failed" in repr(loading)
+    counts = kv.value("counts", int, default=0, key=int)
+    leaf_of = counts._raw.leaf_of_encoded
+    for key in range(150):
+        if leaf_of(counts._raw.codec.encode(key)) == bad:
+            for _ in range(2):
+                with pytest.raises(DamagedError):
+                    counts.add(key, 1)
+            with pytest.raises(DamagedError):
+                counts.get_many([key])
+            counts[key] = 77  # needs nothing of what is lost
+            assert counts[key] == 77
+        else:
+            assert counts[key] == world.image["counts"].get(key, 0)
+    for look in (len, lambda state: dict(state.items()), lambda state: state.clear()):
+        with pytest.raises(DamagedError):
+            look(counts)
+    source.before_read = lambda leaf: None  # the storage was repaired
+    kv.wait_loaded(SECONDS_MAX)
+    assert kv.loading is None
+    kv.close()
+
+
+def test_an_error_that_passes_is_forgotten_when_the_leaf_is_touched() -> None:
+    world = World(13)
+    source = world.source()
+
+    def fail(leaf: int) -> None:
+        raise StorageError("no network.")
+
+    source.before_read = fail
+    kv = world.restored(source, background=True)
+    with pytest.raises(StorageError):
+        kv.wait_loaded(SECONDS_MAX)
+    loading = kv.loading
+    assert loading is not None
+    assert len(loading.errors) == 8
+    source.before_read = lambda leaf: None
+    counts = kv.value("counts", int, key=int)
+    assert dict(counts.items()) == world.image["counts"]
+    assert loading.errors == {}
+    assert loading.wait(SECONDS_MAX)
+    assert kv.loading is None  # the touch of the last one ended it
+    kv.close()
+
+
+def test_a_block_that_is_not_well_formed_is_damage() -> None:
+    world = World(14)
+    source = world.source()
+    leaf = next(iter(world.chains))
+    source.chains[leaf] = [b"SKB1" + bytes(60)]
+    with world.restored(source) as kv, pytest.raises(DamagedError, match="not well-formed"):
+        kv.wait_loaded(SECONDS_MAX)
+
+
+def test_memory_that_does_not_suffice_is_said() -> None:
+    world = World(15)
+    kv = world.restored(background=True, budget=2000)
+    with pytest.raises(MemoryLimitError):
+        kv.wait_loaded(SECONDS_MAX)
+    texts = kv.value("texts", str)
+    with pytest.raises(MemoryLimitError):
+        list(texts.items())
+    kv.close()
+
+
+# ---- Splitting and merging
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_splitting_and_merging_while_leaves_come(background: bool) -> None:
+    for seed in range(30, 36):
+        print(f"seed = {seed}")
+        rng = random.Random(seed)
+        world = World(seed)
+        source = world.source()
+        kv = world.restored(source, background=background)
+        declare(kv)
+        image = world.copy()
+        parts = [kv]
+        for _ in range(8):
+            whole = rng.choice(parts)
+            groups = [group for part in whole.key_groups for group in part]
+            if len(parts) < 4 and len(groups) > 1 and rng.random() < 0.6:
+                some = rng.sample(groups, rng.randrange(1, len(groups)))
+                parts += whole.split([some])
+            elif len(parts) > 1:
+                other = rng.choice([part for part in parts if part is not whole])
+                whole.merge(other)
+                if other is not kv:
+                    other.close()
+                    parts.remove(other)
+            for key in rng.sample(sorted(image["texts"]), 5):
+                owner = kv.owner_of(key)
+                assert owner is not None
+                assert owner["texts"][key] == image["texts"][key]
+                owner["texts"][key] = image["texts"][key] = f"{rng.random()}"
+        found: Image = {name: {} for name in image}
+        for part in parts:
+            for name, entries in held(declare(part)).items():
+                assert not entries.keys() & found[name].keys()
+                found[name] |= entries
+            part.wait_loaded(SECONDS_MAX)
+            assert part.loading is None
+        assert found == image
+        assert source.is_closed
+        for part in parts:
+            part.close()
+
+
+def test_a_split_off_provider_outlives_the_one_it_came_from() -> None:
+    world = World(16)
+    source = world.source()
+    kv = world.restored(source)
+    (part,) = kv.split([range(2, 4)])
+    kv.close()
+    assert not source.is_closed
+    texts = part.value("texts", str)
+    mine = {key: value for key, value in world.image["texts"].items()
+            if part.key_group_of(key) in (2, 3)}  # fmt: skip
+    assert dict(texts.items()) == mine
+    part.close()
+    assert source.is_closed
+
+
+def test_providers_of_different_sources_are_merged() -> None:
+    world = World(17)
+    left = world.restored(world.source(), [range(2)])
+    right = world.restored(world.source(), [range(2, 4)])
+    declare(left)
+    with pytest.raises(NotOwnedError):
+        for key in world.image["counts"]:
+            left["counts"].add(key, 0)
+    left.merge(right)
+    assert held(declare(left)) == world.image
+    left.wait_loaded(SECONDS_MAX)
+    assert left.loading is None
+    left.close()
+    right.close()
+
+
+def test_a_merge_that_needs_a_damaged_leaf_changes_nothing() -> None:
+    world = World(18)
+    left = world.restored(world.source(), [range(2)])
+    source = world.source()
+    right = world.restored(source, [range(2, 4)])
+
+    def fail(leaf: int) -> None:
+        raise DamagedError("this leaf is bad.", file="x.pack", offset=64)
+
+    source.before_read = fail
+    with pytest.raises(DamagedError):
+        left.merge(right)
+    assert right.key_groups == (range(2, 4),)
+    source.before_read = lambda leaf: None
+    left.merge(right)
+    assert held(declare(left)) == world.image
+    left.close()
+    right.close()
+
+
+def test_merging_into_and_from_a_provider_with_a_home(home: DictHome) -> None:
+    world = World(19)
+    kv = world.restored()
+    declare(kv)
+    at_home = sk.open("testdict:t?memory=64KiB", key_groups=4, subgroups=2, owned=[])
+    (part,) = kv.split([range(1, 3)])
+    at_home.merge(part)
+    states = declare(at_home)
+    merged = held(states)
+    for name, entries in held(declare(kv)).items():
+        assert not merged[name].keys() & entries.keys()
+        merged[name] |= entries
+    assert merged == world.image
+    again = world.restored(world.source(), [range(1), range(3, 4)])
+    again.merge(at_home)
+    assert held(declare(again)) == world.image
+    for one in (kv, part, at_home, again):
+        one.close()
+
+
+# ---- Freezing
+
+
+def test_what_has_not_come_is_in_a_frozen_state() -> None:
+    for seed in range(40, 44):
+        world = World(seed)
+        rng = random.Random(seed)
+        source = world.source()
+        kv = world.restored(source)
+        states, image = declare(kv), world.copy()
+        for _ in range(20):
+            change(rng, states, image)
+        expected = {name: dict(entries) for name, entries in copied(image).items() if entries}
+        with kv._residence.freeze() as frozen:
+            assert frozen.source is source
+            assert not frozen.has_home
+            for _ in range(200):
+                change(rng, states, image)
+            kv.wait_loaded(SECONDS_MAX)
+            assert kv.loading is None
+            assert not source.is_closed
+            assert image_of(frozen) == expected
+        assert source.is_closed
+        kv.close()

@@ -1,4 +1,4 @@
-"""A short tour: count a stream, split it between two workers, keep more than memory holds, reopen.
+"""A short tour: count a stream, rescale it, checkpoint it while it changes, restore it, spill it.
 
 Checks every result against a plain Python Counter and says what happened and how fast.
 """
@@ -79,6 +79,56 @@ def count_and_rescale() -> None:
     )
 
 
+def checkpoint_and_restore() -> None:
+    print("\ncheckpoint while counting, restore at another parallelism")
+    expected = Counter[int]()
+    with tempfile.TemporaryDirectory() as path:
+        place = f"{path}/worker-0"
+        kv = sk.open("memory:")
+        counts = kv.value("counts", int, default=0, key=int)
+
+        def count(keys: np.ndarray) -> None:
+            counts.add_many(keys)
+            expected.update(keys.tolist())
+
+        count(np.arange(KEYS))
+        with timed("full checkpoint", KEYS):
+            full = kv.checkpoint(place)
+        frozen = len(counts)
+        with timed("checkpoint_async: how long it holds us up"):
+            job = kv.checkpoint_async(place, metadata={"offset": KEYS})
+        batches = 0
+        while not job.done:  # the state stays in use
+            count(np.arange(batches, KEYS, 100))
+            batches += 1
+        job.wait()
+        print(f"  {batches} batches were counted while it was written")
+        with timed("incremental checkpoint after these"):
+            some = kv.checkpoint(place, metadata={"offset": KEYS + batches})
+        print(f"  {full.new_bytes / 1e6:.1f} MB in full, {some.new_bytes / 1e6:.1f} MB more now")
+        kv.close()
+
+        with timed("restore, lazily, and read the first key"):
+            back = sk.restore(place)
+            back.value("counts", int, default=0, key=int)[0]
+        back.wait_loaded()
+        found = dict(back["counts"].items())
+        check(
+            f"{KEYS:,} counts compared with collections.Counter",
+            sum(found.get(key) != expected[key] for key in range(KEYS)),
+        )
+        back.close()
+        with timed("the checkpoint before, restored by three workers"):
+            parts = [
+                sk.restore(place, at=1, key_groups=part, lazy=False) for part in sk.assign(128, 3)
+            ]
+        held = [len(part.value("counts", int, key=int)) for part in parts]
+        print(f"  they have {', '.join(f'{n:,}' for n in held)} entries")
+        check("entries in all", frozen - sum(held))
+        for part in parts:
+            part.close()
+
+
 def spill_and_reopen() -> None:
     print("\nmore than memory holds: a RocksDB home with 16 MiB of memory")
     rng = np.random.default_rng(2)
@@ -130,6 +180,7 @@ def nest_and_time() -> None:
 def main() -> None:
     print(f"statekit {sk.__version__}: {KEYS:,} keys, {EVENTS:,} events")
     count_and_rescale()
+    checkpoint_and_restore()
     spill_and_reopen()
     nest_and_time()
 

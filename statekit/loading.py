@@ -23,8 +23,11 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from copy import copy
+from typing import Any, TypeAlias
 
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.storage import Pin
 from statekit.errors import (
     ClosedError,
     CorruptBlockError,
@@ -35,10 +38,7 @@ from statekit.errors import (
     StateKitError,
 )
 from statekit.store import Block, Store
-
-if TYPE_CHECKING:
-    from statekit.checkpoint.reader import Checkpoint
-    from statekit.checkpoint.storage import Pin
+from statekit.store.block import rewrite
 
 _GATES = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background: more than cores pay only where the storage is far away
@@ -63,7 +63,7 @@ class LeafSource(ABC):
         They are of the provider's leaves, but of the types that they were stored with.
         """
 
-    def checkpoint_of(self, leaf: int) -> "Checkpoint | None":
+    def checkpoint_of(self, leaf: int) -> Checkpoint | None:
         """The checkpoint that has this very leaf; None if the leaf is made of another's part."""
         return None
 
@@ -92,7 +92,7 @@ class CheckpointSource(LeafSource):
     the source's from then on.
     """
 
-    def __init__(self, pinned: "Sequence[tuple[Checkpoint, Pin]]", leaves: int) -> None:
+    def __init__(self, pinned: Sequence[tuple[Checkpoint, Pin]], leaves: int) -> None:
         super().__init__()
         self._leaves = leaves
         self._spans: list[tuple[range, int, Checkpoint]] = []  # of our leaves, times finer, whose
@@ -107,13 +107,13 @@ class CheckpointSource(LeafSource):
                 span = range(part.start * width, part.stop * width)
                 self._spans.append((span, finer, checkpoint))
 
-    def _find(self, leaf: int) -> "tuple[int, Checkpoint] | None":
+    def _find(self, leaf: int) -> tuple[int, Checkpoint] | None:
         for span, finer, checkpoint in self._spans:
             if leaf in span:
                 return finer, checkpoint
         return None
 
-    def checkpoint_of(self, leaf: int) -> "Checkpoint | None":
+    def checkpoint_of(self, leaf: int) -> Checkpoint | None:
         found = self._find(leaf)
         return found[1] if found is not None and found[0] == 1 else None
 
@@ -130,7 +130,7 @@ class CheckpointSource(LeafSource):
             steps.append(b"".join(step))
         return steps
 
-    def _read_coarse(self, checkpoint: "Checkpoint", leaf: int) -> list[bytes]:
+    def _read_coarse(self, checkpoint: Checkpoint, leaf: int) -> list[bytes]:
         """A leaf of the checkpoint. Its slices are wanted one after the other: it is kept."""
         name = (id(checkpoint), leaf)
         with self._sliced_lock:
@@ -151,12 +151,6 @@ class CheckpointSource(LeafSource):
     def __repr__(self) -> str:
         shown = {id(one): f"{one.url!r} number {one.number}" for _, _, one in self._spans}
         return f"<CheckpointSource: {', '.join(shown.values()) or 'nothing'}>"
-
-
-def rewrite(*args: Any, **kwargs: Any) -> bytes:
-    from statekit.store import block
-
-    return block.rewrite(*args, **kwargs)  # type: ignore[attr-defined, no-any-return]
 
 
 def fit_blocks(blocks: bytes, types: Types) -> bytes:
@@ -279,21 +273,33 @@ class Loading:
         except (NotOwnedError, ClosedError):
             raise  # nothing is wrong with the leaf
         except CorruptBlockError as error:
-            # Its checksum was right, so it was written like that.
-            origin = self.source.checkpoint_of(leaf)
-            place = repr(self.source) if origin is None else repr(origin)
-            damage = DamagedError(
-                f"leaf {leaf} of {place} holds a block that is not well-formed ({error}). "
-                "Restore an older checkpoint: restore(..., at=number).",
-                file="" if origin is None else origin.url,
-            )
-            self.errors[leaf] = damage
-            raise damage from error
+            raise self._damage(leaf, error) from error
         except StateKitError as error:
-            self.errors[leaf] = error
+            self._keep(leaf, error)
             raise
         if self.errors.pop(leaf, None) is not None and not self.errors and self.background:
             self.start()  # perhaps it was the last one that was missing
+
+    def _damage(self, leaf: int, error: CorruptBlockError) -> DamagedError:
+        """The exception for a block whose checksum was right: it was written like that."""
+        origin = self.source.checkpoint_of(leaf)
+        damage = DamagedError(
+            f"leaf {leaf} of {origin or self.source!r} holds a block that is not well-formed "
+            f"({error}). Restore an older checkpoint: restore(..., at=number).",
+            file="" if origin is None else origin.url,
+        )
+        self._keep(leaf, damage)
+        return damage
+
+    def _keep(self, leaf: int, error: StateKitError) -> None:
+        # A copy, which has no traceback: that would hold the blocks that were being read, and us.
+        # (And a memoryview in such a circle crashes the garbage collector of CPython 3.11.)
+        self.errors[leaf] = copy(error)
+
+    def raise_first(self) -> None:
+        """Raises the first error, if there is one."""
+        for error in [*self.errors.values()]:
+            raise copy(error)
 
     # ---- In the background
 

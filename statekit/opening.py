@@ -381,7 +381,7 @@ def _prepare(kv: KVProvider, plan: _Plan, mine: tuple[range, ...]) -> None:
         store.mark(part.start, part.stop, "absent")
     epoch = store.advance_epoch()  # changes from here on are changes to the checkpoints
     for one in plan.checkpoints:
-        if one.manifest.leaves == plan.leaves and hasattr(kv, "_checkpointer"):
+        if one.manifest.leaves == plan.leaves:
             kv._checkpointer.adopt(one, epoch)
 
 

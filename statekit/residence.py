@@ -146,8 +146,7 @@ class Residence:
                     f"after {timeout} s {loading.leaves_done} of {loading.leaves_total} leaves "
                     "are here. Wait again; what is not here comes when it is touched."
                 )
-            if loading.errors:
-                raise next(iter(loading.errors.values()))
+            loading.raise_first()
 
     def load_leaves(self, leaves: Iterable[int]) -> None:
         """Brings leaves here from the source, if there is one."""

@@ -282,7 +282,8 @@ def test_leaves_that_are_split_off_or_given_away_stay_in_it(url: str) -> None:
         model = Model(kv, 3)
         model.steps(1500)
         expected = model.copy()
-        with kv._residence.freeze() as frozen, open_small("memory:") as elsewhere:
+        elsewhere = sk.open("memory:", key_groups=4, subgroups=2, owned=[])
+        with kv._residence.freeze() as frozen, elsewhere:
             (part,) = kv.split([range(1, 3)])
             texts = part.value("texts", str)
             texts.update(dict.fromkeys(texts.keys(), "changed by the sibling"))

@@ -126,8 +126,10 @@ class Line:
 
 
 def restore(checkpoint: Checkpoint, leaves: Sequence[int] = range(LEAVES)) -> Store:
-    """Everything, through the steps of read_leaf()."""
-    store = new_store()
+    """Everything, through the steps of read_leaf(); states are declared from the blocks."""
+    store = Store(GROUPS, SUBGROUPS)
+    for schema in checkpoint.states.values():
+        store.state(schema.name, schema.kind, schema.key, timed=schema.timed)  # type: ignore
     store.mark(0, LEAVES, "absent")
     for leaf in leaves:
         *above, last = checkpoint.read_leaf(leaf) or [b""]

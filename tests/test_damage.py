@@ -1,34 +1,71 @@
 """Damage to checkpoints: every bit, every truncation, blocks in wrong places. Never wrong data."""
 
+import random
 import struct
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import format_oracle
 import pytest
-from small_checkpoint import LEAVES, Files, Line, dump, fill, new_store, restore
+from small_checkpoint import LEAVES, Files, Line, dump, new_store, restore
 
+import statekit as sk
 from statekit.checkpoint.reader import open_checkpoint
 from statekit.errors import CheckpointError, DamagedError, StorageError
 
+SEED = 4
 COMPRESSIONS = [None, "zstd", "lz4"]
 
 
 def small(compression: str | None = None) -> tuple[Files, list[bytes]]:
     """A checkpoint of about 4 KB: a full one and a delta on top, in two packs."""
-    store = new_store()
-    fill(store, 0, 6)
-    line = Line(compression)
-    line.take(dict(enumerate(dump(store))))
-    epoch = store.advance_epoch()
-    store.track(epoch)
-    fill(store, 4, 8)
-    line.take({leaf: store.encode_leaf(leaf, since=epoch) for leaf in range(LEAVES)}, full=False)
-    del line.files["000000000001.manifest"]
-    return line.files, dump(store)
+    files = Files()
+    with tempfile.TemporaryDirectory() as folder:
+        write_small(folder, compression)
+        for path in Path(folder).iterdir():
+            files[path.name] = path.read_bytes()
+    del files["000000000001.manifest"], files[".lock"]
+    return files, read_all(files)
+
+
+def write_small(folder: str, compression: str | None) -> dict[str, Any]:
+    """Through the public API; what the state was."""
+    with sk.open("memory:", key_groups=2, subgroups=2) as kv:
+        visits = kv.value("visits", int)
+        tags = kv.list("tags", str, key=int, ttl=sk.TTL(60, time="event"))
+        timers = kv.timers("timers")
+        kv.advance_watermark(1000)
+        for i in range(24):
+            visits[f"key-{i}"] = i
+            tags[i] = ["tag"] * (i % 3)
+            timers.set(f"key-{i}", 5000 + i)
+        kv.checkpoint(folder, compression=compression)
+        visits["key-0"] = -1
+        del visits["key-1"]
+        tags[7].append("more")
+        kv.checkpoint(folder, compression=compression, metadata={"note": "small"})
+        return contents(kv)
+
+
+def contents(kv: sk.KVProvider) -> dict[str, Any]:
+    states = (
+        kv.value("visits", int),
+        kv.list("tags", str, key=int, ttl=sk.TTL(60, time="event")),
+        kv.timers("timers"),
+    )
+    return {state.name: dict(state.items()) for state in states}
 
 
 def read_all(files: Files) -> list[bytes]:
     """All state of the newest checkpoint, as a restore reads it."""
     return dump(restore(open_checkpoint(files.storage())))
+
+
+def expect_refusal(folder: Path) -> None:
+    """A whole restore fails, and says why."""
+    with pytest.raises((DamagedError, StorageError)):
+        sk.restore(folder, lazy=False).close()
 
 
 def expect_damage(files: Files, name: str, data: bytes) -> None:
@@ -48,22 +85,25 @@ def expect_damage(files: Files, name: str, data: bytes) -> None:
 def test_the_small_checkpoint_is_good_and_small(compression: str | None) -> None:
     files, expected = small(compression)
     assert read_all(files) == expected
+    assert any(expected)
     assert len(files) == 3
-    assert 2_000 < sum(map(len, files.values())) < 8_000
+    assert 3_500 < sum(map(len, files.values())) < 8_000
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_every_flipped_bit_is_noticed(compression: str | None) -> None:
     files, _ = small(compression)
     flips = 0
-    for name, data in files.items():
+    names = [name for name in files if compression is None or name.endswith(".pack")]
+    for name in names:
+        data = files[name]
         changed = bytearray(data)
         for bit in range(8 * len(data)):
             changed[bit >> 3] ^= 1 << (bit & 7)
             expect_damage(files, name, bytes(changed))
             changed[bit >> 3] ^= 1 << (bit & 7)
             flips += 1
-    assert flips == 8 * sum(map(len, files.values()))
+    assert flips == 8 * sum(len(files[name]) for name in names)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -72,6 +112,25 @@ def test_every_truncation_is_noticed(compression: str | None) -> None:
     for name, data in files.items():
         for end in range(len(data)):
             expect_damage(files, name, data[:end])
+
+
+def test_restoring_notices_flips_and_truncations_too(tmp_path: Path) -> None:
+    """The same through restore(), in every file at every third byte: a bit of it, or the end."""
+    good = write_small(str(tmp_path), None)
+    with sk.restore(tmp_path, lazy=False) as kv:
+        assert contents(kv) == good
+    (tmp_path / "000000000001.manifest").unlink()
+    rng = random.Random(SEED)
+    for path in sorted(tmp_path.iterdir()):
+        data = path.read_bytes()
+        for at in range(rng.randrange(3), len(data), 3):
+            changed = bytearray(data)
+            changed[at] ^= 1 << rng.randrange(8)
+            path.write_bytes(bytes(changed) if at % 4 else data[:at])
+            expect_refusal(tmp_path)
+        path.write_bytes(data)
+    with sk.restore(tmp_path, lazy=False) as kv:
+        assert contents(kv) == good
 
 
 def test_bursts_and_zeroed_pages_are_noticed() -> None:

@@ -218,46 +218,41 @@ def with_few_files(kit: Kit, prepared: Prepared, *, step: str, spare: int) -> No
 
 
 def with_little_memory(
-    kit: Kit,
-    prepared: Prepared,
-    *,
-    step: str,
-    is_for_ever: bool,
-    allocations_max: int,
-    **arguments: Any,
+    kit: Kit, prepared: Prepared, *, step: str, first: int, is_for_ever: bool, **arguments: Any
 ) -> dict[str, int]:
-    """A step once for each of its allocations, which fails; what must hold then is checked."""
+    """A step again and again while its allocations fail one by one, from the first to be tried on.
+
+    Ends when it succeeds: with more allocations than it makes, or because it can do without one.
+    What must hold after each failure is checked here.
+    """
     from statekit._native import lib
 
     assert lib.sk_is_testing_build()
-    call = globals()[step]
     kv, url, workload, version = prepared
-    expected = workloads.contents(workload, version)
-    failed = nth = 0
-    while nth < allocations_max:
-        nth += 1
-        files = sorted(os.listdir(url)) if os.path.isdir(url) else []
+    before = _names(url)
+    nth = first
+    while True:
         lib.sk_fail_alloc(nth, is_for_ever)
         try:
-            call(kit, prepared, **arguments)
+            globals()[step](kit, prepared, **arguments)
         except (MemoryError, errors.StateKitError):
             made = lib.sk_alloc_count()
             lib.sk_fail_alloc(0, 0)
             if made < nth:
                 raise  # that was something else
-            failed += 1
-            now = sorted(os.listdir(url)) if os.path.isdir(url) else []
-            assert set(now) - set(files) <= LOCKS, f"allocation {nth}: {set(now) - set(files)}"
-            assert set(files) <= set(now), f"allocation {nth}: {set(files) - set(now)} went"
+            assert _names(url) - LOCKS == before - LOCKS, f"allocation {nth}: other files"
             if step == "checkpoint":
-                assert workloads.read(kv, workload) == expected, f"allocation {nth}: other state"
+                contents = workloads.contents(workload, version)
+                assert workloads.read(kv, workload) == contents, f"allocation {nth}: other state"
+            nth += 1
         else:
             made = lib.sk_alloc_count()
             lib.sk_fail_alloc(0, 0)
-            if made < nth:
-                break  # it makes no more than that
-    call(kit, prepared, **arguments)
-    return {"failed": failed, "tried": nth}
+            return {"nth": nth, "made": made}
+
+
+def _names(url: str) -> set[str]:
+    return set(os.listdir(url)) if os.path.isdir(url) else set()
 
 
 def fail_then_succeed(kit: Kit, prepared: Prepared, *, is_full: bool = False) -> dict[str, Any]:

@@ -56,6 +56,7 @@ POINT_CASES = (
     Case("checkpoint_to_shelf", taken=0),
 )
 NATIVE = "native."
+REAL = ("storage.", NATIVE)  # points where the system itself may fail
 
 
 def test_row_2_an_error_or_a_kill_at_any_fail_point_leaves_one_whole_checkpoint(
@@ -97,15 +98,19 @@ def _try_points(stage: Stage) -> dict[str, int]:
         some = visits if NIGHTLY and count <= 50 else sorted({*visits[:1], *visits[-1:]})
         for nth in some:
             killed = stage.run(failpoints=f"{name}=kill@{nth}")
-            assert killed.status == KILLED, f"{stage.case} {name}@{nth}: {killed.trace}"
+            # Threads that read ahead do not pass a point equally often each time.
+            is_passed = killed.status == CLEAN and killed.visits[name] >= nth
+            assert killed.status == KILLED or (killed.status == CLEAN and not is_passed), (
+                f"{stage.case} {name}@{nth}: {killed.status} {killed.trace}"
+            )
             stage.check(killed)
             failed = stage.run(failpoints=f"{name}=error@{nth}")
             where = f"{stage.case} {name}=error@{nth}: {failed.trace}"
             assert failed.status in (CLEAN, RAISED), where
-            # An error while tidying up after success is nobody's business; else it is told.
-            assert failed.status == CLEAN or {"StateKitError", "MemoryError"} & {*failed.bases}, (
-                where
-            )
+            if failed.status == RAISED:  # else it came while tidying up after success
+                told = {"StateKitError", "MemoryError"} & {*failed.bases}
+                # Between steps no real error comes up: there the injected one is seen as it is.
+                assert told or not name.startswith(REAL), where
             assert not failed.leaks(), f"{failed.leaks()} leaked: {where}"
             stage.check(failed)
     return clean.visits

@@ -23,7 +23,7 @@ from statekit.errors import StateKitError
 STATES_MIN = 50_000 if NIGHTLY else 2_000
 GOES_ON_EVERY = 25  # the longer check, for one state in so many
 
-SMALL_PACKS = 2000  # bytes
+SMALL_PACKS = 1000  # bytes
 LIVES = 3
 CASES = (
     Case("checkpoint", taken=0, pack_bytes=SMALL_PACKS),

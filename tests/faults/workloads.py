@@ -21,10 +21,10 @@ class Workload(NamedTuple):
     """How much of what. The seed is part of the name of every test that uses it."""
 
     name: str = "mixed"
-    keys: int = 60
+    keys: int = 30
     value_bytes: int = 20  # of a text, about
     states: tuple[str, ...] = ("counts", "texts", "lists", "maps", "timers")
-    key_groups: int = 4
+    key_groups: int = 2
     subgroups: int = 2
     seed: int = 1
 
@@ -33,6 +33,7 @@ class Workload(NamedTuple):
 
 
 MIXED = Workload()
+TINY = Workload("tiny", keys=8, key_groups=2, subgroups=1)
 EMPTY = Workload("empty", keys=0)
 ONE = Workload("one", keys=1, states=("counts",))
 COUNTS = Workload("counts", keys=200, states=("counts",))

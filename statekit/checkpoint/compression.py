@@ -8,7 +8,9 @@ What is read may be anything. A payload is decompressed only if the size it is s
 that the codec can reach from so few bytes, so that a few bytes never ask for all memory.
 """
 
+import threading
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -35,18 +37,31 @@ class _WrongSize(Exception):  # noqa: N818 - it never leaves this file
     pass
 
 
+class _Contexts(threading.local):
+    """What zstd compresses and decompresses with. Making them costs more than a small block."""
+
+    def __init__(self) -> None:
+        zstd = _package(CODECS["zstd"])
+        self.packer = zstd.ZstdCompressor(
+            level=_ZSTD_LEVEL, write_checksum=False, write_content_size=True
+        )
+        self.unpacker = zstd.ZstdDecompressor()
+
+
+@cache
+def _contexts() -> _Contexts:
+    return _Contexts()
+
+
 def _zstd_compress(block: Any) -> bytes | None:
-    zstd = _package(CODECS["zstd"])
-    packer = zstd.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False, write_content_size=True)
-    payload: bytes = packer.compress(block)
+    payload: bytes = _contexts().packer.compress(block)
     return payload
 
 
 def _zstd_decompress(payload: Any, size: int) -> bytes:
-    zstd = _package(CODECS["zstd"])
-    if zstd.frame_content_size(payload) != size:  # it is what is going to be allocated
+    if _package(CODECS["zstd"]).frame_content_size(payload) != size:  # what will be allocated
         raise _WrongSize
-    data: bytes = zstd.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+    data: bytes = _contexts().unpacker.decompress(payload, allow_extra_data=False)
     return data
 
 

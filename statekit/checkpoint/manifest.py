@@ -19,12 +19,7 @@ says which leaf has which pieces of them. Little endian:
       -   32 P  packs: id (16), size of the file (8), number of the checkpoint that wrote it (8)
       -   32 T  segments: leaf (4), pack (4), offset (8), length (8), flags (4; 1 = delta), zero (4)
 
-The description has the keys "base" (number or null), "compression" (null, "zstd" or "lz4"),
-"key_groups" (the owned ones, as [start, stop] pairs), "metadata" (the user's object), "states"
-(one object a state: the fields of StateSchema) and "watermark" (ms or null), in this order.
-Objects inside keep the order they were given in: that of a NamedTuple's fields says where they are
-stored. Keys that are not known are passed over, so that later versions may add some.
-
+The description (description.py) holds the states, the owned key-groups and what else there is.
 The segments of one leaf are its chain, oldest first. The first is full, the others are applied over
 what comes before. A leaf without segments is empty.
 
@@ -33,9 +28,9 @@ A manifest is valid iff
  2. the size is that of the file, and what J, P and T add up to;
  3. its number is 1 or more and the one of its name;
  4. key-groups and sub-groups are powers of two, of which the product is at most 2^20;
- 5. the description is a JSON object with all the keys above, each of the right type; base is
-    smaller than the number; the names of states differ; forms, clocks and key types are known and
-    types well-formed (statekit/schema.py);
+ 5. the description is a JSON object with all its keys, each of the right type; base is smaller than
+    the number; the names of states differ; forms, clocks and key types are known and types
+    well-formed (statekit/schema.py);
  6. the owned ranges ascend, none is empty, and all lie within the key-groups;
  7. the ids of packs differ; a pack's size is a multiple of 8 and more than its header; its
     number is not 0 and not above the manifest's; these numbers never fall;
@@ -51,11 +46,10 @@ There may be 2^20 leaves and more segments, so these are never a list of objects
 sequence over the bytes as they lie in the file, checked column by column.
 """
 
-import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import compress, count, pairwise
@@ -65,11 +59,11 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, overload
 
 from statekit._native import lib
 from statekit.assignment import show_groups
-from statekit.errors import ArgumentError, CheckpointError, DamagedError, KeyTypeError, shorten
-from statekit.keys import key_codec
+from statekit.checkpoint.description import Description, DescriptionError
+from statekit.checkpoint.description import plain_metadata as plain_metadata
+from statekit.errors import ArgumentError, CheckpointError, DamagedError, shorten
 from statekit.schema import StateSchema
 from statekit.store.digest import crc32c
-from statekit.store.kinds import CLOCKS
 
 FORMAT_READABLE = 1  # lowest version that can be read
 FORMAT_WRITABLE = 1  # lowest version that can be written
@@ -77,7 +71,6 @@ FORMAT_LATEST = 1  # what is written
 
 PACK_HEADER = 64  # bytes before the first frame of a pack
 NUMBER_MAX = 10**12 - 1  # names have 12 digits
-COMPRESSIONS = ("zstd", "lz4")
 
 _MAGIC = b"SKMANIF1"
 _HEADER = Struct("<8sIIQQIIIIQQ")
@@ -86,13 +79,6 @@ _PACK = Struct("<16sQQ")
 _SEGMENT = Struct("<IIQQII")
 _ROW = 32  # bytes of a pack, and of a segment
 _DELTA = 1
-
-_FORMS = frozenset(("value", "list", "map", "set", "timers"))
-_SCALARS = frozenset((
-    "int", "float", "bool", "str", "bytes", "none", "any", "datetime", "date", "time", "timedelta",
-    "uuid", "decimal",
-))  # fmt: skip
-_TYPE_DEPTH_MAX = 64  # types inside each other
 
 _ALIGNED = bytes(b % 8 == 0 for b in range(256))  # by low byte: is it a multiple of 8
 _Bytes: TypeAlias = bytes  # Manifest.bytes hides the name
@@ -261,23 +247,6 @@ def arrange(
     return tuple(packs[pack] for pack in used), Segments(words.tobytes())
 
 
-def plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The user's metadata as it will be read back. ArgumentError if JSON cannot hold it."""
-    given = {} if metadata is None else metadata
-    try:
-        found: Any = json.loads(json.dumps(given, allow_nan=False))
-        if found != given:  # keys that are no str, tuples: it would come back as something else
-            raise ValueError("it would be read back as something else")
-        if not isinstance(found, dict):
-            raise TypeError("it is no dict")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(
-            f"the metadata cannot be written as JSON ({error}). Use a dict of str, int, float, "
-            "bool, None, lists and dicts, with str keys."
-        ) from None
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a checkpoint consists of."""
@@ -331,8 +300,8 @@ class Manifest:
 
     def encode(self) -> _Bytes:
         """The file's contents: the same for equal manifests. AssertionError if it is not valid."""
-        description = json.dumps(
-            self._description(), allow_nan=False, separators=(",", ":")
+        description = Description(
+            self.base, self.compression, self.owned, self.metadata, self.schemas, self.watermark
         ).encode()
         packs = b"".join(_PACK.pack(*pack) for pack in self.packs)
         padding = bytes(-len(description) % 8)
@@ -345,20 +314,10 @@ class Manifest:
         data[8:_CRC_END] = crc32c(memoryview(data)[_CRC_END:]).to_bytes(4, "little")
         try:
             self._check(_HEADER.size + len(description) + len(padding))
-            _Description.read(description, self.number, self.key_groups)
+            _read_description(description, self.number, self.key_groups)
         except _Invalid as fault:
             raise AssertionError(f"this manifest is not valid: {fault.what}") from None
         return bytes(data)
-
-    def _description(self) -> dict[str, Any]:
-        return {
-            "base": self.base,
-            "compression": self.compression,
-            "key_groups": [[groups.start, groups.stop] for groups in self.owned],
-            "metadata": self.metadata,
-            "states": [schema._asdict() for schema in self.schemas],
-            "watermark": self.watermark,
-        }
 
     @classmethod
     def decode(cls, data: _Bytes, file: str) -> "Manifest":
@@ -398,7 +357,7 @@ class Manifest:
         text = data[_HEADER.size : _HEADER.size + description_bytes]
         if any(data[_HEADER.size + description_bytes : packs_at]):
             _fail(_HEADER.size + description_bytes, "the padding is not zero")
-        description = _Description.read(text, number, key_groups)
+        description = _read_description(text, number, key_groups)
         manifest = cls(
             number=number,
             key_groups=key_groups,
@@ -527,156 +486,8 @@ def _is_geometry(key_groups: int, subgroups: int) -> bool:
     return powers and key_groups * subgroups <= int(lib.SK_LEAVES_MAX)
 
 
-# ---- The description
-
-_Json: TypeAlias = Any
-
-
-class _Description(NamedTuple):
-    """The JSON object of a manifest, checked: conditions 5 and 6."""
-
-    base: int | None
-    compression: str | None
-    owned: tuple[range, ...]
-    metadata: dict[str, Any]
-    schemas: tuple[StateSchema, ...]
-    watermark: int | None
-
-    @classmethod
-    def read(cls, text: bytes, number: int, key_groups: int) -> "_Description":
-        try:
-            found = json.loads(
-                text.decode(), object_pairs_hook=_distinct, parse_constant=_refuse_constant
-            )
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
-            _bad(f"no JSON ({shorten(str(error))})")
-        if not isinstance(found, dict):
-            _bad("no JSON object")
-        missing = [name for name in _KEYS if name not in found]
-        if missing:
-            _bad(f"without {missing[0]!r}")
-        base = found["base"]
-        if not (base is None or (_is_int(base) and 1 <= base < number)):
-            _bad(f"with {shorten(base)} for a base")
-        compression = found["compression"]
-        if not (compression is None or compression in COMPRESSIONS):
-            _bad(f"with the compression {shorten(compression)}")
-        watermark = found["watermark"]
-        if not (watermark is None or (_is_int(watermark) and -(2**63) < watermark < 2**63)):
-            _bad(f"with {shorten(watermark)} for a watermark")
-        if not isinstance(found["metadata"], dict):
-            _bad("with metadata that are no object")
-        return cls(
-            base,
-            compression,
-            _read_owned(found["key_groups"], key_groups),
-            found["metadata"],
-            _read_schemas(found["states"]),
-            watermark,
-        )
-
-
-_KEYS = ("base", "compression", "key_groups", "metadata", "states", "watermark")
-
-
-def _bad(what: str) -> NoReturn:
-    _fail(_HEADER.size, f"its description is {what}")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _is_int(value: _Json) -> bool:
-    return type(value) is int  # True and False are none
-
-
-def _read_owned(pairs: _Json, key_groups: int) -> tuple[range, ...]:
-    if not isinstance(pairs, list):
-        _bad("with key-groups that are no list")
-    owned = []
-    end = 0
-    for pair in pairs:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(map(_is_int, pair))):
-            _bad(f"with {shorten(pair)} for a range of key-groups")
-        start, stop = pair
-        if not end <= start < stop <= key_groups:
-            _bad(f"with the key-groups {start} to {stop} out of order")
-        owned.append(range(start, stop))
-        end = stop
-    return tuple(owned)
-
-
-def _read_schemas(states: _Json) -> tuple[StateSchema, ...]:
-    if not isinstance(states, list) or len(states) > int(lib.SK_STATES_MAX):
-        _bad("with states that are no list of states")
-    schemas = tuple(map(_read_schema, states))
-    if len({schema.name for schema in schemas}) != len(schemas):
-        _bad("with two states of the same name")
-    return schemas
-
-
-def _read_schema(state: _Json) -> StateSchema:
-    if not isinstance(state, dict) or not {"name", "form", "key", "type"} <= state.keys():
-        _bad("with a state that lacks a name, form, key or type")
-    name, form, key, clock = (state.get(part, "") for part in ("name", "form", "key", "clock"))
-    if not all(isinstance(part, str) for part in (name, form, key, clock)):
-        _bad(f"with the state {shorten(name)}, whose parts are no text")
+def _read_description(text: bytes, number: int, key_groups: int) -> Description:
     try:
-        is_name = 1 <= len(name.encode()) <= int(lib.SK_NAME_BYTES_MAX) and "\0" not in name
-    except UnicodeEncodeError:
-        is_name = False
-    if not is_name:
-        _bad(f"with a state named {shorten(name)}")
-    if form not in _FORMS:
-        _bad(f"with the state {shorten(name)} of form {shorten(form)}")
-    if clock and (clock not in CLOCKS or form == "timers"):
-        _bad(f"with the state {shorten(name)} of clock {shorten(clock)}")
-    try:
-        key_codec(key)
-    except KeyTypeError:
-        _bad(f"with the state {shorten(name)} of key type {shorten(key)}")
-    if not _is_type(state["type"], 1):
-        _bad(f"with the state {shorten(name)} of type {shorten(state['type'])}")
-    return StateSchema(name, form, key, state["type"], clock)
-
-
-def _is_type(found: _Json, depth: int) -> bool:
-    """True if it is a type as statekit/schema.py writes them."""
-    if isinstance(found, str):
-        return found in _SCALARS
-    if not isinstance(found, list) or not found or depth > _TYPE_DEPTH_MAX:
-        return False
-    tag, *rest = found
-    if tag in ("record", "row"):
-        return len(rest) == 2 and isinstance(rest[0], str) and _are_fields(rest[1], depth)
-    if tag == "enum":
-        return len(rest) == 2 and isinstance(rest[0], str) and isinstance(rest[1], list)
-    if tag == "ref":
-        return len(rest) == 1 and isinstance(rest[0], str)
-    least, most = _ARITIES.get(tag, (1, 0)) if isinstance(tag, str) else (1, 0)
-    return least <= len(rest) <= most and all(_is_type(part, depth + 1) for part in rest)
-
-
-_MANY = 1 << 16
-_ARITIES = {
-    "list": (1, 1), "set": (1, 1), "dict": (2, 2), "tuple": (0, _MANY), "tuple*": (1, 1),
-    "union": (1, _MANY),
-}  # fmt: skip
-
-
-def _are_fields(fields: _Json, depth: int) -> bool:
-    return isinstance(fields, dict) and all(
-        isinstance(part, list)
-        and len(part) == 2
-        and isinstance(part[1], bool)
-        and _is_type(part[0], depth + 1)
-        for part in fields.values()
-    )
+        return Description.read(text, number, key_groups)
+    except DescriptionError as error:
+        _fail(_HEADER.size, str(error))

@@ -10,6 +10,7 @@ import pytest
 
 import statekit as sk
 from statekit.checkpoint.manifest import FORMAT_LATEST, FORMAT_READABLE
+from statekit.store.digest import crc32c
 
 HERE = Path(__file__).resolve().parent
 CASES = [
@@ -60,3 +61,17 @@ def test_what_makes_them_still_works(tmp_path: Path) -> None:
     make.make(tmp_path)
     again = json.loads((tmp_path / "expected.json").read_text())
     assert again == json.loads((HERE / f"v{FORMAT_LATEST}" / "expected.json").read_text())
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_clearly(golden: tuple[str, Path]) -> None:
+    case, folder = golden
+    path = folder / "000000000002.manifest"
+    data = bytearray(path.read_bytes())
+    data[12] = FORMAT_LATEST + 1
+    data[8:12] = crc32c(bytes(data[12:])).to_bytes(4, "little")
+    path.write_bytes(bytes(data))
+    with pytest.raises(sk.CheckpointError, match="Update statekit") as caught:
+        sk.restore(folder)
+    assert not isinstance(caught.value, sk.DamagedError)
+    with sk.restore(folder, at=1) as kv:  # older ones are as good as before
+        assert golden_states.read(kv) == expected(case, 1)

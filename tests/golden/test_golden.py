@@ -10,6 +10,7 @@ import pytest
 
 import statekit as sk
 from statekit.checkpoint.manifest import FORMAT_LATEST, FORMAT_READABLE
+from statekit.errors import CheckpointError, DamagedError
 from statekit.store.digest import crc32c
 
 HERE = Path(__file__).resolve().parent
@@ -70,8 +71,8 @@ def test_a_checkpoint_of_a_newer_version_is_refused_clearly(golden: tuple[str, P
     data[12] = FORMAT_LATEST + 1
     data[8:12] = crc32c(bytes(data[12:])).to_bytes(4, "little")
     path.write_bytes(bytes(data))
-    with pytest.raises(sk.CheckpointError, match="Update statekit") as caught:
+    with pytest.raises(CheckpointError, match="Update statekit") as caught:
         sk.restore(folder)
-    assert not isinstance(caught.value, sk.DamagedError)
+    assert not isinstance(caught.value, DamagedError)
     with sk.restore(folder, at=1) as kv:  # older ones are as good as before
         assert golden_states.read(kv) == expected(case, 1)

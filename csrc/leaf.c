@@ -5,6 +5,8 @@
 #include "failpoint.h"
 #include "store.h"
 
+#include <stdlib.h>
+
 static sk_table *table_of(sk_store *store, uint32_t state_id, uint32_t leaf_no) {
     sk_table *table = &store->states[state_id]->tables[leaf_no];
     table->mem.budget = &store->budget;
@@ -100,26 +102,45 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
 
 /* ---- Encoding and decoding ---- */
 
+static int compare_names(const void *a, const void *b) {
+    sk_state *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* All states by name, whatever the order in which they were declared: equal state gives equal
+ * bytes. Returns how many there are. */
+static uint32_t states_by_name(sk_store *store, sk_state **states) {
+    uint32_t count = store->state_count;
+    for (uint32_t s = 0; s < count; s++) states[s] = store->states[s];
+    if (count > 1) qsort(states, count, sizeof *states, compare_names);
+    return count;
+}
+
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
                           uint32_t since, sk_buf *buf) {
     size_t start = buf->len;
     /* It has no entries; nor is it empty, which a delta would say. */
     if (store->leaves[leaf_no].residency == SK_AWAY) return SK_OK;
     if (select != SK_SELECT_ALL) sk_leaf_expire(store, leaf_no);
-    uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
-    uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+    sk_state *states[SK_STATES_MAX];
+    uint32_t count = 1;
+    if (state_id == SK_ALL_STATES)
+        count = states_by_name(store, states);
+    else
+        states[0] = store->states[state_id];
     int status = SK_OK;
-    for (uint32_t s = first; s < last && status == SK_OK; s++) {
-        sk_table_env env = env_at(store, s, leaf_no, 0);
+    for (uint32_t s = 0; s < count && status == SK_OK; s++) {
+        sk_table_env env;
+        sk_env_set(&env, store, states[s], &store->leaves[leaf_no], 0);
         sk_timing timing;
         if (env.is_timed) {
-            timing = sk_timing_of(store, store->states[s]);
+            timing = sk_timing_of(store, states[s]);
             env.timing = &timing;
         }
         status = SK_FAILPOINT(LEAF_ENCODE);
         if (status == SK_OK)
-            status = sk_block_encode(&store->states[s]->tables[leaf_no], &env,
-                                     store->states[s]->name, leaf_no, select, since, buf);
+            status = sk_block_encode(&states[s]->tables[leaf_no], &env, states[s]->name, leaf_no,
+                                     select, since, buf);
     }
     if (status != SK_OK) buf->len = start;
     return status;

@@ -206,7 +206,7 @@ class Attempt:
             key_groups=key_groups,
             subgroups=subgroups,
             owned=owned,
-            schemas=tuple(schemas),
+            schemas=tuple(sorted(schemas, key=lambda schema: schema.name)),
             base=base,
             compression=self.compression,
             watermark=watermark,

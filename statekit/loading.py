@@ -13,8 +13,9 @@ whenever it is touched; the others are not affected.
     locks    a leaf's gate is held while it is read and filled in. Nothing else is locked under
              it, so whoever holds the residence's lock may wait for a gate, and never the reverse.
     types    the store may have a state with another type than the chain: int has become float, a
-             time to live was added. Blocks are rewritten to what the store has; if that changes
-             at the same moment, the store refuses the block, and it is rewritten once more.
+             time to live was added. Blocks are rewritten to what the store has. That may change
+             when the user declares a state that has come already; retype() keeps all leaves from
+             being filled in meanwhile.
 """
 
 import os
@@ -22,7 +23,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
 from typing import Any, TypeAlias
 
@@ -34,7 +35,6 @@ from statekit.errors import (
     DamagedError,
     MemoryLimitError,
     NotOwnedError,
-    SchemaError,
     StateKitError,
 )
 from statekit.store import Block, Store
@@ -46,6 +46,7 @@ _SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being s
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
 
+NO_LOCK: AbstractContextManager[None] = nullcontext()
 Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
 
 
@@ -176,19 +177,19 @@ def _pieces(blocks: bytes) -> Iterator[tuple[Block, memoryview]]:
         at += block.size
 
 
-def decode_steps(store: Store, leaf: int, steps: Sequence[bytes]) -> None:
-    """Fills a chain in under what a leaf has, which is whole then."""
+def decode_steps(
+    store: Store, leaf: int, steps: Sequence[bytes], lock: AbstractContextManager[Any] = NO_LOCK
+) -> None:
+    """Fills a chain in under what a leaf has, which is whole then.
+
+    lock: held while types are compared and a block is taken in.
+    """
     for blocks in steps[:-1]:
-        _decode(store, leaf, blocks, "under")
-    _decode(store, leaf, steps[-1] if steps else b"", "under_all")
-
-
-def _decode(store: Store, leaf: int, blocks: bytes, mode: Any) -> None:
-    try:
-        store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), mode)
-    except SchemaError:
-        # The state was declared with another type while this was on its way.
-        store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), mode)
+        with lock:
+            store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), "under")
+    with lock:
+        last = fit_blocks(steps[-1], _types(store)) if steps else b""
+        store.decode_leaf(leaf, last, "under_all")
 
 
 def _types(store: Store) -> Types:
@@ -208,6 +209,7 @@ class Loading:
         self._store = store
         self._on_end = on_end  # called when the threads have been everywhere
         self._gates = [threading.Lock() for _ in range(_GATES)]
+        self._filling = [threading.Lock() for _ in range(_GATES)]  # taken after the gate
         self._lock = threading.Lock()  # of all below
         self._threads: set[threading.Thread] = set()
         self._hand = 0  # the next leaf that the threads look at
@@ -253,17 +255,22 @@ class Loading:
             if self._store.residency(leaf) in _HERE:
                 return
             with self._watched(leaf):
-                decode_steps(self._store, leaf, self.source.read_leaf(leaf))
+                steps = self.source.read_leaf(leaf)
+                decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
 
     def load_state(self, name: str, leaf: int) -> None:
         """Brings only the entries of one state here; the leaf remains as it is otherwise."""
-        if self._store.residency(leaf) in _HERE:
-            return
-        with self._gates[leaf % _GATES], self._watched(leaf):
-            for blocks in self.source.read_leaf(leaf):
-                for block, piece in _pieces(blocks):
-                    if block.name == name:
-                        _decode(self._store, leaf, bytes(piece), "under")
+        store = self._store
+        with self._gates[leaf % _GATES]:
+            if store.residency(leaf) in _HERE:
+                return
+            with self._watched(leaf):
+                for blocks in self.source.read_leaf(leaf):
+                    for block, piece in _pieces(blocks):
+                        if block.name == name:
+                            with self._filling[leaf % _GATES]:
+                                fit = fit_blocks(bytes(piece), _types(store))
+                                store.decode_leaf(leaf, fit, "under")
 
     @contextmanager
     def _watched(self, leaf: int) -> Iterator[None]:
@@ -272,9 +279,11 @@ class Loading:
             yield
         except (NotOwnedError, ClosedError):
             raise  # nothing is wrong with the leaf
-        except CorruptBlockError as error:
-            raise self._damage(leaf, error) from error
         except StateKitError as error:
+            if self._store.residency(leaf) in _HERE:
+                return  # it came another way, or went: what was read here does not matter
+            if isinstance(error, CorruptBlockError):
+                raise self._damage(leaf, error) from error
             self._keep(leaf, error)
             raise
         if self.errors.pop(leaf, None) is not None and not self.errors and self.background:
@@ -300,6 +309,13 @@ class Loading:
         """Raises the first error, if there is one."""
         for error in [*self.errors.values()]:
             raise copy(error)
+
+    def retype(self, name: str, kind: Any, timed: bool) -> Any:
+        """Store.retype() while nothing is being filled in."""
+        with ExitStack() as stack:
+            for lock in self._filling:
+                stack.enter_context(lock)
+            return self._store.retype(name, kind, timed)
 
     # ---- In the background
 

@@ -355,7 +355,7 @@ class KVProvider:
             if schema.name in self._declared:
                 raise
             # It came with a checkpoint, where it has an older type; nobody here uses it yet.
-            return store.retype(schema.name, kind, schema.timed)  # type: ignore[arg-type]
+            return self._residence.retype(schema.name, kind, schema.timed)
 
     def _register(self, schema: StateSchema) -> None:
         """Writes the schema into the home's description, where several providers may be at it."""

@@ -66,7 +66,8 @@ class MemorySource(LeafSource):
         self.is_closed = False
 
     def read_leaf(self, leaf: int) -> list[bytes]:
-        assert not self.is_closed
+        if self.is_closed:
+            raise StorageError("the source is closed.")
         self.reads[leaf] += 1
         self.before_read(leaf)
         steps, done = [], set()

@@ -321,14 +321,14 @@ def check_newest(url: str, workload: Workload, at_least: int, at_most: int) -> i
 def check_goes_on(url: str, workload: Workload, version: int) -> None:
     """I7: from what a crash left, work goes on, and a collection removes what is too much."""
     if version:
-        kv = sk.restore(url, lazy=False)
+        kv = sk.restore(url)  # lazy: the next checkpoint refers to leaves that are not here yet
     else:
         kv = sk.open("memory:", key_groups=workload.key_groups, subgroups=workload.subgroups)
     with kv:
         workloads.declare(kv, workload)
         workloads.apply(kv, workload, version + 1)
         kv.checkpoint(url, metadata={"version": version + 1})
-        collect_garbage(open_storage(url), keep=1)
+    collect_garbage(open_storage(url), keep=1)  # now that nobody pins the one it came from
     check_tidy(url)
     check_newest(url, workload, version + 1, version + 1)
 

@@ -17,7 +17,8 @@ import pytest
 import scenarios
 from crash_states import Disk
 from harness import CLEAN, RAISED, Outcome
-from shim import NAMES, OPENS, SYNCS, WRITES, Action, Flag, Rule
+from shim import ALL, NAMES, OPENS, SYNCS, WRITES, Action, Flag, Rule
+from stage import CASES as KILL_CASES
 from stage import FULL, SEED, Case, Stage, check_state, some_of, states_of
 from workloads import MIXED, NIGHTLY, WORKLOADS, Workload
 
@@ -141,6 +142,31 @@ def test_row_7_a_full_disk_fails_the_checkpoint_and_nothing_else(
     for nth in range(1, count + 1):
         outcome = stage.run(Rule(nth, action, calls, errno.ENOSPC))
         check_failure(stage, outcome, f"{action.name} at write {nth} of {count}")
+
+
+ANY_CASES = (
+    *KILL_CASES,
+    Case("read_all", taken=2, is_changed=False),
+    Case("read_all", taken=2, arguments={"is_lazy": True}, is_changed=False),
+)
+
+
+@pytest.mark.parametrize("case", ANY_CASES, ids=str)
+@pytest.mark.parametrize("action", [Action.FAIL, *([Action.FAIL_FOREVER] if NIGHTLY else [])])
+def test_any_call_that_fails_is_told_and_harms_nothing(stage: Stage, action: Action) -> None:
+    """Rows 4, 7 and 8 in general: EIO at each call in turn, those that read and tidy up too."""
+    calls = stage.run().count(ALL)
+    for nth in range(1, calls + 1):
+        outcome = stage.run(Rule(nth, action, ALL, errno.EIO), is_logged=True)
+        failed = [str(entry) for entry in outcome.entries() if entry.flags & Flag.INJECTED]
+        where = f"{stage.case}: EIO at call {nth} of {calls}, {failed}: {outcome.trace}"
+        assert outcome.status in (CLEAN, RAISED), where
+        assert outcome.status == CLEAN or "StorageError" in outcome.bases, where
+        assert not outcome.leaks(), f"{outcome.leaks()} leaked: {where}"
+        try:
+            stage.check(outcome)
+        except Exception as error:
+            raise AssertionError(where) from error
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from small_checkpoint import LEAVES, Files, Line, dump, fill, new_store
 
+import statekit as sk
 from statekit.checkpoint import compression
 from statekit.checkpoint.manifest import PackRef, Segment
 from statekit.checkpoint.pack import (
@@ -390,3 +391,17 @@ def test_the_example_of_the_documentation_is_what_is_written(tmp_path: Path) -> 
     rows[b"b"] = (7, None)
     _, second = format_oracle.read_checkpoint(tmp_path, 2)
     assert second == {0: {"n": rows}}
+
+
+def test_a_provider_writes_the_bytes_of_the_example(tmp_path: Path) -> None:
+    with sk.open("memory:", key_groups=1, subgroups=1) as kv:
+        state = kv.value("n", int)
+        for at, key in enumerate("abcde", 1):
+            state[key] = at
+        kv.checkpoint(tmp_path)
+        del state["a"]
+        state["b"] = 7
+        kv.checkpoint(tmp_path)
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix}
+    first, second = format_example.checkpoints()
+    assert written == {**first, **second}

@@ -2,7 +2,9 @@
 
 import array
 import errno
+import fcntl
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import S3Server, free_port, s3  # noqa: F401 - s3 is a fixture
+from servers import S3Server, free_port, s3, wait_until  # noqa: F401 - s3 is a fixture
 
 from statekit import failpoints
 from statekit.checkpoint.storage import Storage, open_storage
@@ -589,6 +591,22 @@ def test_many_and_large_parts_are_written_in_order(local: Storage) -> None:
     assert local.read(PACK) == b"".join(small) + large + large + b"".join(small)
 
 
+def test_what_the_system_does_not_take_at_once_is_written_again(
+    local: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(7)
+    real = os.writev
+
+    def write_some(fd: int, parts: Sequence[memoryview]) -> int:
+        size = sum(map(len, parts))
+        return real(fd, [b"".join(parts)[: chance.randint(1, size)]])
+
+    monkeypatch.setattr(os, "writev", write_some)
+    parts = [chance.randbytes(chance.randint(0, 50)) for _ in range(1000)]
+    local.write(PACK, parts)
+    assert local.read(PACK) == b"".join(parts)
+
+
 def test_words_are_written_as_their_bytes(local: Storage) -> None:
     words = array.array("Q", [1, 2, 3])
     local.write(PACK, [words, memoryview(words)[1:]])
@@ -725,8 +743,6 @@ def test_where_there_are_no_links_create_still_has_one_winner(
 def test_where_flock_does_not_work_the_locks_of_the_process_remain(
     local: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl
-
     def no_flock(*_: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -839,6 +855,37 @@ for line in sys.stdin:
             assert (name in names(local)) is not is_retired
             assert not is_retired
             pin.release()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_who_waits_to_pin_what_is_being_retired_finds_it_gone(
+    local: Storage, is_replaced: bool
+) -> None:
+    local.write(MANIFEST, [b"1"])
+    path = f"{local.url}/{MANIFEST}"
+    answers: list[object] = []
+
+    def pin() -> None:
+        try:
+            answers.append(local.pin(MANIFEST))
+        except MissingFileError as error:
+            answers.append(error)
+
+    def is_opened() -> bool:
+        fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum(os.path.exists(fd) and os.path.samefile(fd, path) for fd in fds) == 2
+
+    with open(path, "rb+") as collector:
+        fcntl.flock(collector, fcntl.LOCK_EX)  # as retire() does
+        thread = threading.Thread(target=pin)
+        thread.start()
+        wait_until(is_opened, "the reader has the file open")
+        os.unlink(path)
+        if is_replaced:
+            local.write(MANIFEST, [b"another"])
+    thread.join()
+    assert isinstance(answers[0], MissingFileError)
+    assert not local.is_pinned(MANIFEST)
 
 
 def test_a_forked_child_has_no_locks_and_ends_none(local: Storage) -> None:

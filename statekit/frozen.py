@@ -216,10 +216,11 @@ class Frozen:
         if self._is_closed:
             return
         self._is_closed = True
-        self._on_close(self)
-        self.snapshot.close()
+        # The residence comes last: who holds its lock may be waiting for a reader of the snapshot.
         if self._rows is not None:
             self._rows.close()
+        self.snapshot.close()
+        self._on_close(self)
         if self.source is not None:
             self.source.release()
         if self._scratch is not None:

@@ -4,12 +4,10 @@ Half of the tests have a source in memory that can be told to wait or to fail, t
 checkpoints. The oracle is a dict of what was put in.
 """
 
-import itertools
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,8 @@ from statekit.errors import (
     SchemaError,
     StorageError,
 )
-from statekit.loading import LeafSource
-from statekit.opening import _Plan, _restore_here
+from statekit.loading import CheckpointSource, LeafSource
+from statekit.opening import _open_pinned, _Plan, _restore_here
 from statekit.schema import StateSchema
 from statekit.store import Block
 
@@ -512,9 +510,7 @@ def test_a_state_is_declared_with_another_type_while_blocks_are_on_their_way() -
             start.wait()
             kv.wait_loaded(SECONDS_MAX)
 
-        def use(
-            kv: sk.KVProvider = kv, start: threading.Barrier = start, turn: int = turn
-        ) -> None:
+        def use(kv: sk.KVProvider = kv, start: threading.Barrier = start, turn: int = turn) -> None:
             start.wait()
             if turn % 2:
                 kv._residence.load_leaves(range(20))
@@ -753,3 +749,443 @@ def test_what_has_not_come_is_in_a_frozen_state() -> None:
             assert image_of(frozen) == expected
         assert source.is_closed
         kv.close()
+
+
+# ---- Checkpoints
+
+
+class Job:
+    """A provider that takes checkpoints, and what it held at each."""
+
+    def __init__(self, directory: Path, seed: int = 1, **geometry: Any) -> None:
+        self.rng = random.Random(seed)
+        self.url = str(directory)
+        self.kv = sk.open("memory:", **({"key_groups": 8, "subgroups": 4} | geometry))
+        self.states = declare(self.kv)
+        self.image: Image = {"counts": {}, "texts": {}, "logs": {}, "due": {}}
+        self.taken: dict[int, Image] = {}
+
+    def work(self, count: int = 400) -> None:
+        for _ in range(count):
+            change(self.rng, self.states, self.image)
+
+    def checkpoint(self, **options: Any) -> Checkpoint:
+        self.work()
+        done = self.kv.checkpoint(self.url, **options)
+        self.taken[done.number] = copied(self.image)
+        return done
+
+    def within(self, groups: Sequence[int]) -> Image:
+        """The part of the image that is in some key-groups."""
+        chosen = set(groups)
+        return {
+            name: {key: value for key, value in entries.items()
+                   if self.kv.key_group_of(key) in chosen}
+            for name, entries in self.image.items()
+        }  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path / "job")
+    yield job
+    job.kv.close()
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_every_checkpoint_of_a_directory_comes_back(job: Job, lazy: bool) -> None:
+    for compression in (None, None, "zstd", None):
+        job.checkpoint(compression=compression)
+    for number, image in job.taken.items():
+        with sk.restore(job.url, at=number, lazy=lazy) as kv:
+            if not lazy:
+                assert kv.loading is None
+            assert held(declare(kv)) == image
+            assert kv.key_groups == (range(8),)
+            assert kv.schemas == job.kv.schemas
+    with sk.restore(Path(job.url)) as kv, sk.open(f"checkpoint:{job.url}") as same:
+        assert held(declare(kv)) == held(declare(same)) == job.image
+
+
+def test_the_checkpoint_of_a_time(job: Job) -> None:
+    first = job.checkpoint()
+    second = job.checkpoint()
+    assert second.modified >= first.modified
+    with sk.restore(job.url, at=datetime.now(UTC) + timedelta(hours=1)) as kv:
+        assert held(declare(kv)) == job.image
+    with pytest.raises(NoCheckpointError):
+        sk.restore(job.url, at=first.modified - timedelta(days=1))
+    with pytest.raises(NoCheckpointError):
+        sk.restore(job.url, at=9)
+    with pytest.raises(NoCheckpointError):
+        sk.restore(job.url + "-elsewhere")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_scaling_out(job: Job, workers: int) -> None:
+    job.checkpoint()
+    job.checkpoint()
+    for groups in sk.assign(8, workers):
+        with sk.restore(job.url, key_groups=groups) as kv:
+            assert kv.key_groups == (groups,)
+            assert held(declare(kv)) == job.within(groups)
+            other = next((k for k in job.image["counts"] if kv.key_group_of(k) not in groups), None)
+            if other is not None:
+                with pytest.raises(NotOwnedError):
+                    kv["counts"].add(other, 1)
+
+
+def scattered(job: Job, tmp_path: Path, workers: int) -> list[str]:
+    """The job's state as checkpoints of several workers."""
+    job.checkpoint()
+    urls = []
+    for at, groups in enumerate(sk.assign(8, workers)):
+        urls.append(f"{tmp_path}/worker-{at}")
+        with sk.restore(job.url, key_groups=groups) as kv:
+            kv.checkpoint(urls[-1])
+    return urls
+
+
+def test_scaling_in(job: Job, tmp_path: Path) -> None:
+    urls = scattered(job, tmp_path, 3)
+    with sk.restore(urls) as kv:
+        assert kv.key_groups == (range(8),)
+        assert held(declare(kv)) == job.image
+    with sk.restore(urls, key_groups=range(1, 6)) as kv:  # across all three
+        assert held(declare(kv)) == job.within(range(1, 6))
+    with sk.restore(urls, key_groups=[7, range(1)]) as kv:
+        assert held(declare(kv)) == job.within([0, 7])
+    with sk.restore(urls[::-1], key_groups=[]) as kv:
+        assert kv.key_groups == ()
+        kv.wait_loaded(SECONDS_MAX)
+        assert kv.loading is None
+        assert not any(held(declare(kv)).values())
+    with sk.restore(urls[:1]) as kv:
+        assert held(declare(kv)) == job.within(sk.assign(8, 3)[0])
+
+
+def test_what_cannot_be_restored_is_named(job: Job, tmp_path: Path) -> None:
+    urls = scattered(job, tmp_path, 2)
+    with pytest.raises(
+        ArgumentError, match=r"key-groups 3-5 of 8 .*there are 6|4-5 .*there are 0-3"
+    ):
+        sk.restore(urls[0], key_groups=range(3, 6))
+    with pytest.raises(ArgumentError, match="no key-group 8"):
+        sk.restore(urls, key_groups=range(9))
+    with pytest.raises(OccupiedError, match="worker-0"):
+        sk.restore([*urls, urls[0]])
+    with pytest.raises(OccupiedError):
+        sk.restore([job.url, urls[1]])
+    with pytest.raises(ArgumentError, match="Name one place"):
+        sk.restore([])
+    with pytest.raises(ArgumentError, match="power of two"):
+        sk.restore(urls, regroup=12)
+    with pytest.raises(ArgumentError, match="sub-groups"):
+        sk.open(f"checkpoint:{urls[0]}", subgroups=4)
+    with sk.open("memory:", key_groups=16, subgroups=2, owned=range(8, 16)) as kv:
+        kv.value("texts", str)["t"] = "x"
+        kv.checkpoint(tmp_path / "other")
+    with pytest.raises(ArgumentError, match=r"\[8, 16\].*regroup=16"):
+        sk.restore([urls[0], tmp_path / "other"])
+    with sk.open("memory:", key_groups=8, subgroups=4, owned=range(4, 8)) as kv:
+        kv.value("texts", int)
+        kv.checkpoint(tmp_path / "typed")
+    with pytest.raises(SchemaError, match="texts"):
+        sk.restore([urls[0], tmp_path / "typed"])
+    for place in (job.url, *urls):  # nothing is pinned by what failed
+        storage = open_storage(place)
+        assert not storage.is_pinned(manifest_name(1))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 16, 32, 64, 128])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_other_numbers_of_key_groups(job: Job, groups: int, lazy: bool) -> None:
+    job.checkpoint()
+    job.checkpoint()
+    with sk.restore(job.url, regroup=groups, lazy=lazy) as kv:
+        assert kv.key_group_count == groups
+        assert kv.key_group_count * kv.subgroups == max(32, groups)
+        states = declare(kv)
+        assert held(states) == job.image
+        image = copied(job.image)
+        for _ in range(200):
+            change(job.rng, states, image)
+        assert held(states) == image
+        again = kv.checkpoint(f"{job.url}-{groups}")
+        assert again.key_group_count == groups
+    with sk.restore(f"{job.url}-{groups}") as kv:
+        assert held(declare(kv)) == image
+
+
+def test_other_numbers_of_key_groups_for_several_at_once(job: Job, tmp_path: Path) -> None:
+    urls = scattered(job, tmp_path, 3)
+    for groups in (2, 64):
+        found: Image = {name: {} for name in job.image}
+        for part in sk.assign(groups, 2):
+            with sk.restore(urls, regroup=groups, key_groups=part) as kv:
+                for name, entries in held(declare(kv)).items():
+                    assert not entries.keys() & found[name].keys()
+                    found[name] |= entries
+        assert found == job.image
+    # worker-0 has key-groups 0 and 1 of 8, so all of 0 of 4 and nothing else; worker-1 has 2-4
+    with sk.restore(urls[0], regroup=4) as kv:
+        assert kv.key_groups == (range(1),)
+    with pytest.raises(ArgumentError, match=r"2 of 4 are not in .*there are 1, of 2 only a part"):
+        sk.restore(urls[1], regroup=4)
+    with sk.restore(urls[1], regroup=4, key_groups=[1]) as kv:
+        assert held(declare(kv)) == job.within([2, 3])
+
+
+def test_leaves_of_different_sizes_are_merged(job: Job, tmp_path: Path) -> None:
+    urls = scattered(job, tmp_path, 2)
+    with sk.open("memory:", key_groups=8, subgroups=1, owned=range(4, 8)) as kv:
+        states = declare(kv)
+        for name, entries in job.within(range(4, 8)).items():
+            for key, value in entries.items():
+                if name == "due":
+                    for at in value:
+                        states[name].set(key, at)
+                else:
+                    states[name][key] = value
+        kv.checkpoint(tmp_path / "coarse")
+    with sk.restore([urls[0], tmp_path / "coarse"]) as kv:
+        assert kv.subgroups == 4
+        assert held(declare(kv)) == job.image
+
+
+def test_event_time_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    urls = []
+    for at, watermark in enumerate((5_000, 3_000)):
+        with sk.open("memory:", owned=sk.assign(128, 2)[at]) as kv:
+            kv.advance_watermark(1_000)
+            short = kv.value("short", int, ttl=sk.TTL(3, time="event"))
+            mine = [f"k{n}" for n in range(50) if kv.owner_of(f"k{n}") is kv]
+            short.update(dict.fromkeys(mine, at))
+            kv.advance_watermark(watermark - 500)
+            urls.append(f"{tmp_path}/{at}")
+            kv.advance_watermark(watermark)
+            kv.checkpoint(urls[-1])
+    with sk.restore(urls) as kv:
+        assert kv._residence.store.time("event") == 3_000
+        short = kv.value("short", int, ttl=sk.TTL(3, time="event"))
+        assert set(short.values()) == {1}  # those of the first had expired
+        kv.advance_watermark(4_000)
+        assert len(short) == 0
+
+
+# ---- In use
+
+
+def untouched(url: str, at: int | None = None) -> sk.KVProvider:
+    """A restored provider to which leaves come only when they are touched."""
+    pinned = [_open_pinned(url, at)]
+    plan = _Plan.make([checkpoint for checkpoint, _ in pinned], None)
+    source = CheckpointSource(pinned, plan.leaves)
+    return _restore_here(plan, plan.choose(None), source, None, True, background=False)
+
+
+def test_a_checkpoint_is_not_deleted_while_it_is_being_restored(job: Job) -> None:
+    job.checkpoint()
+    first = copied(job.image)
+    reader = untouched(job.url, 1)
+    for _ in range(3):
+        job.checkpoint(base=None)
+    storage = open_storage(job.url)
+    assert storage.is_pinned(manifest_name(1))
+    collect(storage, keep=1)
+    assert reader.loading is not None
+    assert reader.loading.leaves_done == 0
+    assert held(declare(reader)) == first
+    reader.wait_loaded(SECONDS_MAX)
+    assert not storage.is_pinned(manifest_name(1))
+    collect(storage, keep=1)
+    with pytest.raises(NoCheckpointError):
+        sk.restore(job.url, at=1)
+    reader.close()
+
+
+def test_the_next_checkpoint_there_is_incremental(job: Job, tmp_path: Path) -> None:
+    job.work(3000)
+    full = job.checkpoint()
+    for lazy in (True, False):
+        with untouched(job.url, 1) if lazy else sk.restore(job.url, at=1, lazy=False) as kv:
+            states, image = declare(kv), copied(job.taken[1])
+            nothing = kv.checkpoint(job.url)
+            assert nothing.new_bytes == 0
+            key = next(iter(image["counts"]))
+            assert states["counts"].add(key, 1) == image["counts"][key] + 1
+            image["counts"][key] += 1
+            gone = next(iter(image["texts"]))
+            del states["texts"][gone], image["texts"][gone]
+            small = kv.checkpoint(job.url)
+            assert 0 < small.new_bytes < full.bytes / 4
+            elsewhere = kv.checkpoint(tmp_path / f"elsewhere-{lazy}")
+            assert elsewhere.new_bytes > full.bytes / 2
+            for url in (job.url, tmp_path / f"elsewhere-{lazy}"):
+                with sk.restore(url) as again:
+                    assert held(declare(again)) == image
+
+
+def test_checkpoints_are_taken_while_leaves_come(job: Job, tmp_path: Path) -> None:
+    job.checkpoint()
+    job.checkpoint()
+    for turn in range(8):
+        url = job.url if turn % 2 else str(tmp_path / f"turn-{turn}")
+        with sk.restore(job.url, at=2) if turn > 3 else untouched(job.url, 2) as kv:
+            states, image = declare(kv), copied(job.taken[2])
+            for _ in range(3):
+                for _ in range(30):
+                    change(job.rng, states, image)
+                kv.checkpoint(url)
+                with sk.restore(url) as again:
+                    assert held(declare(again)) == image
+            kv.wait_loaded(SECONDS_MAX)
+            kv.checkpoint(url)
+        with sk.restore(url, lazy=False) as again:
+            assert held(declare(again)) == image
+
+
+def test_states_evolve_over_checkpoints(job: Job) -> None:
+    job.checkpoint()
+    for turn in range(2):
+        with sk.restore(job.url) as kv:
+            if turn:
+                kv.wait_loaded(SECONDS_MAX)
+            counts = kv.value("counts", float, default=0.0, key=int)
+            expected = dict(job.image["counts"])
+            for key in range(0, 150, 7):
+                counts.add(key, 0.5)
+                expected[key] = expected.get(key, 0) + 0.5
+            kv.checkpoint(job.url)  # chains of ints with floats on top
+        with sk.restore(job.url) as kv:
+            counts = kv.value("counts", float, default=0.0, key=int)
+            assert dict(counts.items()) == expected
+            texts = kv.value("texts", str, ttl=3600)
+            assert dict(texts.items()) == job.image["texts"]
+            kv.checkpoint(job.url)
+        with sk.restore(job.url) as kv:
+            assert dict(kv.value("texts", str, ttl=3600).items()) == job.image["texts"]
+            job.image["counts"] = expected
+
+
+def test_damage_is_told_and_never_returned(job: Job) -> None:
+    job.work(3000)
+    job.checkpoint()
+    (pack,) = Path(job.url).glob("*.pack")
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    with pytest.raises(DamagedError) as caught:
+        sk.restore(job.url, lazy=False)
+    assert caught.value.file.endswith(pack.name)
+    assert caught.value.offset is not None
+    with sk.restore(job.url) as kv:
+        counts = kv.value("counts", int, default=0, key=int)
+        good = bad = 0
+        for key in range(150):
+            try:
+                assert counts[key] == job.image["counts"].get(key, 0)
+                good += 1
+            except DamagedError:
+                bad += 1
+        assert good > 100
+        assert bad
+        with pytest.raises(DamagedError):
+            kv.wait_loaded(SECONDS_MAX)
+        assert kv.loading is not None
+        assert len(kv.loading.errors) == 1
+        with pytest.raises(DamagedError):
+            kv.checkpoint(job.url + "-copy")  # nor is it passed on
+
+
+# ---- Into a home
+
+
+@pytest.fixture(params=["testdict", "rocksdb", "redis"])
+def home_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "testdict":
+            request.getfixturevalue("home")
+            return "testdict:t?memory=64KiB"
+        case "rocksdb":
+            return f"rocksdb:{tmp_path}/db?memory=64KiB"
+        case _:
+            port = request.getfixturevalue("server").port
+            return f"redis://{HOST}:{port}/0?memory=64KiB&prefix={tmp_path.name}"
+
+
+def test_a_restore_into_a_home(job: Job, home_url: str) -> None:
+    job.checkpoint()
+    job.checkpoint()
+    with sk.restore(job.url, home=home_url) as kv:
+        assert kv.loading is None
+        states, image = declare(kv), copied(job.image)
+        assert held(states) == image
+        for _ in range(300):
+            change(job.rng, states, image)
+        kv.checkpoint(job.url)
+    with sk.restore(job.url) as kv:
+        assert held(declare(kv)) == image
+    with sk.open(home_url) as kv:
+        assert (kv.key_group_count, kv.subgroups) == (8, 4)
+        assert held(declare(kv)) == image
+    with pytest.raises(ArgumentError, match="is not empty"):
+        sk.restore(job.url, home=home_url)
+    with sk.open(home_url) as kv:
+        assert held(declare(kv)) == image
+
+
+def test_parts_are_restored_into_a_home_that_is_shared(job: Job, home: DictHome) -> None:
+    job.checkpoint()
+    url = "testdict:t?memory=64KiB"
+    left = sk.restore(job.url, key_groups=range(3), home=url)
+    right = sk.restore(job.url, key_groups=range(3, 8), home=url)
+    assert held(declare(left)) == job.within(range(3))
+    assert held(declare(right)) == job.within(range(3, 8))
+    left.close()
+    right.close()
+    with sk.open(url) as kv:
+        assert held(declare(kv)) == job.image
+    with pytest.raises(ArgumentError, match="8"):
+        sk.restore(job.url, home=url, regroup=16)
+
+
+def test_an_interrupted_restore_into_a_home_is_seen_and_done_again(
+    job: Job, home: DictHome
+) -> None:
+    job.checkpoint()
+    url = "testdict:t?memory=64KiB"
+    for nth in (1, 5, 30):
+        writes = iter(range(nth))
+        home.fails = lambda call, writes=writes: call == "write" and next(writes, None) is None  # type: ignore[misc]
+        with pytest.raises(HomeError, match="write fails"):
+            sk.restore(job.url, home=url)
+        home.fails = lambda call: False
+        with pytest.raises(HomeError, match="only in part"):
+            sk.open(url)
+        with pytest.raises(HomeError, match="key-groups 2-3"):
+            sk.open(url, owned=range(2, 4))
+    with sk.restore(job.url, home=url) as kv:
+        assert held(declare(kv)) == job.image
+    with sk.open(url) as kv:
+        assert held(declare(kv)) == job.image
+
+
+def test_a_home_that_was_opened_but_never_used_takes_a_restore(job: Job, home: DictHome) -> None:
+    job.checkpoint()
+    url = "testdict:t?memory=64KiB"
+    with sk.open(url, key_groups=8, subgroups=4) as kv:
+        kv.value("texts", str)
+    with sk.restore(job.url, home=url) as kv:
+        assert held(declare(kv)) == job.image
+
+
+def test_a_restore_into_memory_with_a_limit(job: Job) -> None:
+    job.checkpoint()
+    with sk.restore(job.url, home="memory:?memory=64MiB") as kv:
+        assert held(declare(kv)) == job.image
+    with pytest.raises(MemoryLimitError):
+        sk.restore(job.url, home="memory:?memory=2KiB", lazy=False)
+    with pytest.raises(ArgumentError):
+        sk.restore(job.url, home="memory:somewhere")
+    assert not open_storage(job.url).is_pinned(manifest_name(1))

@@ -8,6 +8,10 @@ The braces are part of the key. They make Redis Cluster place all states of a le
 leaves spread over the cluster. A write() goes out in chunks, each in one round trip, so a
 failure may leave the first ones written: the provider writes all of them again.
 
+Redis has no snapshots for its users. A checkpoint copies the rows of a leaf before the provider
+changes them (statekit/frozen.py), which is exact as long as nobody but the provider that owns a
+leaf writes to it; the same rule that write-back rests on.
+
 Every command but the one that replaces the meta may be repeated without harm, so a lost
 connection is tried again once before HomeError says so.
 """

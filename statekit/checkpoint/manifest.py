@@ -152,15 +152,11 @@ class Segments(Sequence[Segment]):
     (128, 1, 32)
     """
 
-    __slots__ = ("_words", "leaves", "raw")
+    __slots__ = ("raw",)
 
     def __init__(self, raw: bytes) -> None:
         assert len(raw) % _ROW == 0
         self.raw = raw
-        self._words = memoryview(raw).cast("Q")
-        self.leaves = memoryview(raw).cast("I")[
-            0 :: _ROW // 4
-        ]  # of each; the host is little endian
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> "Segments":
@@ -203,26 +199,33 @@ class Segments(Sequence[Segment]):
     def __repr__(self) -> str:
         return f"<{len(self)} segments>"
 
+    # Columns; the host is little endian, as the file is.
+
+    @property
+    def leaves(self) -> memoryview:
+        return memoryview(self.raw).cast("I")[0 :: _ROW // 4]
+
     @property
     def packs(self) -> memoryview:
         return memoryview(self.raw).cast("I")[1 :: _ROW // 4]
 
     @property
     def offsets(self) -> memoryview:
-        return self._words[1::4]
+        return memoryview(self.raw).cast("Q")[1 :: _ROW // 8]
 
     @property
     def lengths(self) -> memoryview:
-        return self._words[2::4]
+        return memoryview(self.raw).cast("Q")[2 :: _ROW // 8]
 
     @property
     def flags(self) -> memoryview:
         """With the four zero bytes behind them."""
-        return self._words[3::4]
+        return memoryview(self.raw).cast("Q")[3 :: _ROW // 8]
 
     def chain(self, leaf: int) -> "Segments":
-        start = bisect_left(self.leaves, leaf)
-        return self[start : bisect_right(self.leaves, leaf, start)]
+        leaves = self.leaves
+        start = bisect_left(leaves, leaf)
+        return self[start : bisect_right(leaves, leaf, start)]
 
 
 def arrange(
@@ -293,8 +296,9 @@ class Manifest:
     def chains(self) -> Iterator[tuple[int, Segments]]:
         """Every leaf that has segments, with them, by ascending leaf."""
         starts = [*compress(count(), map(_DELTA.__ne__, self.segments.flags)), len(self.segments)]
+        leaves, raw = self.segments.leaves, self.segments.raw
         for start, stop in pairwise(starts):
-            yield self.segments.leaves[start], self.segments[start:stop]
+            yield leaves[start], Segments(raw[start * _ROW : stop * _ROW])
 
     # ---- Bytes
 

@@ -3,7 +3,7 @@
 Nothing is opened for this and no entry is decoded where none changes:
 
     rescale, merge   frames are copied as they are; only the mix that binds a checksum to its file
-                     is taken off and put on again (pack.py). Neighbours are read together
+                     is taken off and put on again (copying.py)
     regroup          the leaves stay if they can: G key-groups of S sub-groups are as many leaves as
                      2 G of S / 2. Beyond that every leaf is cut into slices of its hash range
     compact          leaves that have deltas are folded, packs that are mostly garbage are copied,
@@ -18,20 +18,23 @@ has not seen may be that old) and the metadata (of several: {"merged": [...]}, i
 """
 
 import contextlib
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from statekit.assignment import assign, group_ranges, leaf_ranges, show_groups, subtract
-from statekit.checkpoint.manifest import PackRef, Segment, damaged
+from statekit.checkpoint.copying import CopyAttempt, OnBytes
+from statekit.checkpoint.manifest import Segment
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.storage import Storage
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import (
     ArgumentError,
-    CheckpointError,
+    CheckpointCancelledError,
     NotOwnedError,
     OccupiedError,
     SchemaError,
@@ -42,14 +45,11 @@ from statekit.keys import encode_key, key_codec, leaf_of_encoded
 from statekit.plain import kind_of
 from statekit.schema import StateSchema
 from statekit.store import Store
-from statekit.store import frames as frames_
 from statekit.store.block import Block, rewrite
 
-OnBytes: TypeAlias = Callable[[int], None]  # so many more bytes are done
-
-_READ_BYTES = 8 << 20  # that are read at a time, of neighbours
 _USED_MIN = 0.5  # of a pack; one of which less is used is copied by compact()
 _GROUPS_MAX = 1 << 20
+_FOREVER_MS = 1 << 62
 
 
 def _ignore(_: int) -> None:
@@ -134,76 +134,6 @@ def check_empty(out: Storage) -> None:
         raise ArgumentError(f"{out.shown!r} is not empty. Name a directory that is new.")
 
 
-# ---- Copying
-
-
-class _Run(NamedTuple):
-    """Segments that lie one after the other in a pack."""
-
-    pack: PackRef
-    segments: list[Segment]
-
-    @property
-    def length(self) -> int:
-        last = self.segments[-1]
-        return last.offset + last.length - self.segments[0].offset
-
-
-def _runs(source: Checkpoint, wanted: Iterable[Segment]) -> Iterator[_Run]:
-    """The segments in an order that keeps each leaf's oldest first, neighbours together."""
-    packs = source.manifest.packs
-    by_place: list[Segment] = []
-    by_chain: list[Segment] = []
-    chain: list[Segment] = []
-    for segment in wanted:
-        if not segment.is_delta:
-            _sort_in(chain, by_place, by_chain)
-            chain = []
-        chain.append(segment)
-    _sort_in(chain, by_place, by_chain)
-    by_place.sort(key=lambda segment: (segment.pack, segment.offset))
-    run: _Run | None = None
-    for segment in (*by_place, *by_chain):
-        pack = packs[segment.pack]
-        if run is not None:
-            end = run.segments[0].offset + run.length
-            if pack is run.pack and segment.offset == end and run.length < _READ_BYTES:
-                run.segments.append(segment)
-                continue
-            yield run
-        run = _Run(pack, [segment])
-    if run is not None:
-        yield run
-
-
-def _sort_in(chain: list[Segment], by_place: list[Segment], by_chain: list[Segment]) -> None:
-    places = [(segment.pack, segment.offset) for segment in chain]
-    (by_place if places == sorted(places) else by_chain).extend(chain)
-
-
-def _copy(
-    attempt: Attempt, source: Checkpoint, wanted: Iterable[Segment], on_bytes: OnBytes
-) -> None:
-    """Frames as they are into an attempt."""
-    for pack, segments in _runs(source, wanted):
-        start = segments[0].offset
-        length = segments[-1].offset + segments[-1].length - start
-        data = bytearray(source.storage.read(pack.name, start, length))
-        bad = frames_.verify(data, pack.id, start)
-        if bad is not None:
-            raise damaged(
-                source.storage.file(pack.name),
-                start + bad,
-                f"there is no good frame, and checkpoint {source.number} needs it",
-            )
-        frames = memoryview(data)
-        frames_.bind(frames, pack.id, start)  # twice undoes it: plain checksums remain
-        for segment in segments:
-            at = segment.offset - start
-            attempt.add_frames(segment.leaf, frames[at : at + segment.length])
-        on_bytes(length)
-
-
 def _segments_of(source: Checkpoint, leaves: Iterable[range]) -> list[Segment]:
     """The segments of leaves, by leaf, oldest first."""
     wanted = tuple(leaves)
@@ -230,19 +160,36 @@ def rescale(
         )
     shares = assign(total, workers)
     check_empty(out)
-    made: list[Checkpoint] = []
-    try:
-        with _pinned(sources):
-            for worker, share in enumerate(shares):
-                made.append(_gather(union, out.sub(f"worker-{worker}"), (share,), on_bytes))
-    except BaseException:
-        for checkpoint in made:
+    is_over = threading.Event()
+
+    def step(more: int) -> None:
+        if is_over.is_set():
+            raise CheckpointCancelledError("another worker's part failed")
+        on_bytes(more)
+
+    with _pinned(sources), ThreadPoolExecutor(2, "statekit-rescale") as pool:
+        # Two at a time, so that one reads while the other waits for its last pack to be written.
+        jobs = [
+            pool.submit(_gather, union, out.sub(f"worker-{at}"), (share,), step)
+            for at, share in enumerate(shares)
+        ]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            is_over.set()
+            pool.shutdown(cancel_futures=True)
             # Whoever finds some of the workers must not take them for all.
-            with contextlib.suppress(CheckpointError):
-                names = [entry.name for entry in checkpoint.storage.list()]
-                checkpoint.storage.delete([checkpoint.manifest.name, *names])
-        raise
-    return made
+            for job in jobs:
+                with contextlib.suppress(Exception, CancelledError):
+                    _remove(job.result())
+            raise
+
+
+def _remove(checkpoint: Checkpoint) -> None:
+    """The manifest first: what remains if that is all is garbage."""
+    storage = checkpoint.storage
+    storage.delete([checkpoint.manifest.name])
+    storage.delete([entry.name for entry in storage.list()])
 
 
 def merge(
@@ -255,12 +202,18 @@ def merge(
         return _gather(union, out, union.owned, on_bytes)
 
 
-def _gather(union: _Union, out: Storage, owned: tuple[range, ...], on_bytes: OnBytes) -> Checkpoint:
+def _gather(
+    union: _Union,
+    out: Storage,
+    owned: tuple[range, ...],
+    on_bytes: OnBytes,
+) -> Checkpoint:
     """Some key-groups of a union, copied into a new directory."""
     subgroups = union.first.subgroups
-    with Attempt(out) as attempt:
+    with CopyAttempt(out) as attempt:
         for source in union.sources:
-            _copy(attempt, source, _segments_of(source, leaf_ranges(owned, subgroups)), on_bytes)
+            wanted = _segments_of(source, leaf_ranges(owned, subgroups))
+            attempt.copy(source, wanted, on_bytes)
         attempt.compression = union.compression  # as the frames are
         return attempt.publish(
             key_groups=union.first.key_group_count,
@@ -304,6 +257,14 @@ def declare(store: Store, schema: StateSchema) -> Any:
     return store.state(schema.name, kind, schema.key, timed=schema.timed)
 
 
+def declare_timed(store: Store, schema: StateSchema) -> Any:
+    """So, and its entries get stamps by the clock of the state, with no end to their life."""
+    raw = declare(store, schema)
+    if schema.timed:
+        raw.ttl(_FOREVER_MS, clock=schema.clock)
+    return raw
+
+
 # ---- Regroup
 
 
@@ -324,12 +285,12 @@ def regroup(
     leaves = source.manifest.leaves
     owned = _regrouped(source, key_groups)
     target = source.storage if out is None else out
-    with _pinned([source]), Attempt(target) as attempt:
+    with _pinned([source]), CopyAttempt(target) as attempt:
         if key_groups <= leaves:
             if out is None:
                 _refer(attempt, source, source.manifest.chains())
             else:
-                _copy(attempt, source, source.manifest.segments, on_bytes)
+                attempt.copy(source, source.manifest.segments, on_bytes)
         else:
             attempt.compression = source.manifest.compression
             _slice(attempt, source, key_groups, on_bytes)
@@ -412,11 +373,11 @@ def compact(source: Checkpoint, *, on_bytes: OnBytes = _ignore) -> Checkpoint | 
     moved = folded | {segment.leaf for segment in copied}
     with (
         _pinned([source]),
-        Attempt(source.storage, compression=manifest.compression) as attempt,
+        CopyAttempt(source.storage, compression=manifest.compression) as attempt,
     ):
         kept = ((leaf, chain) for leaf, chain in manifest.chains() if leaf not in moved)
         _refer(attempt, source, kept)
-        _copy(attempt, source, copied, on_bytes)
+        attempt.copy(source, copied, on_bytes)
         for leaf in sorted(folded):
             blocks = folder.fold(leaf)
             if blocks:
@@ -474,7 +435,7 @@ def _one_entry(
 ) -> bytes:
     """A block with one entry or deletion."""
     store = Store(source.key_group_count, source.subgroups)
-    raw = declare(store, schema)
+    raw = declare_timed(store, schema)
     store.mark(leaf, leaf + 1, "absent")  # so that what is here then is a delta
     if value is None:
         raw.delete(raw.codec.decode(key), blind=True)
@@ -522,6 +483,7 @@ __all__ = [
     "check_empty",
     "compact",
     "declare",
+    "declare_timed",
     "edit",
     "merge",
     "regroup",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+import rich  # noqa: F401  (so that its absence is told at once, whatever the output)
 from click.shell_completion import get_completion_class
 
 import statekit

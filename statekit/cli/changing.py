@@ -12,7 +12,15 @@ from statekit.checkpoint.retention import collect
 from statekit.checkpoint.storage import open_storage
 from statekit.cli.looking import schema_of
 from statekit.cli.options import json_option
-from statekit.cli.output import print_json, print_line, print_table, progress, show_bytes, warn
+from statekit.cli.output import (
+    plural,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    show_bytes,
+    warn,
+)
 from statekit.cli.places import has_checkpoints, open_one, open_several, parse_place, worker_names
 from statekit.errors import ArgumentError, NoCheckpointError, shorten
 from statekit.keys import key_codec
@@ -230,7 +238,7 @@ def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
         files = len(found.packs) + len(found.temporaries)
         print_line(
             f"{place.shown}: kept {_numbers(found.kept)}; {verb}: {_numbers(found.removed)}, "
-            f"{files} other files, {show_bytes(found.bytes_freed)} in all"
+            f"{plural(files, 'other file')}, {show_bytes(found.bytes_freed)} in all"
         )
         if found.in_use:
             print_line(f"  in use, so kept: {_numbers(found.in_use)}")

@@ -17,6 +17,7 @@ from statekit.checkpoint.storage import Storage, is_temporary
 from statekit.cli.options import at_option, json_option, limit_option, state_option
 from statekit.cli.output import (
     cut,
+    plural,
     print_bars,
     print_json,
     print_line,
@@ -30,7 +31,6 @@ from statekit.cli.places import has_checkpoints, open_one, parse_place, worker_n
 from statekit.errors import ArgumentError, CheckpointError, KeyTypeError, NoCheckpointError
 from statekit.keys import encode_key, key_codec
 from statekit.plain import PlainCodec, key_json, key_text, parse_key, to_json
-from statekit.rows import native_read
 from statekit.schema import StateSchema, show
 
 _BARS_MAX = 16  # of a chart; key-groups beyond that are put together
@@ -329,9 +329,8 @@ def _show_key(checkpoint: Checkpoint, chosen: list[StateSchema], text: str, as_j
 
 def read_entry(checkpoint: Checkpoint, schema: StateSchema, key: Any) -> tuple[Any] | None:
     """The plain value under a key, in a tuple of one; None if there is nothing."""
-    codec = PlainCodec(schema)
-    encoded = checkpoint.find(schema, encode_key(schema.key, key))
-    return None if encoded is None else (codec.read(native_read(codec.kind, encoded)),)
+    found = checkpoint.find(schema, encode_key(schema.key, key))
+    return None if found is None else (PlainCodec(schema).read(found),)
 
 
 # ---- get
@@ -423,9 +422,10 @@ def verify(url: str, as_json: bool) -> None:
             }
         )
     else:
+        verdict = f"damaged in {plural(len(damage), 'place')}" if damage else "all good"
         print_line(
-            f"read {checked[0]} checkpoints, {checked[1]} packs, {show_bytes(checked[2])}: "
-            f"{'all good' if not damage else f'{len(damage)} places are damaged'}"
+            f"read {plural(checked[0], 'checkpoint')}, {plural(checked[1], 'pack')}, "
+            f"{show_bytes(checked[2])}: {verdict}"
         )
         for error in damage:
             print_line(f"  {error}")

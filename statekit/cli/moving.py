@@ -12,7 +12,7 @@ from statekit.checkpoint.storage import open_storage
 from statekit.cli import files
 from statekit.cli.looking import schema_of
 from statekit.cli.options import at_option, json_option, state_option
-from statekit.cli.output import print_json, print_line, print_table, progress, show_bytes
+from statekit.cli.output import plural, print_json, print_line, print_table, progress, show_bytes
 from statekit.cli.places import expand, open_one
 from statekit.cli.typetext import form_of, parse_type
 from statekit.errors import ArgumentError, StateKitError
@@ -131,6 +131,7 @@ def import_(
     geometry = _geometry(sources, key_groups)
     rework.check_empty(open_storage(into))
     store = Store(*geometry)
+    store.mark(0, store.leaves, "absent")  # so that entries can be installed, stamps and all
     schemas: dict[str, StateSchema] = {}
     counts: dict[str, int] = {}
     for source in sources:
@@ -141,6 +142,7 @@ def import_(
                 f"{schemas[schema.name]}. Import files of one export together."
             )
         counts[schema.name] = counts.get(schema.name, 0) + _load(store, source)
+    store.mark(0, store.leaves, "whole")
     marks = [source.watermark for source in sources]
     made = rework.build(
         store,
@@ -249,21 +251,22 @@ def _geometry(sources: list[_Source], key_groups: int | None) -> tuple[int, int]
 
 def _load(store: Store, source: _Source) -> int:
     schema = source.schema
-    raw = rework.declare(store, schema)
+    raw = rework.declare_timed(store, schema)
     rows = files.read_rows(source.file, schema, source.columns, is_ours=source.meta is not None)
     count = 0
+    timed: dict[Any, tuple[bytes, int | None]] = {}
     with progress(source.file.name, source.file.stat().st_size):
-        if schema.timed:  # stamps are those of the file: installed, as what comes from a home
-            store.mark(0, store.leaves, "absent")
-        for count, (key, encoded, stamp) in enumerate(rows, 1):
+        for key, encoded, stamp in rows:
+            count += 1
+            if schema.timed:
+                timed[key] = (encoded, stamp)  # of two with the same key the later one counts
+                continue
             try:
-                if schema.timed:
-                    raw.install(key, encoded, stamp)
-                else:
-                    raw.put_encoded(key, encoded)
+                raw.put_encoded(key, encoded)
             except StateKitError as error:
                 raise ArgumentError(f"{str(source.file)!r}, row {count}: {error}") from None
-        store.mark(0, store.leaves, "whole")
+        for key, (encoded, stamp) in timed.items():
+            raw.install(key, encoded, stamp)
     return count
 
 
@@ -336,7 +339,7 @@ def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: b
     if as_json:
         print_json(found)
     else:
-        print_line(f"restored {len(found['states'])} states into {found['home']}")
+        print_line(f"restored {plural(len(found['states']), 'state')} into {found['home']}")
 
 
 def _parse_groups(text: str) -> list[range]:

@@ -2,6 +2,8 @@
 
 Results go to stdout; progress and errors go to stderr, progress only if that is a terminal. So
 `statekit ls URL | grep ...` and `statekit ls URL --json | jq ...` get what they ask for only.
+
+rich is imported where something is drawn: loading it takes longer than most commands do.
 """
 
 import json
@@ -12,18 +14,6 @@ from datetime import datetime
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
-from rich.text import Text
 
 _BAR = 32  # characters
 _CELL_MAX = 100  # of a value in a table
@@ -43,6 +33,10 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: s
     """A table. numbers: one letter a column, "r" for those that are aligned to the right."""
     sides = numbers.ljust(len(titles), "l")
     if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for title, side in zip(titles, sides, strict=True):
             table.add_column(title, justify="right" if side == "r" else "left", overflow="fold")
@@ -93,6 +87,15 @@ def show_bytes(count: float) -> str:
     raise AssertionError
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "pack"), plural(2000, "pack")
+    ('1 pack', '2,000 packs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def show_time(when: datetime) -> str:
     """A time in the zone of whoever reads it."""
     return when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -118,6 +121,17 @@ def progress(what: str, total: int, *, in_bytes: bool = True) -> Iterator[Advanc
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     figures = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
     columns = [TextColumn("{task.description}"), BarColumn(), *figures, TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:

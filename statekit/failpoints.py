@@ -50,6 +50,8 @@ _lock = threading.Lock()
 _names: set[str] = set()
 _visits: Counter[str] = Counter()
 _entries: dict[tuple[str, int], _Entry] = {}  # by name and visit
+_native_set: set[str] = set()  # what configure() has set in the library
+_native_before: dict[str, int] = {}  # the library's counts at that time: it never sets them to 0
 
 
 def register(*names: str) -> None:
@@ -139,7 +141,11 @@ def _native(name: str) -> Any:
 
 
 def _native_visits() -> dict[str, int]:
-    """The library's own fail points and how often each was passed."""
+    """The library's own fail points and how often each was passed since configure()."""
+    return {name: n - _native_before.get(name, 0) for name, n in _native_counts().items()}
+
+
+def _native_counts() -> dict[str, int]:
     list_points = _native("sk_failpoint_list")
     if list_points is None:
         return {}
@@ -151,15 +157,19 @@ def _native_visits() -> dict[str, int]:
 
 
 def _configure_native(entries: list[_Entry]) -> None:
+    """Hands the library its entries. Of several for one of its points it keeps the last."""
     set_point = _native("sk_failpoint_set")
     if set_point is None:
         return
-    native = _native_visits()
-    for name in native:
-        set_point(name.encode(), 0, 0, 0)
+    _native_before.clear()
+    _native_before.update(_native_counts())
+    # Not those that STATEKIT_C_FAILPOINTS has set: they are not ours.
+    while _native_set:
+        set_point(_native_set.pop().encode(), 0, 0, 0)
     for entry in entries:
-        if entry.name in native:
+        if entry.name in _native_before:
             set_point(entry.name.encode(), entry.nth, _ACTIONS[entry.action], entry.delay_ms)
+            _native_set.add(entry.name)
 
 
 if VARIABLE in os.environ:

@@ -10,8 +10,9 @@ from threading import Thread
 
 import pytest
 
-from statekit import failpoints
-from statekit.errors import ArgumentError
+from statekit import Store, failpoints
+from statekit._native import lib
+from statekit.errors import ArgumentError, StoreMemoryError
 
 A, B = "test.a", "test.b"
 failpoints.register(A, B)
@@ -142,3 +143,21 @@ def test_counts_are_exact_with_threads() -> None:
         thread.join()
     assert failpoints.visits()[A] == 400
     assert answers.count("short") == 1
+
+
+@pytest.mark.skipif(not lib.sk_is_testing_build(), reason="the library has none in this build")
+def test_the_points_of_the_library_follow_the_same_rules() -> None:
+    name = "native.snapshot.open"
+    store = Store()
+    store.snapshot().close()
+    failpoints.configure(f"{name}=error@2")
+    assert name in failpoints.names()
+    store.snapshot().close()
+    with pytest.raises(StoreMemoryError, match=name):
+        store.snapshot()
+    store.snapshot().close()
+    assert failpoints.visits()[name] == 3
+    failpoints.configure(f"{name}=error")
+    failpoints.configure("")
+    store.snapshot().close()
+    assert failpoints.visits()[name] == 1

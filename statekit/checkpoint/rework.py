@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from statekit.assignment import assign, group_ranges, leaf_ranges, show_groups, subtract
@@ -130,7 +129,13 @@ def _pinned(sources: Iterable[Checkpoint]) -> Iterator[None]:
 
 def check_empty(out: Storage) -> None:
     """ArgumentError if a directory that a new line of checkpoints is to be in has files."""
-    if out.list() or out.subdirectories():
+    is_empty = not out.list()
+    for name in out.subdirectories() if is_empty else ():
+        # What a rescale that failed leaves behind is a directory with a lock in it.
+        is_empty = name.startswith("worker-") and not out.sub(name).list()
+        if not is_empty:
+            break
+    if not is_empty:
         raise ArgumentError(f"{out.shown!r} is not empty. Name a directory that is new.")
 
 
@@ -246,9 +251,17 @@ class Folder:
         for step in steps[:-1]:
             self._store.decode_leaf(leaf, step, "under")
         self._store.decode_leaf(leaf, steps[-1] if steps else b"", "under_all")
-        blocks = self._store.encode_leaf(leaf)
+        data = self._store.encode_leaf(leaf)
         self._store.mark(leaf, leaf + 1, "absent")
-        return blocks
+        return b"".join(part for part, block in _blocks(data) if block.entries)
+
+
+def _blocks(data: bytes) -> Iterator[tuple[memoryview, Block]]:
+    """The blocks of a leaf, and the bytes of each."""
+    view, at = memoryview(data), 0
+    for block in Block.each(data):
+        yield view[at : at + block.size], block
+        at += block.size
 
 
 def declare(store: Store, schema: StateSchema) -> Any:
@@ -329,10 +342,9 @@ def _slice(attempt: Attempt, source: Checkpoint, leaves: int, on_bytes: OnBytes)
     folder = Folder(source)
     factor = leaves // source.manifest.leaves
     for leaf, chain in source.manifest.chains():
-        data = memoryview(folder.fold(leaf))
-        ends = [*accumulate((block.size for block in Block.each(data)), initial=0)]
+        blocks = [data for data, _ in _blocks(folder.fold(leaf))]
         for part in range(leaf * factor, (leaf + 1) * factor):
-            pieces = [rewrite(data[at:], leaf=part, leaves=leaves) for at in ends[:-1]]
+            pieces = [rewrite(data, leaf=part, leaves=leaves) for data in blocks]
             filled = [piece for piece in pieces if piece and Block(piece).entries]
             if filled:
                 attempt.add(part, b"".join(filled))

@@ -246,13 +246,13 @@ class Folder:
     def fold(self, leaf: int) -> bytes:
         """One full block for each state that has entries in the leaf."""
         steps = self._checkpoint.read_leaf(leaf)
-        if len(steps) == 1 and not any(block.is_delta for block in Block.each(steps[0])):
-            return steps[0]
-        for step in steps[:-1]:
-            self._store.decode_leaf(leaf, step, "under")
-        self._store.decode_leaf(leaf, steps[-1] if steps else b"", "under_all")
-        data = self._store.encode_leaf(leaf)
-        self._store.mark(leaf, leaf + 1, "absent")
+        data = steps[0] if steps else b""
+        if len(steps) > 1 or any(block.is_delta for block in Block.each(data)):
+            for step in steps[:-1]:
+                self._store.decode_leaf(leaf, step, "under")
+            self._store.decode_leaf(leaf, steps[-1], "under_all")
+            data = self._store.encode_leaf(leaf)
+            self._store.mark(leaf, leaf + 1, "absent")
         return b"".join(part for part, block in _blocks(data) if block.entries)
 
 

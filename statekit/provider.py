@@ -19,7 +19,7 @@ from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_group
 from statekit.checkpoint.checkpointer import (
     Checkpointer,
     CheckpointJob,
-    Description,
+    Holdings,
     PeriodicCheckpoints,
 )
 from statekit.checkpoint.reader import Checkpoint
@@ -120,7 +120,7 @@ class KVProvider:
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # all that are in use
         self._sweeper: Sweeper | None = None
         self._is_closed = False
-        self._checkpointer = Checkpointer(residence, self._lock, self._describe)
+        self._checkpointer = Checkpointer(residence, self._lock, self._holdings)
         residence.register(meta.schemas)
         for group in (group for part in mine for group in part):
             family.owners[group] = self
@@ -565,8 +565,8 @@ class KVProvider:
         self._check_open()
         return self._checkpointer.every(url, seconds, keep, compression=compression)
 
-    def _describe(self) -> Description:
-        return Description(self._mine, tuple(self._meta.schemas))
+    def _holdings(self) -> Holdings:
+        return Holdings(self._mine, tuple(self._meta.schemas))
 
     # ---- Key-groups
 

@@ -395,7 +395,34 @@ def test_large_state_is_spread_over_packs_in_order(
     assert restored(tmp_path) == {f"k{i}": i for i in range(20_000)}
 
 
-def test_a_second_writer_in_one_directory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [1, 2])
+def test_of_two_writers_at_a_time_the_slower_one_fails_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    kv, other = small(), small()
+    for provider in (kv, other):  # the same state: packs of the same name
+        provider.value("counts", int)["a"] = 1
+    publish = writer.Attempt.publish
+
+    def be_slow(attempt: Any, **description: Any) -> Any:
+        monkeypatch.undo()
+        for _ in range(others):
+            other.checkpoint(tmp_path)
+        if others > 1:
+            sk.collect(tmp_path, keep=1)
+        return publish(attempt, **description)
+
+    monkeypatch.setattr(writer.Attempt, "publish", be_slow)
+    with pytest.raises(CheckpointError, match="published by another writer"):
+        kv.checkpoint(tmp_path)
+    assert [taken.number for taken in sk.checkpoints(tmp_path)] == [others]
+    assert restored(tmp_path) == {"a": 1}
+    kv.value("counts", int)["b"] = 2
+    assert kv.checkpoint(tmp_path).number == others + 1
+    assert restored(tmp_path) == {"a": 1, "b": 2}
+
+
+def test_writers_take_turns_in_one_directory(tmp_path: Path) -> None:
     kv, other = small(), small()
     kv.value("counts", int)["a"] = 1
     other.value("counts", int)["b"] = 2

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statekit.checkpoint.description import plain_metadata
 from statekit.checkpoint.manifest import (
     FORMAT_LATEST,
     FORMAT_READABLE,
@@ -24,7 +25,6 @@ from statekit.checkpoint.manifest import (
     arrange,
     manifest_name,
     number_of,
-    plain_metadata,
 )
 from statekit.errors import ArgumentError, CheckpointError, DamagedError
 from statekit.schema import StateSchema, show

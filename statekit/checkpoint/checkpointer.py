@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.compression import check_compression
-from statekit.checkpoint.manifest import Manifest, manifest_name, plain_metadata
+from statekit.checkpoint.description import plain_metadata
+from statekit.checkpoint.manifest import Manifest, manifest_name
 from statekit.checkpoint.pack import read_frames
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
@@ -63,8 +64,8 @@ _WHOLE, _AWAY = RESIDENCIES.index("whole"), RESIDENCIES.index("away")
 failpoints.register("checkpoint.freeze", "checkpoint.frozen", "checkpoint.link")
 
 
-class Description(NamedTuple):
-    """What a provider says about itself at the moment of a checkpoint."""
+class Holdings(NamedTuple):
+    """What a provider has at the moment of a checkpoint."""
 
     owned: tuple[range, ...]
     schemas: tuple[StateSchema, ...]
@@ -160,12 +161,10 @@ class CheckpointJob:
 class Checkpointer:
     """Takes the checkpoints of one provider."""
 
-    def __init__(
-        self, residence: Residence, lock: Any, describe: Callable[[], Description]
-    ) -> None:
+    def __init__(self, residence: Residence, lock: Any, holdings: Callable[[], Holdings]) -> None:
         self._residence = residence
         self._provider_lock = lock  # key-groups do not change hands while a state is frozen
-        self._describe = describe
+        self._holdings = holdings
         self._lock = threading.Lock()
         self._lineages: dict[str, _Lineage] = {}
         self._jobs: dict[str, CheckpointJob] = {}
@@ -209,15 +208,15 @@ class Checkpointer:
             lineage = self._base(storage, base)
             failpoints.visit("checkpoint.freeze")
             with self._provider_lock:
-                description = self._describe()
+                holdings = self._holdings()
                 frozen = self._residence.freeze(
-                    lambda store: self._plan(store, lineage, description), AHEAD_BYTES
+                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
                 )
                 watermark = self._residence.store.time("event")
                 if not self._lineages:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
-            run = _Run(job, storage, frozen, lineage, description, watermark, kept)
+            run = _Run(job, storage, frozen, lineage, holdings, watermark, kept)
             run.compression = compression
             job._leaves_total = len(run.leaves)
         except BaseException:
@@ -255,7 +254,7 @@ class Checkpointer:
         return lineage
 
     def _plan(
-        self, store: Store, lineage: _Lineage | None, description: Description
+        self, store: Store, lineage: _Lineage | None, holdings: Holdings
     ) -> "array[int] | None":
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
         if lineage is None:
@@ -263,7 +262,7 @@ class Checkpointer:
         since = lineage.since[:]
         base = lineage.checkpoint
         covered = leaf_ranges(base.key_groups, base.subgroups)
-        owned = leaf_ranges(description.owned, store.subgroups)
+        owned = leaf_ranges(holdings.owned, store.subgroups)
         if owned != covered:
             # Leaves that came in the meantime are not in the base, or not as they are here.
             for part in subtract(owned, covered):
@@ -338,7 +337,7 @@ class _Run:
         storage: Storage,
         frozen: Frozen,
         lineage: _Lineage | None,
-        description: Description,
+        holdings: Holdings,
         watermark: int | None,
         metadata: dict[str, Any],
     ) -> None:
@@ -346,12 +345,12 @@ class _Run:
         self.storage = storage
         self.frozen = frozen
         self.lineage = lineage
-        self.description = description
+        self.holdings = holdings
         self.watermark = watermark
         self.metadata = metadata
         self.epoch: int = frozen.snapshot.epoch
         self.store = frozen.store
-        owned = leaf_ranges(description.owned, self.store.subgroups)
+        owned = leaf_ranges(holdings.owned, self.store.subgroups)
         self.leaves = [leaf for part in owned for leaf in part]
 
     def write(self) -> Checkpoint:
@@ -380,8 +379,8 @@ class _Run:
             return attempt.publish(
                 key_groups=store.key_groups,
                 subgroups=store.subgroups,
-                owned=self.description.owned,
-                schemas=self.description.schemas,
+                owned=self.holdings.owned,
+                schemas=self.holdings.schemas,
                 base=None if self.lineage is None else self.lineage.checkpoint.number,
                 watermark=self.watermark,
                 metadata=self.metadata,

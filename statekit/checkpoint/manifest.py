@@ -60,7 +60,6 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, overload
 from statekit._native import lib
 from statekit.assignment import show_groups
 from statekit.checkpoint.description import Description, DescriptionError
-from statekit.checkpoint.description import plain_metadata as plain_metadata
 from statekit.errors import ArgumentError, CheckpointError, DamagedError, shorten
 from statekit.schema import StateSchema
 from statekit.store.digest import crc32c

@@ -24,11 +24,12 @@ could replace an old pack and publish it. But every attempt has a number above t
 import re
 import time
 from collections.abc import Mapping
+from os import PathLike
 from struct import Struct
 from typing import NamedTuple
 
 from statekit.checkpoint.manifest import Manifest, manifest_name, number_of
-from statekit.checkpoint.storage import Entry, Storage, is_temporary
+from statekit.checkpoint.storage import Entry, Storage, is_temporary, open_storage
 from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
 from statekit.failpoints import register, visit
 
@@ -57,17 +58,18 @@ class Collected(NamedTuple):
 
 
 def collect(
-    storage: Storage,
+    place: "str | PathLike[str] | Storage",
     keep: int = 1,
     *,
     dry_run: bool = False,
     min_age_seconds: float | None = None,
 ) -> Collected:
-    """Removes all but the newest `keep` checkpoints, and files that none of them needs.
+    """Removes all but the newest `keep` checkpoints of a place, and files that none of them needs.
 
     Files that no checkpoint names go if they are min_age_seconds old: 0 if not given, and a day
     on storages without locks. There, choose more than the longest checkpoint takes.
     """
+    storage = place if isinstance(place, Storage) else open_storage(place)
     if keep < 1:
         raise ArgumentError(f"keep={keep} would remove the newest checkpoint. Keep 1 or more.")
     with storage.collecting() as is_alone:

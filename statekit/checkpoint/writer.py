@@ -83,8 +83,7 @@ class Attempt:
         failpoints.visit("attempt.begin")
         self._stack.enter_context(self.storage.writing())
         try:
-            numbers = (number_of(entry.name) for entry in self.storage.list())
-            self.number = max((number for number in numbers if number), default=0) + 1
+            self.number = self._newest() + 1
             self._writer = _PackWriter(self._write_pack, self.storage)
         except BaseException:
             self._stack.close()
@@ -217,16 +216,32 @@ class Attempt:
         failpoints.visit("attempt.publish")
         if self._packs:
             self.storage.sync()
+        if base is not None and not self.storage.has_locks:
+            # A collector in another process does not see our pin there: look as late as can be.
+            self.storage.size(manifest_name(base))
         # A name that is taken means that somebody else writes here: never overwrite.
-        if not self.storage.create(manifest_name(self.number), manifest.encode()):
-            raise CheckpointError(
-                f"checkpoint {self.number} of {self.storage.shown!r} was published by another "
-                "writer in the meantime; this one is given up. Let each provider have a "
-                "directory of its own, or see whether an old process is still running."
-            )
+        name = manifest_name(self.number)
+        if not self.storage.create(name, manifest.encode()):
+            raise self._overtaken(self.number)
+        if (newest := self._newest()) > self.number:
+            # We were slow: others have published this number and later ones, and perhaps have
+            # collected it, so that our packs, which have the same names, may be gone.
+            self.storage.retire(name)
+            raise self._overtaken(newest)
         self._is_published = True
         failpoints.visit("attempt.published")
         return Checkpoint(self.storage, manifest)
+
+    def _newest(self) -> int:
+        numbers = (number_of(entry.name) for entry in self.storage.list())
+        return max((number for number in numbers if number), default=0)
+
+    def _overtaken(self, number: int) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {number} of {self.storage.shown!r} was published by another writer in the "
+            "meantime; this one is given up. Let each provider have a directory of its own, or "
+            "see whether an old process is still running."
+        )
 
     def _contents(self) -> tuple[tuple[PackRef, ...], Segments]:
         places: dict[PackRef, int] = {}

@@ -36,12 +36,13 @@ from statekit.errors import (
     MemoryLimitError,
     NotOwnedError,
     StateKitError,
+    StorageError,
 )
 from statekit.store import Block, Store
 from statekit.store.block import rewrite
 
 _GATES = 64  # leaves that can be read at the same time; a power of two
-_THREADS_MAX = 8  # in the background: more than cores pay only where the storage is far away
+_THREADS_MAX = 8  # in the background
 _SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being sliced
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
@@ -52,6 +53,8 @@ Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kin
 
 class LeafSource(ABC):
     """What leaves are restored from. Shared by providers; closed by the last one to let go."""
+
+    is_far = False  # reading is mostly waiting, so that many threads at once pay
 
     def __init__(self) -> None:
         self._users = 1
@@ -100,6 +103,7 @@ class CheckpointSource(LeafSource):
         self._sliced: OrderedDict[tuple[int, int], list[bytes]] = OrderedDict()
         self._sliced_lock = threading.Lock()
         self._pins = [pin for _, pin in pinned]
+        self.is_far = not all(one.storage.is_local for one, _ in pinned)
         for checkpoint, _ in pinned:
             width = leaves // checkpoint.key_group_count  # of a key-group, in our leaves
             finer = leaves // (checkpoint.key_group_count * checkpoint.subgroups)
@@ -127,7 +131,10 @@ class CheckpointSource(LeafSource):
             return checkpoint.read_leaf(leaf)
         steps = []
         for blocks in self._read_coarse(checkpoint, leaf // finer):
-            step = [rewrite(piece, leaf=leaf, leaves=self._leaves) for _, piece in _pieces(blocks)]
+            step = [
+                rewrite(bytes(piece), leaf=leaf, leaves=self._leaves)
+                for _, piece in _pieces(blocks)
+            ]
             steps.append(b"".join(step))
         return steps
 
@@ -164,7 +171,7 @@ def fit_blocks(blocks: bytes, types: Types) -> bytes:
             parts.append(piece)
         else:
             is_changed = True
-            parts.append(rewrite(piece, kind=kind, timed=timed))
+            parts.append(rewrite(bytes(piece), kind=kind, timed=timed))
     return b"".join(parts) if is_changed else blocks
 
 
@@ -326,7 +333,8 @@ class Loading:
             if self._is_stopped or self._threads:
                 return
             self._is_idle.clear()
-            count = min(max(os.cpu_count() or 1, 2), _THREADS_MAX)
+            cores = os.cpu_count() or 1
+            count = _THREADS_MAX if self.source.is_far else min(max(cores, 2), _THREADS_MAX)
             self._threads = {
                 threading.Thread(target=self._run, name="statekit-loading", daemon=True)
                 for _ in range(count)
@@ -346,6 +354,11 @@ class Loading:
                 self._hand = self._store.leaves  # so would all others say
             except StateKitError:
                 continue  # it is among the errors, or the leaf went away
+            except Exception as error:  # nobody foresaw it, and nobody must wait for ever
+                self.errors[leaf] = StorageError(
+                    f"leaf {leaf} of {self.source!r} could not be read: {error!r}. "
+                    "Touch it to try again."
+                )
         with self._lock:
             is_last = not self._threads
         try:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from servers import HOST, RedisServer, redis_server
 from test_frozen import image_of
@@ -312,6 +313,25 @@ def test_every_way_to_look_at_a_state_sees_all_of_it(look: Callable[[Any], Any])
         assert held({"counts": kv["counts"]}) == held({"counts": world.kv["counts"]})
 
 
+def test_batches_of_tuples_and_arrays_bring_their_leaves() -> None:
+    world = World(3, rounds=1)
+    pairs = world.kv.value("pairs", int, key=tuple[str, int])
+    keys = [(f"k{at}", at) for at in range(100)]
+    pairs.put_many(keys, numpy.arange(100))
+    store = world.kv._residence.store
+    world.chains = {leaf: [store.encode_leaf(leaf)] for leaf in range(store.leaves)}
+    with world.restored() as kv:
+        pairs = kv.value("pairs", int, key=tuple[str, int])
+        assert pairs.get_many(keys[::3]).to_list() == list(range(0, 100, 3))
+        counts = kv.value("counts", int, default=0, key=int)
+        some = numpy.arange(40)
+        expected = [world.image["counts"].get(key, 0) for key in range(40)]
+        assert counts.get_many(some).to_list() == expected
+        columns = [[key[0] for key in keys], [key[1] for key in keys]]
+        pairs.add_many(tuple(columns), 5)
+        assert sum(pairs.values()) == sum(range(100)) + 500
+
+
 def test_clearing_one_state_leaves_the_others() -> None:
     world = World(4)
     with world.restored() as kv:
@@ -587,6 +607,22 @@ def test_an_error_that_passes_is_forgotten_when_the_leaf_is_touched() -> None:
     assert loading.errors == {}
     assert loading.wait(SECONDS_MAX)
     assert kv.loading is None  # the touch of the last one ended it
+    kv.close()
+
+
+def test_an_error_that_nobody_foresaw_leaves_nobody_waiting() -> None:
+    world = World(13)
+    source = world.source()
+
+    def fail(leaf: int) -> None:
+        raise RuntimeError("surprise")
+
+    source.before_read = fail
+    kv = world.restored(source, background=True)
+    with pytest.raises(StorageError, match="surprise"):
+        kv.wait_loaded(SECONDS_MAX)
+    with pytest.raises(RuntimeError, match="surprise"):
+        kv.value("texts", str).get("t1")
     kv.close()
 
 
@@ -976,10 +1012,10 @@ def test_event_time_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 # ---- In use
 
 
-def untouched(url: str, at: int | None = None) -> sk.KVProvider:
+def untouched(url: str, at: int | None = None, regroup: int | None = None) -> sk.KVProvider:
     """A restored provider to which leaves come only when they are touched."""
     pinned = [_open_pinned(url, at)]
-    plan = _Plan.make([checkpoint for checkpoint, _ in pinned], None)
+    plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
     source = CheckpointSource(pinned, plan.leaves)
     return _restore_here(plan, plan.choose(None), source, None, True, background=False)
 
@@ -1043,6 +1079,46 @@ def test_checkpoints_are_taken_while_leaves_come(job: Job, tmp_path: Path) -> No
             kv.checkpoint(url)
         with sk.restore(url, lazy=False) as again:
             assert held(declare(again)) == image
+
+
+def test_what_has_not_come_is_passed_on(job: Job, tmp_path: Path) -> None:
+    """Chains of several segments, leaf for leaf and sliced, with changes on top."""
+    job.work(3000)
+    for _ in range(3):
+        job.checkpoint()
+    for regroup in (None, 4, 64, 256):
+        with untouched(job.url, regroup=regroup) as kv:
+            states, image = declare(kv), copied(job.image)
+            for key in range(0, 150, 10):
+                states["counts"][key] = image["counts"][key] = key
+            assert kv.loading is not None
+            assert kv.loading.leaves_done == 0
+            for _ in range(2):
+                kv.checkpoint(tmp_path / f"to-{regroup}")
+                with sk.restore(tmp_path / f"to-{regroup}") as again:
+                    assert held(declare(again)) == image
+                states["texts"]["new"] = image["texts"]["new"] = "x"
+
+
+def test_a_checkpoint_after_leaves_went_and_came_back(job: Job) -> None:
+    job.work(2000)
+    job.checkpoint()
+    for turn in range(3):
+        with untouched(job.url, 1) as kv:
+            states, image = declare(kv), copied(job.taken[1])
+            for key in range(0, 150, 11) if turn else ():
+                states["counts"][key] = image["counts"][key] = 7
+            (part,) = kv.split([range(2, 5)])
+            if turn == 2:
+                keys = [key for key in image["texts"] if kv.owner_of(key) is part]
+                assert part["texts"].delete_many(keys[::2]) == len(keys[::2])
+                for key in keys[::2]:
+                    del image["texts"][key]
+            kv.merge(part)
+            part.close()
+            kv.checkpoint(job.url)
+            with sk.restore(job.url) as again:
+                assert held(declare(again)) == image
 
 
 def test_states_evolve_over_checkpoints(job: Job) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ("wordcount", "sessions", "leaderboard")
+EXAMPLES = ("wordcount", "sessions", "leaderboard", "restart")
 TIMEOUT_S = 60  # they take a second or two; machines are shared
 
 

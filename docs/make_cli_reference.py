@@ -1,0 +1,133 @@
+"""Writes docs/cli.md from the commands themselves: `python docs/make_cli_reference.py`.
+
+tests/test_cli.py sees to it that the page is what this makes.
+"""
+
+import inspect
+import textwrap
+from pathlib import Path
+
+import click
+
+from statekit.cli.app import sections
+
+PAGE = Path(__file__).parent / "cli.md"
+
+INTRODUCTION = """\
+# The command line
+
+`pip install 'statekit[cli]'` brings the program `statekit`. It looks at checkpoints, moves them,
+and makes new ones of old ones. This page is made from the program by `docs/make_cli_reference.py`;
+`statekit COMMAND --help` says the same.
+
+```
+$ statekit ls /data/job
+worker    number  time                 key-groups     states       size        new  base
+worker-0       1  2026-11-16 17:38:14  0-63 of 128         7  315.7 KiB  315.8 KiB     -
+worker-1       1  2026-11-16 17:38:14  64-127 of 128       7  316.1 KiB  316.2 KiB     -
+$ statekit get /data/job/worker-0 clicks alice
+[{"url": "/home", "ms": 12}]
+$ statekit rescale /data/job --workers 3 --out /data/job-3
+```
+
+## What a URL is
+
+| you write | it is |
+|---|---|
+| `/data/ckpt` | a directory of checkpoints: the newest one |
+| `/data/ckpt@7` | checkpoint 7 of it |
+| `s3://bucket/path` | the same on any storage that fsspec knows (`pip install 'statekit[s3]'`) |
+| `/data/job` | one that has `worker-0`, `worker-1` ... in it: all of them |
+
+## How keys and values are written
+
+Checkpoints say what type each state has, so your classes are not needed.
+
+| key type | on the command line | in JSON |
+|---|---|---|
+| `str` | `alice` | `"alice"` |
+| `int` | `7` | `7` |
+| `bytes` | `0x6162`, hex digits | `"0x6162"` |
+| `tuple[str, int]` | `'["alice", 7]'` | `["alice", 7]` |
+
+| type of a value | in JSON |
+|---|---|
+| `int`, `bool`, `str`, `None` | as it is |
+| `float` | as it is; `"NaN"`, `"Infinity"`, `"-Infinity"` |
+| `bytes` | `"0x6162"`, hex digits |
+| `datetime`, `date`, `time`, `timedelta` | ISO 8601: `"2026-11-16T12:00:00+00:00"`, `"PT1.5S"` |
+| `UUID`, `Decimal` | text |
+| list, tuple | array |
+| set | array, sorted |
+| dict | object; keys that are no text are written as on the command line |
+| dataclass, TypedDict | object |
+| NamedTuple | object, or an array by position |
+| enum, `Literal` | its value |
+| timers | array of due times |
+| `Any` | as JSON has it, with markers for what it has not: see below |
+
+In an `Any`, `{"$bytes": "0x6162"}`, `{"$datetime": "2026-11-16T12:00:00+00:00"}`,
+`{"$float": "NaN"}` and `{"$ext": [code, "0x..."]}` are what they say, and
+`{"$map": [[key, value], ...]}` is a map whose keys are not all text.
+
+Entries with a time to live are in a checkpoint until they were cleared away, so some that are shown
+may have expired: how long they live is not stored, it is what the program asks for when it declares
+the state.
+
+## In scripts
+
+Results go to stdout, all else to stderr. On a terminal there are tables and progress bars; in a
+pipe, plain columns. `--json` gives one JSON document.
+
+| exit code | |
+|---|---|
+| 0 | done; `diff`: no difference |
+| 1 | it could not be done, and stderr says why; `diff`: there are differences |
+| 2 | it was not asked for rightly; `diff`: trouble |
+| 3 | `verify`: something is damaged |
+"""
+
+
+def page() -> str:
+    parts = [INTRODUCTION]
+    for title, commands in sections().items():
+        parts.append(f"## {title}\n")
+        parts.extend(map(describe, commands))
+    return "\n".join(parts)
+
+
+def describe(command: click.Command) -> str:
+    """A command's section. Not click's own text: that is another in every version of click."""
+    arguments = [
+        param.metavar or (f"[{param.name}]" if not param.required else param.name or "").upper()
+        for param in command.params
+        if isinstance(param, click.Argument)
+    ]
+    text, _, example = inspect.cleandoc(command.help or "").partition("\b\n")
+    lines = example.removeprefix("Example:\n")
+    return "\n".join(
+        [
+            f"### statekit {command.name} {' '.join(arguments)}\n",
+            f"{text.strip()}\n",
+            f"```\n{textwrap.dedent(lines).rstrip()}\n```\n",
+            "| option | |",
+            "|---|---|",
+            *(option_row(param) for param in command.params if isinstance(param, click.Option)),
+            "",
+        ]
+    )
+
+
+def option_row(option: click.Option) -> str:
+    value = option.metavar or ""
+    if isinstance(option.type, click.Choice):
+        value = " or ".join(option.type.choices)
+    notes = ["required"] if option.required else []
+    if option.show_default:
+        notes.append(f"{option.default} unless told")
+    note = f" ({'; '.join(notes)})" if notes else ""
+    return f"| `{' '.join([option.opts[0], value]).strip()}` | {option.help}{note} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -285,14 +285,7 @@ def regroup(
     source: Checkpoint, key_groups: int, out: Storage | None = None, *, on_bytes: OnBytes = _ignore
 ) -> Checkpoint:
     """The same state in another number of key-groups. out: a new directory; else where it is."""
-    if not isinstance(key_groups, int) or not 1 <= key_groups <= _GROUPS_MAX:
-        raise ArgumentError(f"there cannot be {shorten(key_groups)} key-groups. Use a power of 2.")
-    if key_groups & (key_groups - 1):
-        below = 1 << key_groups.bit_length() - 1
-        raise ArgumentError(
-            f"{key_groups} key-groups: their number must be a power of 2. "
-            f"Use {below} or {2 * below}."
-        )
+    check_key_groups(key_groups)
     if out is not None:
         check_empty(out)
     leaves = source.manifest.leaves
@@ -316,6 +309,18 @@ def regroup(
             base=source.number if out is None else None,
             watermark=source.watermark,
             metadata=source.metadata,
+        )
+
+
+def check_key_groups(key_groups: int) -> None:
+    """ArgumentError if no store has so many."""
+    if not isinstance(key_groups, int) or not 1 <= key_groups <= _GROUPS_MAX:
+        raise ArgumentError(f"there cannot be {shorten(key_groups)} key-groups. Use a power of 2.")
+    if key_groups & (key_groups - 1):
+        below = 1 << key_groups.bit_length() - 1
+        raise ArgumentError(
+            f"{key_groups} key-groups: their number must be a power of 2. "
+            f"Use {below} or {2 * below}."
         )
 
 
@@ -493,6 +498,7 @@ __all__ = [
     "Folder",
     "build",
     "check_empty",
+    "check_key_groups",
     "compact",
     "declare",
     "declare_timed",

@@ -11,7 +11,7 @@ from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
 from statekit.checkpoint.storage import open_storage
 from statekit.cli.looking import schema_of
-from statekit.cli.options import json_option
+from statekit.cli.options import EntryCommand, entry_text, json_option
 from statekit.cli.output import (
     plural,
     print_json,
@@ -61,11 +61,11 @@ def _report(made: list[Checkpoint], as_json: bool) -> None:
     print_table(["written", "number", "key-groups", "size", "new"], rows, "lrlrr")
 
 
-@click.command()
+@click.command(cls=EntryCommand)
 @click.argument("url")
 @click.argument("state")
-@click.argument("key")
-@click.argument("value", required=False)
+@click.argument("key", type=entry_text)
+@click.argument("value", type=entry_text, required=False)
 @click.option("--delete", "is_delete", is_flag=True, help="Remove the entry instead.")
 @json_option
 def edit(url: str, state: str, key: str, value: str | None, is_delete: bool, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def edit(url: str, state: str, key: str, value: str | None, is_delete: bool, as_
 
     The old checkpoint stays. VALUE is JSON, as `get` prints it. Only the difference is written, all
     else is shared with the old checkpoint. Edit while no job writes checkpoints there: what a
-    running job has in memory does not change. Put -- before what begins with a minus.
+    running job has in memory does not change.
 
     \b
     Example:
@@ -118,7 +118,7 @@ def rescale(urls: tuple[str, ...], workers: int, out: str, as_json: bool) -> Non
 
     Writes DIR/worker-0, DIR/worker-1 ... The sources are the checkpoints of all workers: their
     directories, or one directory that has worker-0, worker-1 ... in it. Blocks are copied as they
-    are, none is decoded. Nothing is there until all is written.
+    are, none is decoded. If it fails, what was written of DIR is removed.
 
     \b
     Example:

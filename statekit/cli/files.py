@@ -95,8 +95,6 @@ def write_state(
     checkpoint: Checkpoint, schema: StateSchema, to: str, file: Path, on_bytes: OnBytes
 ) -> int:
     """Writes one state into a file that is complete or not there; the number of entries."""
-    if file.exists():
-        raise ArgumentError(f"{str(file)!r} is there already. Remove it, or name another --out.")
     meta = FileMeta(schema, checkpoint.key_group_count, checkpoint.subgroups, checkpoint.watermark)
     part = file.with_name(f"{file.name}.part")
     write = {"csv": _write_csv, "jsonl": _write_jsonl}.get(to, _write_columns)
@@ -303,9 +301,13 @@ def read_rows(
                 plain = _from_cell(plain, schema, has_value=columns.value is not None)
             stamp = record.get(columns.stamp) if columns.stamp else None
             yield key, codec.write(plain), None if stamp in (None, "") else int(stamp)
-        except (StateKitError, KeyError, ValueError, TypeError) as error:
-            what = f"there is no column {error}" if isinstance(error, KeyError) else error
-            raise ArgumentError(f"{str(file)!r}, row {at}: {what}") from None
+        except KeyError as error:
+            raise ArgumentError(
+                f"{str(file)!r}, row {at} has no {error.args[0]!r}; it has {', '.join(record)}. "
+                "Name the columns with --key and --value."
+            ) from None
+        except (StateKitError, ValueError, TypeError) as error:
+            raise ArgumentError(f"{str(file)!r}, row {at}: {error}") from None
 
 
 def _read_csv(file: Path) -> Iterator[dict[str, Any]]:
@@ -393,10 +395,13 @@ def _scalar_cell(cell: Any, kind: Type) -> Any:
     if not isinstance(cell, str):
         raise ArgumentError("the row has fewer cells than columns.")
     match kind:
-        case "int":
-            return int(cell)
-        case "float":
-            return float(cell)
+        case "int" | "float":
+            try:
+                return int(cell) if kind == "int" else float(cell)
+            except ValueError:
+                raise ArgumentError(
+                    f"{shorten(cell)} is no {kind}. Correct it, or give another --type."
+                ) from None
         case "bool" if cell.lower() in ("true", "false"):
             return cell.lower() == "true"
         case ["union", *parts] if "none" in parts:

@@ -14,7 +14,14 @@ from statekit.checkpoint.manifest import PackRef, Segment
 from statekit.checkpoint.pack import verify_pack
 from statekit.checkpoint.reader import Checkpoint, find_checkpoints
 from statekit.checkpoint.storage import Storage, is_temporary
-from statekit.cli.options import at_option, json_option, limit_option, state_option
+from statekit.cli.options import (
+    EntryCommand,
+    at_option,
+    entry_text,
+    json_option,
+    limit_option,
+    state_option,
+)
 from statekit.cli.output import (
     cut,
     plural,
@@ -336,18 +343,18 @@ def read_entry(checkpoint: Checkpoint, schema: StateSchema, key: Any) -> tuple[A
 # ---- get
 
 
-@click.command()
+@click.command(cls=EntryCommand)
 @click.argument("url")
 @click.argument("state")
-@click.argument("key")
+@click.argument("key", type=entry_text)
 @at_option
 @json_option
 def get(url: str, state: str, key: str, at: int | None, as_json: bool) -> None:
     """Print the value under one key, as JSON.
 
     Exit code 1 if there is none. Keys: text as it is, 7 for an int, 0x6162 for bytes, '["alice",
-    7]' for a tuple. Put -- before what begins with a minus. Entries with a time to live are
-    shown even if they have expired.
+    7]' for a tuple. Entries with a time to live are shown even if they have
+    expired.
 
     \b
     Example:

@@ -58,6 +58,11 @@ def export(url: str, to: str, out: str, state: str | None, at: int | None, as_js
         targets = [path]
     else:
         targets = [path / files.file_name(schema.name, to) for schema in chosen]
+    for file in targets:
+        if file.exists():  # before any is written
+            raise ArgumentError(
+                f"{str(file)!r} is there already. Remove it, or name another --out."
+            )
     targets[0].parent.mkdir(parents=True, exist_ok=True)
     done = []
     for schema, file in zip(chosen, targets, strict=True):
@@ -193,7 +198,7 @@ class _Source:
         if missing:
             raise ArgumentError(
                 f"{str(file)!r} was not written by `statekit export`, so say what it holds: "
-                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
             )
         kind = parse_type(given["--type"])
         form = given["--form"] or form_of(kind)
@@ -246,6 +251,7 @@ def _geometry(sources: list[_Source], key_groups: int | None) -> tuple[int, int]
     groups, subgroups = found.pop() if len(found) == 1 else (_KEY_GROUPS, _LEAVES // _KEY_GROUPS)
     if key_groups is None:
         return groups, subgroups
+    rework.check_key_groups(key_groups)
     return key_groups, max(1, groups * subgroups // max(key_groups, 1))
 
 

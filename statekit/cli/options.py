@@ -1,11 +1,32 @@
-"""Options that several commands have."""
+"""Options and arguments that several commands have."""
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 C = TypeVar("C", bound=Callable[..., Any])
+
+_NUMBER = re.compile(r"-\d[\d.eE+-]*")
+_MARK = "\0"  # no argument of a program has it
+
+
+class EntryCommand(click.Command):
+    """A command that takes keys and values: -7 is one of these, and no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        marked = [
+            _MARK + arg if _NUMBER.fullmatch(arg) and before != "--at" else arg
+            for before, arg in zip(["", *args], args, strict=False)
+        ]
+        return super().parse_args(ctx, marked)
+
+
+def entry_text(value: str) -> str:
+    """The type of such an argument."""
+    return value.removeprefix(_MARK)
+
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for scripts instead of text for people."

@@ -91,8 +91,10 @@ def _container(name: str, parts: list[ast.expr]) -> Type:
             return ["tuple", *map(_type, parts)]
         case "dict", [key, item]:
             return ["dict", _map_key(_type(key)), _type(item)]
+        case (("list" | "set" | "dict"), _):
+            raise ValueError(f"{name} has {2 if name == 'dict' else 1} in its brackets")
         case _:
-            raise ValueError(f"{name}[] does not have {len(parts)} parts")
+            raise ValueError(f"{name!r} is not known")
 
 
 def _map_key(kind: Type) -> Type:

@@ -12,7 +12,8 @@ CTESTS := $(wildcard tests/c/test_*.c)
 FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 # What runs under AddressSanitizer: everything that reaches C, nothing that starts processes or is
 # about other people's libraries.
-SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.py homes.py), \
+SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.py homes.py cli.py \
+    storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py), \
     $(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN := -fsanitize=thread
@@ -38,14 +39,15 @@ help: ## list the targets
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-demo: .venv/.built ## a short tour: load, count, split, merge, and how fast
+demo: .venv/.built ## a short tour: count, split, checkpoint, restore, spill, and how fast
 	$(BIN)/python examples/demo.py
 
 test: .venv/.built ctest ## C tests, then the Python tests
 	$(BIN)/pytest -q
 
-test-all: test sanitize ## test, sanitize, and a short fuzz
+test-all: test sanitize ## test, sanitize, a short fuzz, and the fault and model tests at their nightly counts
 	$(MAKE) fuzz FUZZ_SECONDS=20
+	STATEKIT_NIGHTLY=1 $(BIN)/pytest -q tests/faults tests/test_checkpoint_model.py tests/test_damage.py
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.
 OUT ?= build/ctest
@@ -103,9 +105,10 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## store and typed state against dict, Arrow, RocksDB, LMDB, SQLite; writes benchmarks/results
+bench: .venv/.built ## store, typed state and checkpoints against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_state_types.py
+	$(BIN)/python benchmarks/bench_checkpoint.py
 
 wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty environment
 	rm -rf dist build/wheel-venv

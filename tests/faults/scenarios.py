@@ -38,6 +38,7 @@ class Prepared(NamedTuple):
     url: str
     workload: Workload
     version: int  # of what the provider holds
+    taken: int  # checkpoints, and the version of the newest
 
 
 # ---- in the fork server ------------------------------------------------------------------------
@@ -67,12 +68,12 @@ def prepare(
     if is_changed:
         version += 1
         workloads.apply(kv, workload, version)
-    return Prepared(kv, url, workload, version)
+    return Prepared(kv, url, workload, version, taken)
 
 
 def checkpoint(kit: Kit, prepared: Prepared, *, is_full: bool = False) -> int:
     """The next checkpoint."""
-    kv, url, _, version = prepared
+    kv, url, _, version, _ = prepared
     kit.intent(version)
     taken = kv.checkpoint(url, base=None if is_full else "auto", metadata={"version": version})
     kit.done(version)
@@ -99,11 +100,12 @@ def compact_and_collect(kit: Kit, prepared: Prepared) -> None:
     collect(kit, prepared)
 
 
-def read_all(kit: Kit, prepared: Prepared, *, is_lazy: bool = False) -> workloads.Contents:
-    """Restores the newest checkpoint and reads all of it."""
+def read_all(kit: Kit, prepared: Prepared, *, is_lazy: bool = False) -> None:
+    """Restores the newest checkpoint and reads all of it: it is right, or an error is raised."""
     with sk.restore(prepared.url, lazy=is_lazy) as kv:
         workloads.declare(kv, prepared.workload)
-        return workloads.read(kv, prepared.workload)
+        found = workloads.read(kv, prepared.workload)
+    assert found == workloads.contents(prepared.workload, prepared.taken), "wrong bytes as data"
 
 
 def life(kit: Kit, prepared: Prepared, *, count: int, seed: int) -> None:
@@ -134,7 +136,7 @@ def checkpoint_without_fsync(kit: Kit, prepared: Prepared, *, of: str) -> None:
 
 def fill_while_changing(kit: Kit, prepared: Prepared) -> None:
     """All leaves change after the state was frozen and before it is written."""
-    kv, url, workload, version = prepared
+    kv, url, workload, version, _ = prepared
     may_write = threading.Event()
     enter = Attempt.__enter__
 
@@ -157,7 +159,7 @@ def fill_while_changing(kit: Kit, prepared: Prepared) -> None:
 
 def restore_otherwise(kit: Kit, prepared: Prepared) -> None:
     """Restored into other key-groups, and with a state whose type has changed."""
-    _, url, workload, version = prepared
+    _, url, workload, version, _ = prepared
     counts = workloads.contents(workload, version).get("counts", {})
     count = workload.key_groups * workload.subgroups * 4
     with sk.restore(url, lazy=False, regroup=count) as kv:
@@ -228,7 +230,7 @@ def with_little_memory(
     from statekit._native import lib
 
     assert lib.sk_is_testing_build()
-    kv, url, workload, version = prepared
+    kv, url, workload, version, _ = prepared
     before = _names(url)
     nth = first
     while True:
@@ -260,7 +262,7 @@ def fail_then_succeed(kit: Kit, prepared: Prepared, *, is_full: bool = False) ->
 
     Says what was seen in between, for the test to judge.
     """
-    kv, _, workload, version = prepared
+    kv, _, workload, version, _ = prepared
     seen: dict[str, Any] = {"error": "", "bases": (), "message": ""}
     try:
         checkpoint(kit, prepared, is_full=is_full)

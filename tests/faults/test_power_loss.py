@@ -24,7 +24,7 @@ STATES_MIN = 50_000 if NIGHTLY else 2_000
 GOES_ON_EVERY = 25  # the longer check, for one state in so many
 
 SMALL_PACKS = 1000  # bytes
-LIVES = 3
+LIVES = 8 if NIGHTLY else 3
 CASES = (
     Case("checkpoint", taken=0, pack_bytes=SMALL_PACKS),
     Case("checkpoint_and_collect", taken=2, arguments=FULL, pack_bytes=SMALL_PACKS),

@@ -465,3 +465,16 @@ def test_diff_of_states_that_came_went_and_became_others(tmp_path: Path) -> None
     assert (found["other"].added, found["other"].removed) == (1, 1)
     assert (found["only-0"].removed, found["only-0"].after) == (1, None)
     assert (found["only-1"].added, found["only-1"].before) == (1, None)
+
+
+def test_order_in_sets_and_maps_is_no_difference(tmp_path: Path) -> None:
+    made = []
+    for at, words in enumerate((["a", "b", "c"], ["c", "b", "a"])):
+        kv = sk.open("memory:")
+        tags, prefs = kv.state("tags", set[str]), kv.map("prefs", str, int)
+        for word in words:
+            tags["k"].add(word)
+            prefs["k"][word] = 1
+        kv.value("number", float)["k"] = float("nan")
+        made.append(kv.checkpoint(str(tmp_path / str(at))))
+    assert all(one.is_same for one in diff(*made))

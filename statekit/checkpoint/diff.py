@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from statekit.checkpoint.reader import Checkpoint
+from statekit.plain import PlainCodec
 from statekit.schema import StateSchema
 
 Kind: TypeAlias = Literal["added", "removed", "changed", "touched"]
@@ -39,11 +40,21 @@ class StateDiff:
     changed: int = 0
     touched: int = 0
     first: list[Difference] = field(default_factory=list)
+    _codecs: tuple[PlainCodec, PlainCodec] | None = field(default=None, repr=False)
 
     @property
     def is_same(self) -> bool:
         entries = self.added + self.removed + self.changed + self.touched
         return not entries and self.before == self.after
+
+    def _are_equal(self, before: Any, after: Any) -> bool:
+        """Bytes may differ where values do not: sets and maps are stored in the order of adding."""
+        if self._codecs is None:
+            assert self.before is not None
+            assert self.after is not None
+            self._codecs = PlainCodec(self.before), PlainCodec(self.after)
+        was, now = self._codecs
+        return bool(was.read(before) == now.read(after))
 
     def _add(self, difference: Difference, limit: int) -> None:
         setattr(self, difference.kind, getattr(self, difference.kind) + 1)
@@ -116,7 +127,7 @@ def _compare(state: StateDiff, before: _Rows, after: _Rows) -> Iterator[Differen
         row = after.get(key)
         if row is None:
             yield Difference("removed", key, value, None)
-        elif row[0] != value and not (row[0] != row[0] and value != value):  # NaN is NaN here
+        elif row[0] != value and not state._are_equal(value, row[0]):
             yield Difference("changed", key, value, row[0])
         elif row[1] != stamp:
             yield Difference("touched", key, value, row[0])

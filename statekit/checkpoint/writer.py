@@ -16,6 +16,7 @@ import contextlib
 import queue
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import IO, Any, cast
@@ -99,6 +100,11 @@ class Attempt:
         assert self._writer is not None
         self._writer.stop()
         self._stack.close()
+        if error is not None:
+            # The frames of the traceback hold views of packs, and the packs' writer holds the
+            # error. CPython before 3.12.3 may crash on collecting such a circle (gh-77894), and
+            # nobody wants a failed pack in memory as long as its error.
+            traceback.clear_frames(trace)
         if self._is_published or not self.storage.has_locks:
             return
         try:

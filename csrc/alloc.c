@@ -46,6 +46,12 @@ static uint64_t charge_of(size_t n) {
 
 static bool charge(sk_mem *mem, uint64_t bytes, bool is_limited) {
     sk_budget *budget = mem->budget;
+    if (budget->is_private) {
+        uint64_t own = atomic_load_explicit(&budget->used, memory_order_relaxed);
+        atomic_store_explicit(&budget->used, own + bytes, memory_order_relaxed);
+        mem->used += bytes;
+        return true;
+    }
     uint64_t used = atomic_fetch_add_explicit(&budget->used, bytes, memory_order_relaxed) + bytes;
     uint64_t max = atomic_load_explicit(&budget->max, memory_order_relaxed);
     if (is_limited && max != 0 && used > max) {
@@ -60,8 +66,37 @@ static bool charge(sk_mem *mem, uint64_t bytes, bool is_limited) {
 }
 
 static void uncharge(sk_mem *mem, uint64_t bytes) {
+    sk_budget *budget = mem->budget;
     mem->used -= bytes;
-    atomic_fetch_sub_explicit(&mem->budget->used, bytes, memory_order_relaxed);
+    if (budget->is_private) {
+        uint64_t own = atomic_load_explicit(&budget->used, memory_order_relaxed);
+        atomic_store_explicit(&budget->used, own - bytes, memory_order_relaxed);
+        return;
+    }
+    atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_relaxed);
+}
+
+/*
+ * glibc grows the heap of a thread, other than the first one's, by a page at a time, with a system
+ * call for each that also keeps other threads from faulting pages in. Asking for more and giving it
+ * back at once leaves it at the top of the heap, ready for use. It is less than what malloc would
+ * map on its own (128 KiB), and less than what free would tidy up after (64 KiB). Measured on
+ * decoding values of 100 bytes: 134 ns an entry without, 118 with.
+ */
+#define AHEAD_BYTES 60000
+
+void sk_alloc_ahead(int64_t *left, size_t n) {
+    *left -= (int64_t)charge_of(n);
+    if (*left > 0) return;
+    *left = AHEAD_BYTES;
+    /* volatile: a compiler may drop malloc and free that nobody uses the result of */
+    void *volatile top = malloc(AHEAD_BYTES);
+    free(top);
+}
+
+void sk_budget_join(sk_budget *shared, sk_budget *own) {
+    atomic_fetch_add_explicit(&shared->used, own->used, memory_order_relaxed);
+    own->used = 0;
 }
 
 static void *out_of_memory(size_t n) {
@@ -161,6 +196,14 @@ int sk_buf_put(sk_buf *buf, const void *data, size_t n) {
     if (n > 0) memcpy(buf->data + buf->len, data, n);
     buf->len += n;
     return SK_OK;
+}
+
+void sk_buf_trim(sk_buf *buf) {
+    if (buf->len == 0 || buf->len == buf->cap) return;
+    uint8_t *data = realloc(buf->data, buf->len);
+    if (data == NULL) return; /* then it stays as it is */
+    buf->data = data;
+    buf->cap = buf->len;
 }
 
 void sk_buf_free(sk_buf *buf) {

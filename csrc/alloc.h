@@ -20,6 +20,7 @@
 typedef struct sk_budget {
     _Atomic uint64_t used; /* bytes, as charged by sk_charge */
     _Atomic uint64_t max;  /* bytes; 0 = no limit */
+    bool is_private;       /* one thread's, without a limit: counting needs no atomic operation */
 } sk_budget;
 
 /* One per leaf, guarded by the leaf's lock. */
@@ -37,12 +38,20 @@ void sk_free(sk_mem *mem, void *p, size_t n);       /* p may be NULL */
 void sk_free_lines(sk_mem *mem, void *p, size_t n); /* p may be NULL */
 uint64_t sk_lines_charge(size_t n);                 /* what sk_alloc_lines(n) counts as */
 int sk_alloc_status(void);                          /* SK_NO_MEMORY or SK_LIMIT */
+/* To be called before each sk_alloc of a long row: has the heap grow in large steps. *left is 0 at
+ * first. */
+void sk_alloc_ahead(int64_t *left, size_t n);
+/* Counts what a private budget had as the shared one's, limit or not. */
+void sk_budget_join(sk_budget *shared, sk_budget *own);
 
 /* Uncounted memory, for what belongs to no leaf. */
 void *sk_raw_alloc(size_t n);
 void *sk_raw_zalloc(size_t n);
 void *sk_raw_zalloc_lines(size_t n); /* aligned to two cache lines (128) */
 void sk_raw_free(void *p);
+
+/* Gives back what a buffer has beyond its bytes. */
+void sk_buf_trim(sk_buf *buf);
 
 /* Sets the thread's reason (printf style) and returns status. */
 int sk_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));

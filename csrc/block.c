@@ -149,31 +149,6 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
     return SK_OK;
 }
 
-int sk_block_check_entry(const uint8_t *block, const sk_block_info *info, const sk_key_type *type,
-                         uint64_t i, const entry *e, const entry *previous) {
-    uint64_t hash;
-    if (sk_key_route(type, e->key, e->key_len, &hash) != SK_OK)
-        return CORRUPT("bad key at entry", i);
-    if (hash != e->hash) return CORRUPT("hash is not the key's at entry", i);
-    if (sk_leaf_of(hash, info->leaf_bits) != info->leaf)
-        return CORRUPT("key of another leaf at entry", i);
-    if (i > 0 && e->hash <= previous->hash) {
-        if (e->hash < previous->hash ||
-            sk_key_compare(e->key, e->key_len, previous->key, previous->key_len) <= 0)
-            return CORRUPT("keys out of order at entry", i);
-    }
-    if (info->marks != 0 && block[info->marks + i] > 1) return CORRUPT("unknown mark at entry", i);
-    if (e->is_tomb) {
-        bool is_empty = info->value_width == 8 ? sk_load64(e->value) == 0 : e->value_len == 0;
-        if (e->stamp != 0) return CORRUPT("deletion with a stamp at entry", i);
-        return is_empty ? SK_OK : CORRUPT("deletion with a value at entry", i);
-    }
-    if (e->value_len > SK_VALUE_BYTES_MAX) return CORRUPT("value too large at entry", i);
-    if (info->kind == SK_TIMERS && !sk_timers_are_good(e->value, e->value_len))
-        return CORRUPT("bad timers at entry", i);
-    return SK_OK;
-}
-
 int sk_block_check_padding(const uint8_t *block, const sk_block_info *info) {
     uint64_t n = info->entries, offsets = n == 0 ? 0 : (n + 1) * info->offset_width;
     const uint64_t ends[][2] = {
@@ -208,8 +183,7 @@ int sk_block_check(const uint8_t *block, size_t len) {
     entry e, previous = {0};
     for (uint64_t i = 0; i < info.entries; i++, previous = e) {
         if ((status = entry_at(block, &info, i, &e)) != SK_OK) return status;
-        if ((status = sk_block_check_entry(block, &info, &type, i, &e, &previous)) != SK_OK)
-            return status;
+        if ((status = check_entry(block, &info, &type, i, &e, &previous)) != SK_OK) return status;
         if (sk_kind_is_container(info.kind) && !e.is_tomb &&
             (status = sk_block_check_container(&e, info.kind, i)) != SK_OK)
             return status;
@@ -235,7 +209,7 @@ static int decode_entry(const sk_table_env *env, const entry *e, uint64_t *seq, 
     sk_value value = {0};
     int status = e->is_tomb ? SK_OK : make_value(&table->mem, env->kind, e, seq, &value);
     if (status != SK_OK) return status;
-    sk_slot *slot = sk_table_insert(table, env, e->hash, e->key, e->key_len);
+    sk_slot *slot = sk_table_insert_reserved(table, env, e->hash, e->key, e->key_len);
     if (slot == NULL) {
         status = sk_alloc_status();
         if (!e->is_tomb) sk_value_free(&table->mem, env->kind, value);
@@ -256,10 +230,11 @@ int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_ta
     if (info->entries > INT32_MAX) return CORRUPT("impossible number of entries", info->entries);
     int status = sk_table_reserve(table, env, (uint32_t)info->entries);
     entry e, previous = {0};
+    int64_t left = 0;
     for (uint64_t i = 0; status == SK_OK && i < info->entries; i++, previous = e) {
         if ((status = entry_at(block, info, i, &e)) != SK_OK) break;
-        if ((status = sk_block_check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK)
-            break;
+        if ((status = check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK) break;
+        if (info->value_width == 0) sk_alloc_ahead(&left, e.value_len);
         status = decode_entry(env, &e, seq, table);
         if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
             status = CORRUPT("bad value at entry", i);

@@ -83,8 +83,34 @@ static inline int entry_at(const uint8_t *block, const sk_block_info *info, uint
 
 /* Checks entry i on its own and against the one before it. Values of containers are left to
  * sk_block_check_container, or to whoever decodes them. */
-int sk_block_check_entry(const uint8_t *block, const sk_block_info *info, const sk_key_type *type,
-                         uint64_t i, const entry *e, const entry *previous);
+static inline int check_entry(const uint8_t *block, const sk_block_info *info,
+                              const sk_key_type *type, uint64_t i, const entry *e,
+                              const entry *previous) {
+    uint64_t hash;
+    if (info->key_width == 8)
+        hash = sk_xxh64_int((int64_t)sk_load64(e->key), SK_ROUTE_SEED);
+    else if (sk_key_route(type, e->key, e->key_len, &hash) != SK_OK)
+        return CORRUPT("bad key at entry", i);
+    if (hash != e->hash) return CORRUPT("hash is not the key's at entry", i);
+    if (sk_leaf_of(hash, info->leaf_bits) != info->leaf)
+        return CORRUPT("key of another leaf at entry", i);
+    if (i > 0 && e->hash <= previous->hash) {
+        if (e->hash < previous->hash ||
+            sk_key_compare(e->key, e->key_len, previous->key, previous->key_len) <= 0)
+            return CORRUPT("keys out of order at entry", i);
+    }
+    if (info->marks != 0 && block[info->marks + i] > 1) return CORRUPT("unknown mark at entry", i);
+    if (e->is_tomb) {
+        bool is_empty = info->value_width == 8 ? sk_load64(e->value) == 0 : e->value_len == 0;
+        if (e->stamp != 0) return CORRUPT("deletion with a stamp at entry", i);
+        return is_empty ? SK_OK : CORRUPT("deletion with a value at entry", i);
+    }
+    if (e->value_len > SK_VALUE_BYTES_MAX) return CORRUPT("value too large at entry", i);
+    if (info->kind == SK_TIMERS && !sk_timers_are_good(e->value, e->value_len))
+        return CORRUPT("bad timers at entry", i);
+    return SK_OK;
+}
+
 int sk_block_check_container(const entry *e, int kind, uint64_t i);
 /* Padding is zero, or equal state would not be equal bytes. */
 int sk_block_check_padding(const uint8_t *block, const sk_block_info *info);

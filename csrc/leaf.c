@@ -172,6 +172,9 @@ typedef struct fresh {
 typedef struct fresh_list {
     fresh *items;
     size_t count, room;
+    sk_budget own;     /* counts their memory where there is no limit to watch: threads that decode
+                        * leaves side by side would take turns at the store's counter */
+    sk_budget *budget; /* own, or the store's */
 } fresh_list;
 
 static void free_fresh(fresh_list *list) {
@@ -180,7 +183,7 @@ static void free_fresh(fresh_list *list) {
     sk_raw_free(list->items);
 }
 
-static fresh *add_fresh(sk_store *store, fresh_list *list) {
+static fresh *add_fresh(fresh_list *list) {
     if (list->count == list->room) {
         size_t room = list->room == 0 ? 4 : 2 * list->room;
         fresh *items = sk_raw_alloc(room * sizeof *items);
@@ -191,7 +194,7 @@ static fresh *add_fresh(sk_store *store, fresh_list *list) {
         list->room = room;
     }
     fresh *item = &list->items[list->count];
-    *item = (fresh){.table.mem.budget = &store->budget};
+    *item = (fresh){.table.mem.budget = list->budget};
     return item;
 }
 
@@ -213,7 +216,7 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
     if (info.leaf != leaf_no || info.leaf_bits != store->leaf_bits)
         return sk_fail(SK_CORRUPT, "block of leaf %u of 2^%u where leaf %u of 2^%u was expected",
                        info.leaf, info.leaf_bits, leaf_no, store->leaf_bits);
-    fresh *item = add_fresh(store, list);
+    fresh *item = add_fresh(list);
     if (item == NULL) return SK_NO_MEMORY;
     if ((status = check_schema(store, &info)) != SK_OK) return status;
     for (size_t k = 0; k < list->count; k++)
@@ -239,10 +242,14 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
 
 static int decode_all(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
                       fresh_list *list) {
+    list->own.is_private = true;
+    list->budget = atomic_load(&store->budget.max) == 0 ? &list->own : &store->budget;
     for (size_t at = 0, size = 0; at < len; at += size) {
         int status = decode_one(store, leaf_no, blocks + at, len - at, list, &size);
         if (status != SK_OK) return status;
     }
+    if (list->budget == &list->own) sk_budget_join(&store->budget, &list->own);
+    for (size_t k = 0; k < list->count; k++) list->items[k].table.mem.budget = &store->budget;
     return SK_OK;
 }
 

@@ -71,8 +71,7 @@ static int check_slice(const uint8_t *block, const sk_block_info *info, uint64_t
     for (uint64_t i = from > 0 ? from - 1 : 0; i < to; i++, previous = e) {
         if ((status = entry_at(block, info, i, &e)) != SK_OK) return status;
         if (i < from) continue;
-        if ((status = sk_block_check_entry(block, info, &type, i, &e, &previous)) != SK_OK)
-            return status;
+        if ((status = check_entry(block, info, &type, i, &e, &previous)) != SK_OK) return status;
         if (sk_kind_is_container(info->kind) && !e.is_tomb &&
             (status = sk_block_check_container(&e, info->kind, i)) != SK_OK)
             return status;

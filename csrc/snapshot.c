@@ -210,6 +210,7 @@ static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     queued *item = status == SK_OK ? sk_raw_zalloc(sizeof *item) : NULL;
     if (status == SK_OK)
         status = item == NULL ? SK_NO_MEMORY : encode_for(snapshot, leaf_no, &item->blocks);
+    if (status == SK_OK) sk_buf_trim(&item->blocks); /* it may wait for long */
     pthread_mutex_lock(&store->snapshots_lock);
     snapshot->users--;
     pthread_cond_broadcast(&store->snapshots_moved);

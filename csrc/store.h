@@ -1,6 +1,6 @@
 /*
  * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, snapshot.c,
- * ttl.c and timers.c.
+ * ttl.c, timers.c and rewrite.c.
  *
  *   sk_store ── leaves[ ]   lock, epochs, residency                    128 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each

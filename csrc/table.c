@@ -124,8 +124,8 @@ int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
     return rehash(table, env, modest, table->is_flooded);
 }
 
-sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
-                         const uint8_t *key, size_t len) {
+static inline sk_slot *insert_key(sk_table *table, const sk_table_env *env, uint64_t routing,
+                                  const uint8_t *key, size_t len, bool is_reserved) {
     sk_long_key *held = NULL;
     if (len > (env->is_timed ? SK_KEY_INLINE_TIMED : SK_KEY_INLINE)) {
         held = sk_alloc(&table->mem, sizeof *held + len);
@@ -134,7 +134,7 @@ sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t rout
         memcpy(held->data, key, len);
     }
     /* Last of what can fail: a table that has grown would not be as it was. */
-    if (sk_table_reserve(table, env, 1) != SK_OK) {
+    if (!is_reserved && sk_table_reserve(table, env, 1) != SK_OK) {
         sk_free(&table->mem, held, sizeof *held + len);
         return NULL;
     }
@@ -145,12 +145,25 @@ sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t rout
     if (held != NULL) {
         held->check = (uint32_t)(hash >> 8);
         memcpy(slot->key + 2, &held, sizeof held);
+    } else if (len == 8) { /* an int: no call */
+        memcpy(slot->key, key, 8);
     } else if (len > 0) { /* an empty key may come as NULL */
         memcpy(slot->key, key, len);
     }
     if (is_too_long(w) && go_secret(table, env))
         slot = sk_table_find(table, env->leaf_bits, routing, key, len);
     return slot;
+}
+
+sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
+                         const uint8_t *key, size_t len) {
+    return insert_key(table, env, routing, key, len, false);
+}
+
+sk_slot *sk_table_insert_reserved(sk_table *table, const sk_table_env *env, uint64_t routing,
+                                  const uint8_t *key, size_t len) {
+    assert(table->taken < (uint64_t)table->groups * SK_GROUP_FILL);
+    return insert_key(table, env, routing, key, len, true);
 }
 
 static void make_free(sk_table *table, sk_slot *slot) {

@@ -296,6 +296,9 @@ static inline sk_slot *sk_table_find(const sk_table *table, unsigned leaf_bits, 
  * as a tombstone (the caller does). NULL if memory is short (sk_alloc_status). */
 sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
                          const uint8_t *key, size_t len);
+/* The same where sk_table_reserve made room for it: only memory for its key can be short. */
+sk_slot *sk_table_insert_reserved(sk_table *table, const sk_table_env *env, uint64_t routing,
+                                  const uint8_t *key, size_t len);
 /* Makes room for `more` insertions, so that they cannot fail but for their keys. */
 int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more);
 /* Takes a slot, its key and its value out; counts are brought down. */

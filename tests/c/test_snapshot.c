@@ -545,7 +545,8 @@ static void check_fill(uint64_t bytes_max, uint64_t records_max, bool is_delta, 
         expected[leaf] = one;
     CHECK_EQ(sk_buf_put(&buf, "the header of a pack, 64 bytes..", 32), SK_OK);
     for (;;) {
-        if (is_changing) put_b(store, leaf_of[seen % KEYS] == 6 ? 0 : seen, 1);
+        uint32_t k = (uint32_t)test_below(&rng, KEYS);
+        if (is_changing && leaf_of[k] != 6) put_b(store, k, 1);
         size_t start = buf.len;
         int64_t count = sk_snapshot_fill(by_fill, bytes_max, records, records_max, &buf);
         if (count == -SK_END) break;

@@ -2,6 +2,7 @@
  */
 #define SK_PORTABLE
 #define sk_table_insert portable_table_insert
+#define sk_table_insert_reserved portable_table_insert_reserved
 #define sk_table_reserve portable_table_reserve
 #define sk_table_remove portable_table_remove
 #define sk_table_trim portable_table_trim

@@ -375,6 +375,23 @@ def test_datetimes_with_and_without_a_zone_in_one_state(tmp_path: Path) -> None:
     assert run("diff", tmp_path / "ck", tmp_path / "new") == "no differences\n"
 
 
+@pytest.mark.parametrize("to", ["parquet", "arrow", "jsonl", "csv"])
+def test_states_without_entries_and_without_a_watermark(tmp_path: Path, to: str) -> None:
+    with sk.open("memory:", key_groups=8, subgroups=2) as kv:
+        kv.list("empty", Click)
+        recent = kv.value("recent", int, ttl=sk.TTL(timedelta(days=1), time="event"))
+        recent["a"] = 1
+        kv.checkpoint(str(tmp_path / "ck"))
+    done = run_json("export", tmp_path / "ck", "--to", to, "--out", tmp_path / "files")
+    run("import", *(row["file"] for row in done), "--into", tmp_path / "new")
+    assert run("diff", tmp_path / "ck", tmp_path / "new") == "no differences\n"
+    one, other = open_checkpoint(tmp_path / "ck"), open_checkpoint(tmp_path / "new")
+    assert (other.key_group_count, other.subgroups) == (8, 2)
+    assert [one.leaf_rows(leaf) for leaf in one.leaves()] == [
+        other.leaf_rows(leaf) for leaf in other.leaves()
+    ]
+
+
 def test_import_of_files_of_other_programs(tmp_path: Path) -> None:
     (tmp_path / "users.csv").write_text("id,name,age\n1,Alice,31\n2,Bob,\n1,Alicia,32\n")
     run(

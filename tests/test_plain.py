@@ -10,6 +10,8 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import statekit as sk
 from statekit.errors import BadValueError, KeyTypeError
@@ -152,6 +154,33 @@ def test_columns_are_what_arrow_gives_back(hint: Any, value: Any, plain: Any) ->
     del typed["k"]
     typed._raw.put_encoded("k", codec.write(column))
     assert unwrapped(typed["k"]) == value
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.datetimes(timezones=st.just(dt.UTC))
+)
+map_keys = st.text() | st.integers(-(2**63), 2**63 - 1) | st.binary() | st.sampled_from(["$map"])
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(map_keys, inner), max_leaves=20
+)
+
+
+@given(value=anything)
+def test_anything_goes_through_json_and_comes_back(value: Any) -> None:
+    kv = sk.open("memory:")
+    typed = kv.value("it", object)
+    typed["k"] = value
+    stored = typed["k"]
+    codec = PlainCodec(typed.schema)
+    ((_, data),) = typed._residence.scan(typed._raw)
+    typed._raw.put_encoded("k", codec.write(json.loads(to_json(codec.read(data)))))
+    assert typed["k"] == stored
 
 
 def test_nan_is_text() -> None:

@@ -332,6 +332,30 @@ def test_compacting_drops_entries_that_were_deleted(tmp_path: Path) -> None:
     assert made is None or list(made.leaves()) == []
 
 
+def test_states_whose_type_has_changed_since(tmp_path: Path) -> None:
+    url = str(tmp_path / "ck")
+    with sk.open("memory:", key_groups=4, subgroups=2) as kv:
+        kv.value("number", int).put_many(list("abcdefgh"), list(range(8)))
+        kv.checkpoint(url)
+    for new in ("a", "x"):
+        with sk.restore(url) as kv:
+            number = kv.value("number", float, ttl=timedelta(days=1))
+            number[new] = 0.5
+            kv.checkpoint(url)
+    source = open_checkpoint(url)
+    expected = {**{key: float(at) for at, key in enumerate("abcdefgh")}, "a": 0.5, "x": 0.5}
+    made = [
+        rework.compact(source) or source,
+        rework.merge([source], open_storage(tmp_path / "m")),
+        rework.regroup(source, 64),
+        rework.edit(source, "number", "y", PlainCodec(source.states["number"]).write(7)),
+    ]
+    for at, one in enumerate(made):
+        with sk.restore(one.url, at=one.number) as kv:
+            found = dict(kv.value("number", float, ttl=timedelta(days=1)).items())
+        assert found == (expected | {"y": 7.0} if at == 3 else expected)
+
+
 # ---- Edit
 
 EDITS: list[tuple[str, Any, Any, Callable[[States], Any]]] = [

@@ -20,6 +20,7 @@ has not seen may be that old) and the metadata (of several: {"merged": [...]}, i
 import contextlib
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -141,8 +142,12 @@ def check_empty(out: Storage) -> None:
 
 def _segments_of(source: Checkpoint, leaves: Iterable[range]) -> list[Segment]:
     """The segments of leaves, by leaf, oldest first."""
-    wanted = tuple(leaves)
-    return [one for one in source.manifest.segments if any(one.leaf in part for part in wanted)]
+    segments = source.manifest.segments
+    found: list[Segment] = []
+    for part in leaves:
+        start = bisect_left(segments.leaves, part.start)
+        found += segments[start : bisect_left(segments.leaves, part.stop, start)]
+    return found
 
 
 # ---- Rescale and merge
@@ -239,13 +244,15 @@ class Folder:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._store = Store(checkpoint.key_group_count, checkpoint.subgroups)
+        self._declared: dict[str, tuple[str, bool]] = {}
         for schema in checkpoint.manifest.schemas:
             declare(self._store, schema)
+            self._declared[schema.name] = kind_of(schema), schema.timed
         self._store.mark(0, self._store.leaves, "absent")
 
     def fold(self, leaf: int) -> bytes:
         """One full block for each state that has entries in the leaf."""
-        steps = self._checkpoint.read_leaf(leaf)
+        steps = [self._as_declared(step) for step in self._checkpoint.read_leaf(leaf)]
         data = steps[0] if steps else b""
         if len(steps) > 1 or any(block.is_delta for block in Block.each(data)):
             for step in steps[:-1]:
@@ -254,6 +261,19 @@ class Folder:
             data = self._store.encode_leaf(leaf)
             self._store.mark(leaf, leaf + 1, "absent")
         return b"".join(part for part, block in _blocks(data) if block.entries)
+
+    def _as_declared(self, data: bytes) -> bytes:
+        """Older blocks are of the type that a state had then: int before it was float."""
+        parts: list[bytes | memoryview] = []
+        is_changed = False
+        for part, block in _blocks(data):
+            kind, timed = self._declared.get(block.name, (block.kind, block.is_timed))
+            if (kind, timed) != (block.kind, block.is_timed):
+                parts.append(rewrite(part, kind=kind, timed=timed))
+                is_changed = True
+            else:
+                parts.append(part)
+        return b"".join(parts) if is_changed else data
 
 
 def _blocks(data: bytes) -> Iterator[tuple[memoryview, Block]]:

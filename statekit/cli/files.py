@@ -99,16 +99,16 @@ def write_state(
     part = file.with_name(f"{file.name}.part")
     write = {"csv": _write_csv, "jsonl": _write_jsonl}.get(to, _write_columns)
     try:
-        count = write(meta, _rows(checkpoint, schema, on_bytes), part, to)
-    except NaiveDatetimeError:
-        rows = _rows(checkpoint, schema, lambda _: None)
-        count = _write_columns(meta, rows, part, to, has_naive=True)
-    except BaseException:
+        try:
+            count = write(meta, _rows(checkpoint, schema, on_bytes), part, to)
+        except NaiveDatetimeError:
+            rows = _rows(checkpoint, schema, lambda _: None)
+            count = _write_columns(meta, rows, part, to, has_naive=True)
+        if to in ("csv", "jsonl"):
+            _sidecar(file).write_text(meta.encode() + "\n", encoding="utf-8")
+        part.rename(file)
+    finally:
         part.unlink(missing_ok=True)
-        raise
-    if to in ("csv", "jsonl"):
-        _sidecar(file).write_text(meta.encode() + "\n", encoding="utf-8")
-    part.rename(file)
     return count
 
 

@@ -23,6 +23,7 @@ from statekit.schema import StateSchema
 from statekit.store import Store
 
 _KEY_GROUPS, _LEAVES = 128, 2048
+_ROWS_SHOWN = 4096  # between two steps of a progress bar
 _KEY_TYPES = {"str": "s", "int": "i", "bytes": "b"}
 
 
@@ -261,9 +262,11 @@ def _load(store: Store, source: _Source) -> int:
     rows = files.read_rows(source.file, schema, source.columns, is_ours=source.meta is not None)
     count = 0
     timed: dict[Any, tuple[bytes, int | None]] = {}
-    with progress(source.file.name, source.file.stat().st_size):
+    with progress(source.file.name, None, in_bytes=False) as advance:
         for key, encoded, stamp in rows:
             count += 1
+            if count % _ROWS_SHOWN == 0:
+                advance(_ROWS_SHOWN)
             if schema.timed:
                 timed[key] = (encoded, stamp)  # of two with the same key the later one counts
                 continue

@@ -116,7 +116,7 @@ Advance = Callable[[int], None]
 
 
 @contextmanager
-def progress(what: str, total: int, *, in_bytes: bool = True) -> Iterator[Advance]:
+def progress(what: str, total: int | None, *, in_bytes: bool = True) -> Iterator[Advance]:
     """A bar while work goes on; call what it gives with how much more is done."""
     if not sys.stderr.isatty():
         yield lambda _: None

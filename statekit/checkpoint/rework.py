@@ -50,6 +50,7 @@ from statekit.store.block import Block, rewrite
 _USED_MIN = 0.5  # of a pack; one of which less is used is copied by compact()
 _GROUPS_MAX = 1 << 20
 _FOREVER_MS = 1 << 62
+_TOGETHER = 4  # workers that are written at the same time
 
 
 def _ignore(_: int) -> None:
@@ -177,8 +178,8 @@ def rescale(
             raise CheckpointCancelledError("another worker's part failed")
         on_bytes(more)
 
-    with _pinned(sources), ThreadPoolExecutor(2, "statekit-rescale") as pool:
-        # Two at a time, so that one reads while the other waits for its last pack to be written.
+    with _pinned(sources), ThreadPoolExecutor(_TOGETHER, "statekit-rescale") as pool:
+        # Several at a time, so that some read while others wait for the disk.
         jobs = [
             pool.submit(_gather, union, out.sub(f"worker-{at}"), (share,), step)
             for at, share in enumerate(shares)

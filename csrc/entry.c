@@ -84,6 +84,10 @@ int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
     if (*slot == NULL) return at->env.is_whole ? SK_MISSING : SK_UNKNOWN;
     if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
     if (sk_slot_is_expired(&at->env, *slot)) {
+        if (!sk_may_expire(at->store, at->leaf)) { /* so this call does not change anything */
+            *slot = NULL;
+            return SK_MISSING;
+        }
         *slot = sk_entry_expire(at, *slot);
         if (*slot == NULL) sk_table_trim(at->table, &at->env, false);
         return SK_MISSING;

@@ -117,11 +117,13 @@ static uint32_t states_by_name(sk_store *store, sk_state **states) {
 }
 
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
-                          uint32_t since, sk_buf *buf) {
+                          uint32_t since, const int64_t *watermark, sk_buf *buf) {
     size_t start = buf->len;
     /* It has no entries; nor is it empty, which a delta would say. */
     if (store->leaves[leaf_no].residency == SK_AWAY) return SK_OK;
-    if (select != SK_SELECT_ALL) sk_leaf_expire(store, leaf_no);
+    /* A home is told what has expired. A delta has such entries with their stamps, which do as
+     * well, and must not touch them: other snapshots may need them. */
+    if (select == SK_SELECT_DIRTY || select == SK_SELECT_COLD) sk_leaf_expire(store, leaf_no);
     sk_state *states[SK_STATES_MAX];
     uint32_t count = 1;
     if (state_id == SK_ALL_STATES)
@@ -135,6 +137,7 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
         sk_timing timing;
         if (env.is_timed) {
             timing = sk_timing_of(store, states[s]);
+            if (watermark != NULL && states[s]->clock == SK_EVENT_TIME) timing.now = *watermark;
             env.timing = &timing;
         }
         status = SK_FAILPOINT(LEAF_ENCODE);
@@ -153,8 +156,8 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uin
     if (since > store->epoch) return -sk_since_fail(store, since);
     size_t start = buf->len;
     sk_leaf_lock(&store->leaves[leaf_no]);
-    int status = sk_leaf_encode_locked(store, leaf_no, state_id,
-                                       since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, buf);
+    int status = sk_leaf_encode_locked(
+        store, leaf_no, state_id, since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, NULL, buf);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }
@@ -361,10 +364,11 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf)
     size_t start = buf->len;
     bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
-    int status = leaf->is_writing
-                     ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
-                     : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
-                                             is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, buf);
+    int status =
+        leaf->is_writing
+            ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
+            : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
+                                    is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, NULL, buf);
     for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
         const sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;

@@ -62,6 +62,7 @@ struct sk_snapshot {
     sk_snapshot *next;  /* in store->snapshots */
     uint32_t epoch;     /* changes of this epoch and before are in it */
     uint32_t *since;    /* per leaf, or NULL */
+    int64_t watermark;  /* event time when it was taken: what was alive then is in it */
     uint64_t bytes_max; /* of the queue */
     uint8_t *progress;  /* per leaf */
     uint8_t *residency; /* per leaf: sk_residency when it was encoded */
@@ -101,6 +102,7 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     if (snapshot == NULL) return SK_NO_MEMORY;
     size_t since_bytes = (size_t)store->leaf_count * sizeof *since;
     snapshot->store = store;
+    snapshot->watermark = atomic_load(&store->watermark);
     snapshot->bytes_max = bytes_max != 0 ? bytes_max : SK_QUEUE_BYTES_DEFAULT;
     snapshot->progress = sk_raw_zalloc(store->leaf_count);
     snapshot->residency = sk_raw_zalloc(store->leaf_count);
@@ -139,6 +141,8 @@ void sk_snapshot_close(sk_snapshot *snapshot) {
 
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot) { return snapshot->epoch; }
 
+int64_t sk_snapshot_watermark(sk_snapshot *snapshot) { return snapshot->watermark; }
+
 uint32_t sk_epoch_advance(sk_store *store) {
     pthread_mutex_lock(&store->snapshots_lock);
     uint32_t ended = atomic_fetch_add(&store->epoch, 1);
@@ -161,7 +165,8 @@ static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     snapshot->residency[leaf_no] = store->leaves[leaf_no].residency;
     if (since > 0 && store->leaves[leaf_no].changed <= since) return SK_OK;
     return sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
-                                 since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, buf);
+                                 since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since,
+                                 &snapshot->watermark, buf);
 }
 
 static sk_snapshot *first_wanting(sk_store *store, uint32_t leaf_no) {

@@ -513,6 +513,9 @@ typedef struct sk_snapshot sk_snapshot;
 int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
                      sk_snapshot **snapshot);
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot);
+/* Event time when it was taken, SK_NO_TIME if there was none: no entry that was alive then is
+ * missing in it, even if it expires before it is read. */
+int64_t sk_snapshot_watermark(sk_snapshot *snapshot);
 /* Appends the blocks of one more leaf; -SK_END after the last one. */
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf, sk_buf *buf);
 /* What the leaf was when the snapshot was taken (or a negated status). A leaf that was not whole

@@ -151,6 +151,11 @@ static inline void sk_count_operation(sk_state *state, sk_table *table) {
         atomic_fetch_add(&state->operations, (uint64_t)1 << 32);
 }
 
+/* True if expired entries of the locked leaf may be removed: no open snapshot needs them. */
+static inline bool sk_may_expire(sk_store *store, const sk_leaf *leaf) {
+    return leaf->guard == atomic_load(&store->epoch);
+}
+
 /* The time for a call about a timed state (ttl.c). */
 sk_timing sk_timing_of(sk_store *store, const sk_state *state);
 
@@ -235,9 +240,10 @@ static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
 
 /* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */
 
-/* Appends the leaf's blocks; the lock is held. */
+/* Appends the leaf's blocks; the lock is held. watermark: what event time is taken to be; NULL: as
+ * it is. */
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
-                          uint32_t since, sk_buf *buf);
+                          uint32_t since, const int64_t *watermark, sk_buf *buf);
 /* Serves open snapshots that need the locked leaf as it is. SK_OK: leaf->guard is the epoch.
  * SK_CHANGED: the lock was given up to wait for a reader; look again. Else failed; lock held. */
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);

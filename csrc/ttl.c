@@ -21,8 +21,10 @@
  * Entries that come without a stamp later (in blocks, in leaves) count as stamped at the first
  * watermark, and that is what blocks made here say: no delta reaches back over their coming.
  *
- * Removal by a call that only reads needs no service of snapshots: a snapshot may lose an entry
- * that has expired.
+ * Removal is a change, and a snapshot must not lose an entry that was alive when it was taken:
+ * whoever restores it goes on from the watermark of that moment. So an expired entry is removed
+ * only where all open snapshots have been served (sk_may_expire). A call that only reads does not
+ * serve them: it says that there is no such entry, and leaves it for a later one.
  */
 #define _GNU_SOURCE
 #include "store.h"
@@ -173,6 +175,7 @@ static uint32_t sweep_table(sk_at *at, size_t *slot_at, uint64_t *slots_left) {
 }
 
 void sk_leaf_expire(sk_store *store, uint32_t leaf_no) {
+    if (!sk_may_expire(store, &store->leaves[leaf_no])) return;
     for (uint32_t s = 0; s < store->state_count; s++) {
         sk_state *state = store->states[s];
         if (!(state->flags & SK_TIMED) || state->tables[leaf_no].live == 0) continue;
@@ -189,13 +192,13 @@ static bool can_expire(const sk_state *state) {
 }
 
 /* The leaf under the hand, or what slots_left allows of it. */
-static uint32_t sweep_leaf(sk_store *store, sk_hand *hand, uint64_t *slots_left) {
+static uint32_t sweep_leaf(sk_store *store, sk_hand *hand, uint32_t epoch, uint64_t *slots_left) {
     uint32_t removed = 0;
     for (; hand->state < store->state_count; hand->state++) {
         sk_state *state = store->states[hand->state];
         if (!can_expire(state)) continue;
         sk_at at;
-        set_timed(&at, store, state, hand->leaf, atomic_load(&store->epoch));
+        set_timed(&at, store, state, hand->leaf, epoch);
         removed += sweep_table(&at, &hand->slot, slots_left);
         if (*slots_left == 0) return removed;
     }
@@ -210,14 +213,15 @@ int64_t sk_sweep(sk_store *store, uint64_t slots_max) {
     for (uint32_t s = 0; s < store->state_count; s++) has_work |= can_expire(store->states[s]);
     if (!has_work) return 0;
     int64_t removed = 0;
+    int status = SK_OK;
     uint64_t slots_left = slots_max;
     pthread_mutex_lock(&store->clock_lock);
     for (uint32_t step = 0; step <= store->leaf_count && slots_left > 0; step++) {
-        sk_leaf *leaf = &store->leaves[store->sweep_hand.leaf];
-        sk_leaf_lock(leaf);
-        removed += sweep_leaf(store, &store->sweep_hand, &slots_left);
-        sk_leaf_unlock(leaf);
+        uint32_t leaf_no = store->sweep_hand.leaf, epoch;
+        if ((status = sk_leaf_lock_write(store, leaf_no, &epoch)) != SK_OK) break;
+        removed += sweep_leaf(store, &store->sweep_hand, epoch, &slots_left);
+        sk_leaf_unlock(&store->leaves[leaf_no]);
     }
     pthread_mutex_unlock(&store->clock_lock);
-    return removed;
+    return status == SK_OK ? removed : -status;
 }

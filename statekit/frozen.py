@@ -39,11 +39,10 @@ _ASIDE_BYTES_MAX = 16 << 20  # of copied rows in memory; the rest waits in a fil
 Rows = Iterable[tuple[int, bytes, bytes]]  # number of the state, encoded key, row
 
 
-def empty_twin(store: Store) -> Store:
-    """A store with the same leaves, states and times that owns nothing."""
+def empty_twin(store: Store, watermark: int | None) -> Store:
+    """A store with the same leaves and states, at this event time, that owns nothing."""
     twin = Store(store.key_groups, store.subgroups)
     twin.mark(0, store.leaves, "away")
-    watermark = store.time("event")
     if watermark is not None:
         twin.set_time("event", watermark)
     for raw in store.states():
@@ -150,7 +149,7 @@ class Frozen:
         self._on_close = on_close
         self._is_closed = False
         if rows is not None or source is not None:
-            self._scratch = empty_twin(store)
+            self._scratch = empty_twin(store, snapshot.watermark)
             known = {raw.name for raw in store.states()}
             for schema in schemas:
                 if schema.name not in known:  # stored, and not declared here

@@ -564,7 +564,9 @@ class Residence:
 
     def _aside(self) -> "Residence":
         """A residence with the same states and times that has no leaves."""
-        aside = Residence(empty_twin(self.store), self.home, None, self.home_lock)
+        aside = Residence(
+            empty_twin(self.store, self.store.time("event")), self.home, None, self.home_lock
+        )
         aside.schemas, aside.numbers, aside.counters = self.schemas, self.numbers, self.counters
         return aside
 
@@ -640,7 +642,7 @@ class Residence:
     def fill_home(self, source: LeafSource, leaves: Iterable[int]) -> None:
         """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""
         assert self.home is not None
-        twin = empty_twin(self.store)
+        twin = empty_twin(self.store, self.store.time("event"))
         for leaf in leaves:
             twin.mark(leaf, leaf + 1, "absent")
             decode_steps(twin, leaf, source.read_leaf(leaf))

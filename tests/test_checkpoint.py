@@ -176,16 +176,16 @@ def test_a_checkpoint_is_one_moment_of_concurrent_writers(tmp_path: Path) -> Non
             first.add(key, 1)
             second.add(key, 1)
 
-    writers = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
-    for writer in writers:
-        writer.start()
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
     try:
         for _ in range(15):
             kv.checkpoint(tmp_path)
     finally:
         stop.set()
-        for writer in writers:
-            writer.join()
+        for thread in threads:
+            thread.join()
     totals = []
     for at in range(1, 16):
         with sk.restore(tmp_path, at=at, lazy=False) as back:
@@ -269,6 +269,45 @@ def test_closing_lets_a_checkpoint_finish(tmp_path: Path) -> None:
     kv.close()
     assert job.done
     assert restored(tmp_path) == {"a": 1}
+
+
+@pytest.mark.parametrize("home", ["memory:", "rocksdb:{}/home?memory=16MiB"])
+def test_what_was_alive_at_the_watermark_of_a_checkpoint_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    """Although it expires, and is looked for, swept and flushed, before its leaf is written."""
+    with sk.open(home.format(tmp_path), key_groups=8, subgroups=4) as kv:
+        seen = kv.value("seen", int, ttl=sk.TTL(10, time="event"))
+        kv.advance_watermark(1000)
+        oracle = {f"k{i}": i for i in range(200)}
+        seen.put_many(list(oracle), list(oracle.values()))
+        going, go = threading.Event(), threading.Event()
+        write = checkpointer._Run._write
+
+        def wait_first(run: Any) -> Any:
+            going.set()
+            assert go.wait(60)
+            return write(run)
+
+        for base in (None, "auto"):
+            monkeypatch.setattr(checkpointer._Run, "_write", wait_first)
+            going.clear(), go.clear()
+            job = kv.checkpoint_async(tmp_path / "place", base=base)
+            assert going.wait(60)
+            at = job_watermark = kv._residence.store.time("event")
+            assert at is not None
+            kv.advance_watermark(at + 100_000)
+            assert all(seen.get(key) is None for key in list(oracle)[:50])
+            kv.sweep()
+            kv.flush()
+            go.set()
+            job.wait()
+            with sk.restore(tmp_path / "place") as back:
+                assert sk.checkpoints(tmp_path / "place")[-1].watermark == job_watermark
+                found = dict(back.value("seen", int, ttl=sk.TTL(10, time="event")).items())
+            assert found == oracle
+            oracle = {f"n{i}": i for i in range(100)}
+            seen.put_many(list(oracle), list(oracle.values()))
 
 
 # ---- Periodic

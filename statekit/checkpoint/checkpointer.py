@@ -212,11 +212,10 @@ class Checkpointer:
                 frozen = self._residence.freeze(
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
                 )
-                watermark = self._residence.store.time("event")
                 if not self._lineages:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
-            run = _Run(job, storage, frozen, lineage, holdings, watermark, kept)
+            run = _Run(job, storage, frozen, lineage, holdings, kept)
             run.compression = compression
             job._leaves_total = len(run.leaves)
         except BaseException:
@@ -338,7 +337,6 @@ class _Run:
         frozen: Frozen,
         lineage: _Lineage | None,
         holdings: Holdings,
-        watermark: int | None,
         metadata: dict[str, Any],
     ) -> None:
         self.job = job
@@ -346,7 +344,6 @@ class _Run:
         self.frozen = frozen
         self.lineage = lineage
         self.holdings = holdings
-        self.watermark = watermark
         self.metadata = metadata
         self.epoch: int = frozen.snapshot.epoch
         self.store = frozen.store
@@ -382,7 +379,7 @@ class _Run:
                 owned=self.holdings.owned,
                 schemas=self.holdings.schemas,
                 base=None if self.lineage is None else self.lineage.checkpoint.number,
-                watermark=self.watermark,
+                watermark=self.frozen.snapshot.watermark,
                 metadata=self.metadata,
             )
 

@@ -10,7 +10,7 @@ from statekit._native import ffi, lib
 from statekit.errors import ClosedError, native_error
 from statekit.store.buffers import empty_buffer, push_buffer
 from statekit.store.frames import Frames
-from statekit.store.kinds import Residency, residency_name
+from statekit.store.kinds import NO_TIME, Residency, residency_name
 
 _RECORDS_MAX = 8192  # leaves that one call of fill() reads at most
 _RECORD = Struct("<IIQQI4x")  # sk_filled
@@ -34,7 +34,7 @@ class Snapshot:
     leaf first.
     """
 
-    __slots__ = ("_cell", "_idle", "_ptr", "_readers", "epoch", "leaves")
+    __slots__ = ("_cell", "_idle", "_ptr", "_readers", "epoch", "leaves", "watermark")
 
     def __init__(self, store: Any, since: "array[int] | None", bytes_max: int) -> None:
         # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
@@ -47,6 +47,9 @@ class Snapshot:
         self._idle = threading.Condition()  # close() waits until nobody reads
         self._readers = 0
         self.epoch: int = lib.sk_snapshot_epoch(self._ptr)
+        watermark = lib.sk_snapshot_watermark(self._ptr)
+        #: Event time when it was taken; None if there was none. What was alive then is in it.
+        self.watermark: int | None = None if watermark == NO_TIME else watermark
         self.leaves: int = lib.sk_leaf_count(store)
 
     def _begin(self) -> Any:

@@ -46,10 +46,13 @@
 #define RULE_MAX 8
 #define LOG_BYTES_MIN 65536
 
+/* A list reads better in lines of words. */
+/* clang-format off */
 #define CALLS(X)                                                                                   \
     X(open) X(close) X(write) X(pwrite) X(writev) X(pwritev) X(read) X(pread) X(fsync)             \
     X(fdatasync) X(sync_file_range) X(rename) X(link) X(unlink) X(rmdir) X(truncate)               \
     X(fallocate) X(mkdir) X(mmap) X(msync) X(flock) X(copy) X(mark)
+/* clang-format on */
 
 enum call {
 #define X(name) CALL_##name,
@@ -352,9 +355,12 @@ static int open_file(int dirfd, const char *path, int flags, mode_t mode) {
     struct entry entry = entry_of(CALL_open, fd, verdict, fd);
     entry.argument = flags;
     if (fd >= 0) {
-        if (is_unnamed) entry.flags |= FLAG_CREATED | FLAG_UNNAMED;
-        else if ((flags & O_CREAT) && !was_there) entry.flags |= FLAG_CREATED;
-        else if (flags & O_TRUNC) entry.flags |= FLAG_TRUNCATED;
+        if (is_unnamed)
+            entry.flags |= FLAG_CREATED | FLAG_UNNAMED;
+        else if ((flags & O_CREAT) && !was_there)
+            entry.flags |= FLAG_CREATED;
+        else if (flags & O_TRUNC)
+            entry.flags |= FLAG_TRUNCATED;
     }
     record(entry, whole, NULL, NULL, 0);
     finish(verdict);
@@ -414,8 +420,10 @@ PUBLIC int close(int fd) {
     int error = errno;
     struct entry entry = entry_of(CALL_close, fd, verdict, 0);
     int result = (int)syscall(SYS_close, fd);
-    if (verdict == FAIL) result = -1;
-    else error = errno;
+    if (verdict == FAIL)
+        result = -1;
+    else
+        error = errno;
     entry.result = result;
     entry.error = result < 0 ? error : 0;
     record(entry, files[fd].path, NULL, NULL, 0);
@@ -565,7 +573,8 @@ PUBLIC ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offse
     return pwritev64(fd, parts, count, offset);
 }
 
-PUBLIC ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags) {
+PUBLIC ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t offset,
+                           int flags) {
     (void)flags; /* hints, and RWF_APPEND, which nothing here uses */
     return write_file(CALL_pwritev, fd, parts, count, offset);
 }
@@ -587,7 +596,8 @@ static void record_copy(int fd, int64_t place, ssize_t result, uint64_t wanted,
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     int again = data ? (int)syscall(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC, 0) : -1;
     for (size_t at = 0; data && at < size;) {
-        ssize_t got = syscall(SYS_pread64, again, data + at, size - at, (long)(place + (int64_t)at));
+        ssize_t got =
+            syscall(SYS_pread64, again, data + at, size - at, (long)(place + (int64_t)at));
         if (got <= 0) abort();
         at += (size_t)got;
     }
@@ -623,9 +633,8 @@ PUBLIC ssize_t copy_file_range(int in, off64_t *in_at, int out, off64_t *out_at,
     int64_t place = out_at ? *out_at : syscall(SYS_lseek, out, 0L, SEEK_CUR);
     errno = error;
     size_t wanted = verdict == HALF || verdict == HALF_KILL ? size / 2 : size;
-    ssize_t result = verdict == FAIL
-                         ? -1
-                         : syscall(SYS_copy_file_range, in, in_at, out, out_at, wanted, flags);
+    ssize_t result =
+        verdict == FAIL ? -1 : syscall(SYS_copy_file_range, in, in_at, out, out_at, wanted, flags);
     record_copy(out, place, result, size, verdict);
     finish(verdict);
     pthread_mutex_unlock(&lock);
@@ -729,7 +738,8 @@ PUBLIC void *mmap(void *at, size_t size, int prot, int flags, int fd, off_t offs
     return mmap64(at, size, prot, flags, fd, offset);
 }
 
-/* Which file an address belongs to is not known, so every msync counts while something is watched. */
+/* Which file an address belongs to is not known, so every msync counts while something is watched.
+ */
 PUBLIC int msync(void *at, size_t size, int flags) {
     if (watched_size == 0) return (int)syscall(SYS_msync, at, size, flags);
     pthread_mutex_lock(&lock);
@@ -753,7 +763,8 @@ PUBLIC int flock(int fd, int operation) {
     pthread_mutex_unlock(&lock);
     int result = -1;
     if (verdict != FAIL) {
-        result = (int)syscall(SYS_flock, fd, operation); /* may wait for another process or thread */
+        result =
+            (int)syscall(SYS_flock, fd, operation); /* may wait for another process or thread */
         error = errno;
     }
     pthread_mutex_lock(&lock);

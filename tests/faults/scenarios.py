@@ -317,7 +317,16 @@ def check_newest(url: str, workload: Workload, at_least: int, at_most: int) -> i
         "was begun"
     )
     assert restored(url, workload) == workloads.contents(workload, version)
+    check_older(url, newest.number)
     return version
+
+
+def check_older(url: str, newest: int) -> None:
+    """Older checkpoints are there with all they need, or not at all, whatever a collection did."""
+    for found in checkpoints(url):
+        if found.number < newest:
+            damage = list(found.verify())
+            assert not damage, f"checkpoint {found.number} is left behind broken: {damage[0]}"
 
 
 def check_goes_on(url: str, workload: Workload, version: int) -> None:

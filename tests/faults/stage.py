@@ -67,12 +67,13 @@ class Stage:
         step = f"scenarios:{self.case.step}"
         return self.server.run(step, rules=rules, **self.case.arguments, **options)
 
-    def check(self, outcome: Outcome) -> None:
-        """I1, I3, I5 and I7 of what a run left."""
+    def check(self, outcome: Outcome, goes_on: bool = True) -> None:
+        """I1, I3, I5 of what a run left, and that work goes on from there (I7)."""
         at_least = max([self.case.taken, *outcome.acknowledged])
         at_most = max([self.case.taken, *outcome.intended])
         version = scenarios.check_newest(self.url, self.workload, at_least, at_most)
-        scenarios.check_goes_on(self.url, self.workload, version)
+        if goes_on:
+            scenarios.check_goes_on(self.url, self.workload, version)
 
     def __enter__(self) -> "Stage":
         return self

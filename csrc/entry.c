@@ -299,7 +299,8 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
         if (slot != NULL && at.env.is_timed && value != NULL && stamp_ms == SK_NO_TIME) {
             /* Its time starts now, or at the first watermark; the home must be told, or it would
              * start anew with every fetch. So this is a change, and stays dirty. */
-            if (at.env.timing != NULL && at.env.timing->first != SK_NO_TIME)
+            bool is_by_event = at.state->clock == SK_EVENT_TIME;
+            if (is_by_event && at.env.timing != NULL && at.env.timing->first != SK_NO_TIME)
                 sk_slot_set_stamp(slot, at.env.timing->first);
         } else if (slot != NULL) {
             /* It came from the home: it is neither dirty nor a change. */

@@ -117,6 +117,7 @@ static int new_state(sk_store *store, const char *name, int kind, const sk_key_t
     state->id = count;
     state->kind = (uint8_t)kind;
     state->flags = (uint8_t)flags;
+    state->timed_since = SK_NO_TIME;
     state->key_type = *type;
     strcpy(state->name, name);
     state->tables = tables;

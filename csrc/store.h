@@ -46,8 +46,9 @@ typedef struct sk_state {
     sk_table *tables;            /* one per leaf */
     _Atomic uint64_t operations; /* records of batches, and what tables that wrapped or left had */
     /* of timed states (ttl.c); not part of the schema, and not moved with leaves */
-    _Atomic int64_t ttl_ms; /* 0: entries do not expire */
-    _Atomic uint8_t clock;  /* sk_clock */
+    _Atomic int64_t ttl_ms;      /* 0: entries do not expire */
+    _Atomic int64_t timed_since; /* processing time when it was first given one; SK_NO_TIME */
+    _Atomic uint8_t clock;       /* sk_clock */
     _Atomic bool on_read;
     _Atomic int64_t
         *due_min; /* timers: per leaf, no timer is due before it (timers.c); else NULL */

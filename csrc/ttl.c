@@ -114,6 +114,8 @@ int sk_state_ttl(sk_store *store, uint32_t state_id, int64_t ttl_ms, int clock, 
     if (!(state->flags & SK_TIMED))
         return sk_fail(SK_BAD_ARGUMENT, "state '%.80s' is not timed", state->name);
     if (ttl_ms < 0) return sk_fail(SK_BAD_ARGUMENT, "a time to live of %lld ms", (long long)ttl_ms);
+    int64_t none = SK_NO_TIME;
+    atomic_compare_exchange_strong(&state->timed_since, &none, sk_time(store, SK_PROCESSING_TIME));
     atomic_store(&state->clock, (uint8_t)clock);
     atomic_store(&state->on_read, on_read != 0);
     atomic_store(&state->ttl_ms, ttl_ms);
@@ -129,10 +131,13 @@ int sk_stamp_expired(sk_store *store, uint32_t state_id, int64_t stamp_ms) {
 
 sk_timing sk_timing_of(sk_store *store, const sk_state *state) {
     int clock = atomic_load_explicit(&state->clock, memory_order_relaxed);
-    sk_timing timing = {.now = sk_time(store, clock), .first = SK_NO_TIME};
+    sk_timing timing = {.now = sk_time(store, clock)};
     timing.ttl_ms = atomic_load_explicit(&state->ttl_ms, memory_order_relaxed);
     timing.on_read = atomic_load_explicit(&state->on_read, memory_order_relaxed);
-    if (clock == SK_EVENT_TIME) timing.first = atomic_load(&store->first_watermark);
+    /* In processing time only what was stored without a time to live has no stamp: from when the
+     * state was given one, it grows old as if it had been written then. */
+    timing.first = clock == SK_EVENT_TIME ? atomic_load(&store->first_watermark)
+                                          : atomic_load(&state->timed_since);
     return timing;
 }
 

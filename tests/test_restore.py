@@ -1265,3 +1265,23 @@ def test_a_restore_into_memory_with_a_limit(job: Job) -> None:
     with pytest.raises(ArgumentError):
         sk.restore(job.url, home="memory:somewhere")
     assert not open_storage(job.url).is_pinned(manifest_name(1))
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_entries_stored_without_a_time_to_live_grow_old_from_when_they_get_one(
+    tmp_path: Path, lazy: bool
+) -> None:
+    with sk.open("memory:") as kv:
+        kv.value("seen", int).put_many(["a", "b"], [1, 2])
+        kv.checkpoint(tmp_path)
+    with sk.restore(tmp_path, lazy=lazy) as kv:
+        store = kv._residence.store
+        store.set_time("processing", 1_000_000)
+        seen = kv.value("seen", int, ttl=sk.TTL(10))
+        store.set_time("processing", 1_005_000)
+        assert dict(seen.items()) == {"a": 1, "b": 2}
+        seen["b"] = 3
+        kv.checkpoint(tmp_path)
+        store.set_time("processing", 1_010_000)
+        assert dict(seen.items()) == {"b": 3}
+        assert seen.get("a") is None

@@ -58,7 +58,7 @@ from statekit.store.block import Block
 from statekit.store.digest import crc32c, xxh64
 from statekit.store.frames import Frames, bind, digest, seal, verify
 
-PACK_BYTES = 64 << 20  # a pack is finished when it has so many
+PACK_BYTES = 32 << 20  # a pack is finished when it has so many
 
 _MAGIC = b"SKPACK1\0"
 _HEADER = Struct("<8s16sI")
@@ -98,10 +98,14 @@ def pack_header(id_: bytes, number: int) -> bytes:
 class PackBuilder:
     """One pack in memory. Frames in `buffer` have plain checksums until finish() binds them."""
 
-    def __init__(self, number: int, compression: str | None = None) -> None:
+    def __init__(
+        self, number: int, compression: str | None = None, buffer: Frames | None = None
+    ) -> None:
+        """buffer: that of a pack which is done with, to be used again."""
         self.number = number
         self.compression = compression
-        self.buffer = Frames()  # Snapshot.fill() appends to it
+        self.buffer = Frames() if buffer is None else buffer  # Snapshot.fill() appends to it
+        self.buffer.clear()
         self.buffer.append(bytes(PACK_HEADER))
         self._segments: list[Segment] = []
 

@@ -1,7 +1,7 @@
 """An attempt at a checkpoint: packs are written as they fill up, then a manifest publishes them.
 
-    whoever has blocks      add(), fill(), refer()      -> a pack in memory, 64 MiB at most
-    the attempt's thread    finishes packs (compresses, names, binds checksums) and writes them
+    whoever has blocks      add(), fill(), refer()      -> a pack in memory, 32 MiB or a leaf
+    threads of the attempt  finish packs (compress, name, bind checksums) and write them
     publish()               waits for the packs, syncs, and creates the manifest
 
 Nothing exists for readers before the manifest does: its creation is the one step that counts, and
@@ -37,9 +37,11 @@ from statekit.checkpoint.retention import collect
 from statekit.checkpoint.storage import Storage
 from statekit.errors import CheckpointCancelledError, CheckpointError, StorageError
 from statekit.schema import StateSchema
+from statekit.store.frames import Frames
 from statekit.store.snapshot import Filled, Snapshot
 
-_PACKS_WAITING_MAX = 2  # finished faster than they are written; then who fills must wait
+_PACKS_IN_MEMORY_MAX = 3  # that wait or are being written, besides the one that is being filled
+_WRITERS_LOCAL, _WRITERS_FAR = 2, 4
 _KEEP_ALL = 1 << 62
 
 failpoints.register(
@@ -72,7 +74,8 @@ class Attempt:
         self._chains: dict[int, list[Link]] = {}
         self._pack: PackBuilder | None = None
         self._links: list[Link] = []  # of what is in _pack, in its order
-        self._packs: list[PackRef] = []
+        self._has_packs = False
+        self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._writer: _PackWriter | None = None
         self._is_cancelled = threading.Event()
@@ -170,7 +173,8 @@ class Attempt:
         if self._pack is not None and self._pack.size >= PACK_BYTES:
             self._hand_on()
         if self._pack is None:
-            self._pack = PackBuilder(self.number, self.compression)
+            assert self._writer is not None
+            self._pack = PackBuilder(self.number, self.compression, self._writer.buffer())
         return self._pack
 
     def _hand_on(self) -> None:
@@ -180,12 +184,13 @@ class Attempt:
         self._pack, self._links = None, []
 
     def _write_pack(self, ref: PackRef, parts: Sequence[Any]) -> None:
-        """On the attempt's thread: a finished pack into the storage."""
+        """On a thread of the writer: a finished pack into the storage."""
         self._check_cancelled()
         failpoints.visit("attempt.pack")
         self.storage.write(ref.name, parts)
-        self._packs.append(ref)
-        self.bytes_written += ref.size
+        with self._lock:
+            self._has_packs = True
+            self.bytes_written += ref.size
 
     # ---- Publishing
 
@@ -220,7 +225,7 @@ class Attempt:
             segments=segments,
         )
         failpoints.visit("attempt.publish")
-        if self._packs:
+        if self._has_packs:
             self.storage.sync()
         if base is not None and not self.storage.has_locks:
             # A collector in another process does not see our pin there: look as late as can be.
@@ -266,30 +271,47 @@ class Attempt:
 
 
 class _PackWriter:
-    """The thread of an attempt that finishes and writes packs, in order.
+    """The threads of an attempt that finish packs and write them.
 
-    Filling must not wait for a slow store for long: writers of the state wait for the filler when
-    it falls behind (csrc/snapshot.c). So packs for a store on the network go through a temporary
-    file while others are before them. On a local disk that would be writing twice.
+    Two on a local disk: while one waits for fsync, the other copies. More where storage is far
+    away. In what order packs are written does not matter: the manifest orders them.
+
+    Filling must not wait for a slow store for long, because writers of the state wait for the
+    filler when it falls behind (csrc/snapshot.c). So for a store on the network, packs that would
+    be too many in memory go through temporary files. On a local disk that would be writing twice.
     """
 
     def __init__(self, write: Callable[[PackRef, Sequence[Any]], None], storage: Storage) -> None:
         self._write = write
-        self._storage = storage
         self._error: BaseException | None = None
-        self._packs: queue.Queue[tuple[PackRef, Sequence[Any] | IO[bytes]] | None]
-        self._builders: queue.Queue[tuple[PackBuilder, list[Link]] | None]
-        self._builders = queue.Queue(_PACKS_WAITING_MAX)
-        self._packs = queue.Queue()
-        self._threads = [threading.Thread(target=self._finish_packs, name="statekit-packs")]
-        if not storage.is_local:
-            self._threads.append(threading.Thread(target=self._send, name="statekit-upload"))
+        self._is_local = storage.is_local
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._slots = threading.Semaphore(_PACKS_IN_MEMORY_MAX)
+        self._buffers: list[Frames] = []  # of packs that are done with: touched memory is cheaper
+        self._threads = [
+            threading.Thread(target=self._run, name="statekit-packs")
+            for _ in range(_WRITERS_LOCAL if storage.is_local else _WRITERS_FAR)
+        ]
         for thread in self._threads:
             thread.start()
 
+    def buffer(self) -> Frames | None:
+        """One to be used again, if there is one."""
+        return self._buffers.pop() if self._buffers else None
+
     def put(self, pack: PackBuilder, links: list[Link]) -> None:
+        """Takes a pack over. Waits while there are too many."""
         self._raise()
-        self._builders.put((pack, links))
+        if self._slots.acquire(blocking=self._is_local):
+            self._queue.put(lambda: self._write_from_memory(pack, links))
+            return
+        spool = tempfile.TemporaryFile()  # noqa: SIM115  (closed by who reads it)
+        try:
+            ref = self._finish_into(spool, pack, links)
+        except BaseException:
+            spool.close()
+            raise
+        self._queue.put(lambda: self._write_from_file(ref, spool))
 
     def finish(self) -> None:
         """Waits until everything is written."""
@@ -302,8 +324,9 @@ class _PackWriter:
         self._end()
 
     def _end(self) -> None:
-        if self._threads[0].is_alive():
-            self._builders.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                self._queue.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -311,41 +334,37 @@ class _PackWriter:
         if self._error is not None:
             raise self._error
 
-    def _finish_packs(self) -> None:
-        while (item := self._builders.get()) is not None:
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            try:
+                task()
+            except BaseException as error:  # raised again by whoever waits
+                self._error = self._error or error
+
+    def _write_from_memory(self, pack: PackBuilder, links: list[Link]) -> None:
+        try:
             if self._error is None:
-                self._try(self._finish_pack, *item)
-        self._packs.put(None)
-
-    def _finish_pack(self, pack: PackBuilder, links: list[Link]) -> None:
-        ref, parts, segments = pack.finish()
-        for link, segment in zip(links, segments, strict=True):
-            link.pack, link.offset, link.length = ref, segment.offset, segment.length
-        if self._storage.is_local:
-            self._write(ref, parts)
-        elif self._packs.qsize() < _PACKS_WAITING_MAX:
-            self._packs.put((ref, parts))
-        else:
-            spool = tempfile.TemporaryFile()  # noqa: SIM115  (the other thread closes it)
-            spool.writelines(parts)
-            self._packs.put((ref, spool))
-
-    def _send(self) -> None:
-        while (item := self._packs.get()) is not None:
-            self._try(self._send_pack, *item)
-
-    def _send_pack(self, ref: PackRef, parts: Sequence[Any] | IO[bytes]) -> None:
-        if isinstance(parts, Sequence):
-            if self._error is None:
+                ref, parts, segments = pack.finish()
+                _place(links, ref, segments)
                 self._write(ref, parts)
-            return
-        with parts as spool:
+                del parts  # views of the buffer
+                self._buffers.append(pack.buffer)
+        finally:
+            self._slots.release()
+
+    def _finish_into(self, spool: IO[bytes], pack: PackBuilder, links: list[Link]) -> PackRef:
+        ref, parts, segments = pack.finish()
+        _place(links, ref, segments)
+        spool.writelines(parts)
+        return ref
+
+    def _write_from_file(self, ref: PackRef, spool: IO[bytes]) -> None:
+        with spool:
             if self._error is None:
                 spool.seek(0)
                 self._write(ref, [spool.read()])
 
-    def _try(self, call: Callable[..., None], *args: Any) -> None:
-        try:
-            call(*args)
-        except BaseException as error:  # raised again by whoever waits
-            self._error = self._error or error
+
+def _place(links: Sequence[Link], pack: PackRef, segments: Sequence[Segment]) -> None:
+    for link, segment in zip(links, segments, strict=True):
+        link.pack, link.offset, link.length = pack, segment.offset, segment.length

@@ -684,6 +684,7 @@ class KVProvider:
 
     def _take_over(self, part: tuple[range, ...]) -> None:
         self._mine = group_ranges([group for r in (*self._mine, *part) for group in r])
+        self._checkpointer.came(leaf_ranges(part, self.subgroups))
         for group in (group for r in part for group in r):
             self._family.owners[group] = self
 

@@ -169,11 +169,20 @@ class Checkpointer:
         self._lineages: dict[str, _Lineage] = {}
         self._jobs: dict[str, CheckpointJob] = {}
         self._periodic: list[PeriodicCheckpoints] = []
+        self._came: array[int] | None = None  # per leaf: the epoch in which it was taken over
 
     def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
         """What is here came from a checkpoint, and changes after the epoch are changes to it."""
         self._residence.store.track(epoch)
         self._remember(checkpoint, epoch)
+
+    def came(self, leaves: Sequence[range]) -> None:
+        """Leaves were taken over from another provider. The provider's lock is held."""
+        store = self._residence.store
+        if self._came is None:
+            self._came = array("I", bytes(4 * store.leaves))
+        for part in leaves:
+            self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
 
     # ---- Taking one
 
@@ -266,6 +275,12 @@ class Checkpointer:
             # Leaves that came in the meantime are not in the base, or not as they are here.
             for part in subtract(owned, covered):
                 since[part.start : part.stop] = array("I", bytes(4 * len(part)))
+        if self._came is not None:
+            # A leaf that was given away and came back, perhaps not loaded yet, from another
+            # checkpoint: the base has it, but not as it is.
+            for leaf, epoch in enumerate(self._came):
+                if epoch > since[leaf]:
+                    since[leaf] = 0
         if self._residence.home is not None:
             for leaf, is_changed in enumerate(store.changed_leaves(lineage.epoch)):
                 if is_changed:

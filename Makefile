@@ -90,7 +90,7 @@ fuzz: ## libFuzzer on the decoders and on operations, FUZZ_SECONDS each
 	        -artifact_prefix=build/fuzz/$$name- build/fuzz/$$name.corpus tests/fuzz/corpus/$$name; \
 	done
 
-C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h tests/fuzz/*.c)
+C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h tests/fuzz/*.c tests/faults/*.c)
 
 lint: .venv/.built ## ruff, mypy --strict, C warnings as errors, clang-format
 	$(BIN)/ruff check .

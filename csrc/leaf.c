@@ -26,6 +26,16 @@ static void forget_leaf(sk_store *store, uint32_t leaf_no, uint32_t epoch) {
     store->leaves[leaf_no].changed = epoch;
 }
 
+int sk_leaf_forget(sk_store *store, uint32_t leaf_no) {
+    uint32_t epoch;
+    if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
+    int status = sk_leaf_lock_write(store, leaf_no, &epoch);
+    if (status != SK_OK) return status;
+    forget_leaf(store, leaf_no, epoch);
+    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return SK_OK;
+}
+
 /* ---- Residency ---- */
 
 int sk_leaf_residency(sk_store *store, uint32_t leaf_no) {
@@ -88,8 +98,12 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
             status = SK_UNKNOWN;
     for (uint32_t i = from; i < to && status == SK_OK; i++) {
         sk_table *table = table_of(store, state_id, i);
-        if (table->live + table->tombs == 0) continue; /* as in a leaf that is away */
-        if (store->writes_back && store->leaves[i].residency == SK_WHOLE)
+        /* A table of a leaf that is not whole may be empty here and full at home, or have been: it
+         * counts as changed all the same, or the next delta would not mention it. */
+        int residency = store->leaves[i].residency;
+        bool is_empty = table->live + table->tombs == 0;
+        if (residency == SK_AWAY || (residency == SK_WHOLE && is_empty)) continue;
+        if (store->writes_back && residency == SK_WHOLE)
             entomb_all(table, state->kind, epoch); /* the home has them still, and must be told */
         else
             sk_table_clear(table, state->kind);
@@ -636,7 +650,8 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
         sk_leaf *leaf = &store->leaves[from + i];
         if (leaves->leaves[i].seq > leaf->seq) leaf->seq = leaves->leaves[i].seq;
         leaf->residency = leaves->leaves[i].residency;
-        leaf->changed = epoch;
+        /* states that the leaves do not have, too: no delta of theirs reaches back over this */
+        forget_leaf(store, from + i, epoch);
     }
     return SK_OK;
 }

@@ -102,7 +102,6 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     if (snapshot == NULL) return SK_NO_MEMORY;
     size_t since_bytes = (size_t)store->leaf_count * sizeof *since;
     snapshot->store = store;
-    snapshot->watermark = atomic_load(&store->watermark);
     snapshot->bytes_max = bytes_max != 0 ? bytes_max : SK_QUEUE_BYTES_DEFAULT;
     snapshot->progress = sk_raw_zalloc(store->leaf_count);
     snapshot->residency = sk_raw_zalloc(store->leaf_count);
@@ -118,6 +117,7 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     store->snapshots = snapshot;
     /* The list first, then the epoch: who sees the new epoch finds the snapshot. */
     snapshot->epoch = atomic_fetch_add(&store->epoch, 1);
+    snapshot->watermark = atomic_load(&store->watermark);
     pthread_mutex_unlock(&store->snapshots_lock);
     sk_store_hold(store);
     *out = snapshot;
@@ -330,24 +330,37 @@ int sk_snapshot_residencies(sk_snapshot *snapshot, uint8_t *out) {
     return SK_OK;
 }
 
+/* The next leaf that the reader has not visited; false if there is none. */
+static bool next_leaf(sk_snapshot *snapshot, uint32_t *leaf_no) {
+    pthread_mutex_lock(&snapshot->store->snapshots_lock);
+    *leaf_no = snapshot->cursor;
+    bool is_left = *leaf_no < snapshot->store->leaf_count;
+    if (is_left) snapshot->cursor++;
+    pthread_mutex_unlock(&snapshot->store->snapshots_lock);
+    return is_left;
+}
+
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     for (;;) {
         pthread_mutex_lock(&store->snapshots_lock);
         bool is_overrun = snapshot->is_overrun;
+        bool is_left = snapshot->cursor < store->leaf_count;
+        bool is_half_full = snapshot->queue_bytes >= snapshot->bytes_max / 2;
         pthread_mutex_unlock(&store->snapshots_lock);
         if (is_overrun)
             return -sk_fail(SK_OVERRUN,
                             "the snapshot's reader took nothing for %d ms while %llu bytes waited; "
                             "it was given up so that changes could go on",
                             SK_STALL_MS, (unsigned long long)snapshot->bytes_max);
-        int64_t len = take_queued(snapshot, leaf_no, buf);
+        int64_t len = -SK_MISSING;
+        /* First what nobody has encoded: each leaf that the reader gets to before a changer does
+         * is one that no changer waits for. What they have encoded can lie, while there is room. */
+        if (!is_left || is_half_full) len = take_queued(snapshot, leaf_no, buf);
         if (len != -SK_MISSING) return len;
-        pthread_mutex_lock(&store->snapshots_lock);
-        uint32_t next = snapshot->cursor;
-        if (next < store->leaf_count) snapshot->cursor++;
-        pthread_mutex_unlock(&store->snapshots_lock);
-        if (next == store->leaf_count) return -SK_END;
+        if (!is_left) return -SK_END;
+        uint32_t next;
+        if (!next_leaf(snapshot, &next)) continue;
         len = read_leaf(snapshot, next, buf);
         if (len == 0) continue;
         if (len > 0) *leaf_no = next;

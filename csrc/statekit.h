@@ -550,6 +550,9 @@ uint32_t sk_epoch_advance(sk_store *store);
  * not remember many more than it has entries: beyond that it forgets them, and its next delta is a
  * full block, which is smaller by then. */
 int sk_track(sk_store *store, uint32_t epoch);
+/* The leaf counts as changed in a way that no delta can tell: the next one of it is a full block.
+ */
+int sk_leaf_forget(sk_store *store, uint32_t leaf);
 /* changed[leaf] = 1 if the leaf changed after that epoch; one byte per leaf. */
 int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed);
 

@@ -207,6 +207,9 @@ def _decode(store: Store, leaf: int, blocks: bytes, mode: DecodeMode) -> None:
         # Types differ, which is rare. The store has taken in nothing, so looking first is not worth
         # it: that takes a fifth of the time that a restore takes.
         store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), mode)
+        # What is here now is not what the checkpoint has: entries have got stamps, say, which must
+        # not be given anew with every restore. So the next checkpoint writes the leaf anew.
+        store.forget(leaf)
 
 
 def _types(store: Store) -> Types:

@@ -133,8 +133,10 @@ class Residence:
             loading, stats = self.loading, self.store.stats()
             if loading is None or stats.partial or stats.absent:
                 return
-            loading.stop()  # first: who finds no loading may rely on the source being let go of
-            self.loading = None
+            try:
+                loading.stop()  # first: who finds no loading may rely on the source being let go of
+            finally:
+                self.loading = None
 
     def wait_loaded(self, timeout: float | None = None) -> None:
         """Until nothing is still to come. Raises the first error that kept a leaf from coming."""

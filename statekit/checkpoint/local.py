@@ -384,7 +384,8 @@ class _FileLock:
         if self._pid == os.getpid():
             with suppress(OSError):  # there was none
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
-        os.close(self.fd)
+        with suppress(OSError):  # nothing was written through it, so nothing can be lost
+            os.close(self.fd)
 
 
 def _write_parts(fd: int, parts: "Sequence[ReadableBuffer]", is_short: bool) -> None:

@@ -458,6 +458,11 @@ class Store:
         """From now on remember deletions, so that deltas since that epoch can be made."""
         self._expect(lib.sk_track(self._ptr, epoch))
 
+    def forget(self, leaf: int) -> None:
+        """The leaf counts as changed in a way that deltas cannot tell: its next one is full."""
+        (leaf,) = _leaves(leaf)
+        self._expect(lib.sk_leaf_forget(self._ptr, leaf))
+
     def changed_leaves(self, since: int) -> bytes:
         """One byte per leaf: 1 if it changed after that epoch."""
         changed = bytearray(self.leaves)

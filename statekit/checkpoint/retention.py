@@ -2,12 +2,22 @@
 
     1. list; read the manifests that stay: the newest `keep`, and those that readers pin
     2. delete the other manifests, the oldest first
-    3. sync: from here on they do not come back, after a loss of power either
-    4. delete the packs that only those named, and what is garbage for other reasons
+    3. if packs are to go, list again, and read the manifests that are new
+    4. sync: from here on those of step 2 do not come back, after a loss of power either
+    5. delete the packs that only those of step 2 named, and what is garbage for other reasons
 
 A crash between any two steps leaves each remaining manifest with all of its packs: these are the
 last to go. What remains too much is garbage for the next run. If a manifest that stays cannot be
 read, nobody knows which packs it needs, and nothing at all is deleted.
+
+Step 3 is about a checkpoint that is based on an old one, as after restore(at=N):
+
+    we list; checkpoint 3, which refers to packs of 1 and pins it, is not published yet
+    it is published, and the pin of 1 is released
+    we look for pins, find none, and remove 1: its packs are needed by 3, which we do not know
+
+An attempt releases its pin after it has published. So what we could remove has no successors but
+those that the second listing shows.
 
 Packs that no manifest names are from failed attempts, or from one that is being written right
 now. They are deleted only if nobody is writing:
@@ -23,14 +33,21 @@ could replace an old pack and publish it. But every attempt has a number above t
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from os import PathLike
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from statekit.checkpoint.manifest import Manifest, manifest_name, number_of
 from statekit.checkpoint.storage import Entry, Storage, is_temporary, open_storage
-from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
+from statekit.errors import (
+    ArgumentError,
+    DamagedError,
+    MissingFileError,
+    StorageError,
+    shorten,
+)
 from statekit.failpoints import register, visit
 
 __all__ = ["Collected", "collect"]
@@ -70,8 +87,7 @@ def collect(
     on storages without locks. There, choose more than the longest checkpoint takes.
     """
     storage = place if isinstance(place, Storage) else open_storage(place)
-    if keep < 1:
-        raise ArgumentError(f"keep={keep} would remove the newest checkpoint. Keep 1 or more.")
+    check_keep(keep)
     with storage.collecting() as is_alone:
         if min_age_seconds is None:  # has_locks is certain once a lock was tried
             min_age_seconds = 0.0 if storage.has_locks else MIN_AGE_SECONDS
@@ -80,6 +96,14 @@ def collect(
             return _carry_out(storage, plan, dry_run, is_alone, min_age_seconds)
         except OSError as error:  # of a fail point here
             raise storage.failed("cleaned up", None, error) from error
+
+
+def check_keep(keep: Any) -> None:
+    """ArgumentError if that is no number of checkpoints to keep."""
+    if not isinstance(keep, int) or isinstance(keep, bool):
+        raise ArgumentError(f"keep={shorten(keep)} is no number. Keep 1 or more, as an int.")
+    if keep < 1:
+        raise ArgumentError(f"keep={keep} would remove the newest checkpoint. Keep 1 or more.")
 
 
 class _Plan(NamedTuple):
@@ -162,6 +186,10 @@ def _carry_out(
             packs.append(name)
         elif is_alone and is_temporary(name) and entry.modified <= before:
             temporaries.append(name)
+    if packs:
+        known = {*plan.kept, *in_use, *(removed if dry_run else ())}
+        needed = _named_since(storage, known)
+        packs = [name for name in packs if name not in needed]
 
     if not dry_run and (removed or packs):
         visit("retention.sync")
@@ -179,6 +207,18 @@ def _carry_out(
         bytes_freed=sum(plan.entries[name].size for name in gone),
         is_busy=not is_alone,
     )
+
+
+def _named_since(storage: Storage, known: Set[int]) -> set[str]:
+    """The packs of manifests that were published since the plan was made."""
+    named: set[str] = set()
+    for entry in storage.list():
+        number = number_of(entry.name)
+        if number is not None and number not in known:
+            # One that is gone again was given up by its writer, and needs nothing.
+            with suppress(MissingFileError):
+                named |= _packs_of(storage, number)
+    return named
 
 
 def _number_of_pack(storage: Storage, name: str) -> int:

@@ -18,7 +18,7 @@ on their way; they cannot be opened before they have all arrived, and an interru
 be started again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
@@ -178,7 +178,7 @@ def restore(
     these key-groups, and is complete when this returns.
     regroup: another number of key-groups, a power of two, in which key_groups counts then.
     """
-    places = [url] if isinstance(url, str | PathLike) else [*url]
+    places = _places(url)
     parsed = HomeUrl.parse(home)
     with ExitStack() as undo:
         pinned = []
@@ -195,6 +195,17 @@ def restore(
         return _restore_home(plan, mine, source, parsed)
     finally:
         source.release()
+
+
+def _places(url: Any) -> list[Place]:
+    if isinstance(url, str | PathLike):
+        return [url]
+    if isinstance(url, Iterable) and not isinstance(url, bytes | bytearray | memoryview):
+        return [*url]
+    raise ArgumentError(
+        f"{shorten(url)} names no checkpoints. Give the place that kv.checkpoint() wrote to, a "
+        "path or a URL as str, or a list of such places."
+    )
 
 
 def _open_pinned(place: Place, at: Any) -> tuple[Checkpoint, Pin]:

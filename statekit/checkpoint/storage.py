@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from statekit import failpoints
-from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
+from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError, shorten
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -363,8 +363,12 @@ def open_storage(url: "str | os.PathLike[str]") -> Storage:
     """
     from statekit.checkpoint import local, remote
 
-    if not isinstance(url, str):
+    if isinstance(url, os.PathLike):
         return local.open_local(os.fsdecode(url))
+    if not isinstance(url, str):
+        raise ArgumentError(
+            f"{shorten(url)} names no storage. Give a path, or a URL like s3://bucket/path, as str."
+        )
     if "\0" in url or not url:
         raise ArgumentError(
             f"{url!r} names no storage. Give a path, or a URL like s3://bucket/path."

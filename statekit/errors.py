@@ -5,6 +5,8 @@ programmer would catch for the same mistake (TypeError, OverflowError, MemoryErr
 Messages say what went wrong, in which state and at which key, and what to do about it.
 """
 
+import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -350,6 +352,34 @@ def unknown_entry(state: str, key: Any) -> UnknownEntryError:
 def closed_error(state: str | None = None) -> ClosedError:
     """The exception for using what was closed."""
     return ClosedError(f"the provider or store is closed{where(state)}. Open another one.")
+
+
+def temporary_failed(error: OSError) -> StorageError:
+    """The exception for a temporary file that cannot be made, written or read."""
+    try:
+        place = repr(tempfile.gettempdir())
+    except OSError:  # there is none that can be written to
+        place = "the system's directory for them"
+    return StorageError(
+        f"a temporary file in {place} cannot be used: {error.strerror or error}. "
+        "Free some space there, or name another directory in TMPDIR."
+    )
+
+
+def clear_frames(error: BaseException) -> None:
+    """Drops the local variables of the calls that an error, or a cause of it, came through.
+
+    An error that is kept must not keep what those calls worked on. CPython before 3.12.3 may even
+    crash on collecting a circle of frames and memoryviews (gh-77894).
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()  # causes may go in a circle
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            pending += [one.__cause__, one.__context__]
 
 
 def null_item(at: int) -> ColumnError:

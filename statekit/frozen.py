@@ -19,12 +19,21 @@ is being restored, over what its source has, which never changes.
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from tempfile import SpooledTemporaryFile
 from typing import IO
 
 import msgpack
 
-from statekit.errors import BadValueError, CorruptBlockError, HomeError, where
+from statekit.errors import (
+    BadValueError,
+    CorruptBlockError,
+    HomeError,
+    StateKitError,
+    StorageError,
+    temporary_failed,
+    where,
+)
 from statekit.homes import Home
 from statekit.homes.home import HomeSnapshot
 from statekit.loading import LeafSource, decode_steps
@@ -82,7 +91,7 @@ class Guard:
         self._is_done: set[int] = set()  # leaves that were taken or put aside
         self._aside: dict[int, tuple[int, int]] = {}  # leaf -> where its rows are in the file
         self._file: IO[bytes] = SpooledTemporaryFile(_ASIDE_BYTES_MAX)  # noqa: SIM115
-        self._error: HomeError | None = None
+        self._error: StateKitError | None = None  # why copies are missing
 
     def protect(self, leaf: int) -> None:
         """To be called before the rows of a leaf are changed, or the leaf goes elsewhere."""
@@ -92,29 +101,39 @@ class Guard:
             if self._snapshot.residency(leaf) in ("whole", "away"):
                 return
             try:
-                data: bytes = msgpack.packb(self._load(leaf))
-            except HomeError as error:
+                self._aside[leaf] = self._put_aside(msgpack.packb(self._load(leaf)))
+                self._is_done.add(leaf)
+            except Exception as error:
                 # State in use comes before a copy of it: the change goes on, the copy is lost.
-                self._error = error
-                return
+                self._error = _lost_copy(leaf, error)
+
+    def _put_aside(self, data: bytes) -> tuple[int, int]:
+        try:
             start = self._file.seek(0, 2)
             self._file.write(data)
-            self._aside[leaf] = (start, len(data))
-            self._is_done.add(leaf)
+        except OSError as error:
+            raise temporary_failed(error) from error
+        return start, len(data)
 
     def take(self, leaf: int) -> Rows:
         """The rows of a leaf; once."""
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise copy(self._error)
             if (place := self._aside.pop(leaf, None)) is not None:
-                self._file.seek(place[0])
-                rows: Rows = msgpack.unpackb(self._file.read(place[1]), use_list=False)
+                rows: Rows = msgpack.unpackb(self._read_aside(*place), use_list=False)
             else:
                 assert leaf not in self._is_done, f"the rows of leaf {leaf} were taken before"
                 rows = self._load(leaf)
                 self._is_done.add(leaf)
             return rows
+
+    def _read_aside(self, start: int, length: int) -> bytes:
+        try:
+            self._file.seek(start)
+            return self._file.read(length)
+        except OSError as error:
+            raise temporary_failed(error) from error
 
     def _load(self, leaf: int) -> list[tuple[int, bytes, bytes]]:
         load = self._home.load
@@ -124,6 +143,16 @@ class Guard:
         with self._lock:
             self._file.close()
             self._error = HomeError("the frozen state was closed")
+
+
+def _lost_copy(leaf: int, error: Exception) -> StateKitError:
+    """What whoever reads the rows of a guard gets, once some could not be put aside."""
+    if isinstance(error, HomeError | StorageError):
+        return copy(error)  # without a traceback, which would hold the rows
+    return HomeError(
+        f"the rows of leaf {leaf} could not be copied before they were changed "
+        f"({type(error).__name__}: {error}). Take the checkpoint again."
+    )
 
 
 class Frozen:

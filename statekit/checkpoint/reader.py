@@ -42,6 +42,8 @@ from statekit.keys import decode_key, key_codec, leaf_of_encoded
 from statekit.schema import StateSchema, show
 from statekit.store.block import Block
 
+HEAD_BYTES = 64  # of a manifest: with its size and checksum, they tell it from any other
+
 Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
 Row: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
 
@@ -59,9 +61,10 @@ class Checkpoint:
     All methods may be called from several threads at once.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, data: Data | None = None) -> None:
         self.storage = storage
         self.manifest = manifest
+        self._head = None if data is None else data[:HEAD_BYTES]  # data: the manifest's file
         self._packs_checked: set[int] = set()
 
     @property
@@ -119,6 +122,15 @@ class Checkpoint:
             if entry.name == name:
                 return _time(entry.modified)
         raise _gone(self.storage, self.number)
+
+    def exists(self) -> bool:
+        """Whether it is still there: not removed, nor another one under its number by now."""
+        if self._head is None:
+            self._head = self.manifest.encode()[:HEAD_BYTES]
+        try:
+            return self.storage.read(self.manifest.name, 0, HEAD_BYTES) == self._head
+        except (MissingFileError, DamagedError):
+            return False
 
     def __repr__(self) -> str:
         base = "" if self.manifest.base is None else f", on top of {self.manifest.base}"
@@ -296,7 +308,7 @@ def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
         data = storage.read(name)
     except MissingFileError:
         raise _gone(storage, number) from None
-    return Checkpoint(storage, Manifest.decode(data, storage.file(name)))
+    return Checkpoint(storage, Manifest.decode(data, storage.file(name)), data)
 
 
 def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:

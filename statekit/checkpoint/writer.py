@@ -16,8 +16,8 @@ import contextlib
 import queue
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import IO, Any, cast
 
@@ -35,7 +35,13 @@ from statekit.checkpoint.pack import PACK_BYTES, PackBuilder
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
 from statekit.checkpoint.storage import Storage
-from statekit.errors import CheckpointCancelledError, CheckpointError, StorageError
+from statekit.errors import (
+    CheckpointCancelledError,
+    CheckpointError,
+    StorageError,
+    clear_frames,
+    temporary_failed,
+)
 from statekit.schema import StateSchema
 from statekit.store.frames import Frames
 from statekit.store.snapshot import Filled, Snapshot
@@ -103,11 +109,11 @@ class Attempt:
         assert self._writer is not None
         self._writer.stop()
         self._stack.close()
+        # Whoever keeps the error, or the attempt for its bytes_written, does not mean to keep
+        # packs in memory.
+        self._pack, self._links, self._chains, self._writer = None, [], {}, None
         if error is not None:
-            # The frames of the traceback hold views of packs, and the packs' writer holds the
-            # error. CPython before 3.12.3 may crash on collecting such a circle (gh-77894), and
-            # nobody wants a failed pack in memory as long as its error.
-            traceback.clear_frames(trace)
+            clear_frames(error)
         if self._is_published or not self.storage.has_locks:
             return
         try:
@@ -232,7 +238,8 @@ class Attempt:
             self.storage.size(manifest_name(base))
         # A name that is taken means that somebody else writes here: never overwrite.
         name = manifest_name(self.number)
-        if not self.storage.create(name, manifest.encode()):
+        data = manifest.encode()
+        if not self.storage.create(name, data):
             raise self._overtaken(self.number)
         if (newest := self._newest()) > self.number:
             # We were slow: others have published this number and later ones, and perhaps have
@@ -241,7 +248,7 @@ class Attempt:
             raise self._overtaken(newest)
         self._is_published = True
         failpoints.visit("attempt.published")
-        return Checkpoint(self.storage, manifest)
+        return Checkpoint(self.storage, manifest, data)
 
     def _newest(self) -> int:
         numbers = (number_of(entry.name) for entry in self.storage.list())
@@ -292,8 +299,12 @@ class _PackWriter:
             threading.Thread(target=self._run, name="statekit-packs")
             for _ in range(_WRITERS_LOCAL if storage.is_local else _WRITERS_FAR)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system has no more of them: those that run must not stay
+            self._end()
+            raise
 
     def buffer(self) -> Frames | None:
         """One to be used again, if there is one."""
@@ -302,16 +313,17 @@ class _PackWriter:
     def put(self, pack: PackBuilder, links: list[Link]) -> None:
         """Takes a pack over. Waits while there are too many."""
         self._raise()
+        # No lambdas: of one that failed, the error would keep what it is about (clear_frames).
         if self._slots.acquire(blocking=self._is_local):
-            self._queue.put(lambda: self._write_from_memory(pack, links))
+            self._queue.put(partial(self._write_from_memory, pack, links))
             return
-        spool = tempfile.TemporaryFile()  # noqa: SIM115  (closed by who reads it)
+        ref, parts, segments = pack.finish()
+        _place(links, ref, segments)
         try:
-            ref = self._finish_into(spool, pack, links)
-        except BaseException:
-            spool.close()
-            raise
-        self._queue.put(lambda: self._write_from_file(ref, spool))
+            spool = _spooled(parts)
+        except OSError as error:
+            raise temporary_failed(error) from error
+        self._queue.put(partial(self._write_from_file, ref, spool))
 
     def finish(self) -> None:
         """Waits until everything is written."""
@@ -322,13 +334,15 @@ class _PackWriter:
         """Ends the threads; what they were not done with is dropped."""
         self._error = self._error or StorageError("the attempt was given up")
         self._end()
+        self._buffers.clear()
 
     def _end(self) -> None:
         for thread in self._threads:
             if thread.is_alive():
                 self._queue.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # it was started
+                thread.join()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -352,17 +366,27 @@ class _PackWriter:
         finally:
             self._slots.release()
 
-    def _finish_into(self, spool: IO[bytes], pack: PackBuilder, links: list[Link]) -> PackRef:
-        ref, parts, segments = pack.finish()
-        _place(links, ref, segments)
-        spool.writelines(parts)
-        return ref
-
     def _write_from_file(self, ref: PackRef, spool: IO[bytes]) -> None:
         with spool:
             if self._error is None:
-                spool.seek(0)
-                self._write(ref, [spool.read()])
+                try:
+                    spool.seek(0)
+                    data = spool.read()
+                except OSError as error:
+                    raise temporary_failed(error) from error
+                self._write(ref, [data])
+
+
+def _spooled(parts: Sequence[Any]) -> IO[bytes]:
+    """A temporary file of these parts."""
+    spool = tempfile.TemporaryFile()  # noqa: SIM115  (closed by who reads it)
+    try:
+        spool.writelines(parts)
+        spool.flush()
+    except BaseException:
+        spool.close()
+        raise
+    return spool
 
 
 def _place(links: Sequence[Link], pack: PackRef, segments: Sequence[Segment]) -> None:

@@ -474,6 +474,7 @@ class KVProvider:
 
     def close(self) -> None:
         """Flushes and lets go. From then on the provider and its states raise ClosedError."""
+        # First and without the lock, which a checkpoint that is being started waits for.
         self._checkpointer.close()
         with self._lock:
             if self._is_closed:
@@ -488,6 +489,7 @@ class KVProvider:
             except BaseException:
                 for handle in handles:
                     handle._ptr = native
+                self._checkpointer.reopen()
                 raise
             self._let_go()
 
@@ -537,9 +539,8 @@ class KVProvider:
         compression: "zstd" or "lz4", for storage that is slower than they are.
         metadata: what you want back when you restore, such as the offsets of your sources.
         """
-        return self.checkpoint_async(
-            url, base=base, compression=compression, metadata=metadata
-        ).wait()
+        self._check_open()
+        return self._checkpointer.take(url, base, compression=compression, metadata=metadata)
 
     def checkpoint_async(
         self,
@@ -560,10 +561,20 @@ class KVProvider:
         seconds: float,
         keep: int = 3,
         compression: str | None = None,
+        metadata: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
     ) -> PeriodicCheckpoints:
-        """Takes a checkpoint every so many seconds, until stopped or closed; keeps the newest."""
+        """Takes a checkpoint every so many seconds, until stopped or closed; keeps the newest.
+
+        metadata: a dict, or what is called for one immediately before each checkpoint freezes the
+        state, in a thread of statekit. What it tells is never newer than the state: if you change
+        the state first and count the offset up then, a replay from there misses nothing.
+        What goes wrong is kept in `errors`, and the next one is tried. While the provider owns no
+        key-groups, none is taken: it would push out the last one that has state.
+        """
         self._check_open()
-        return self._checkpointer.every(url, seconds, keep, compression=compression)
+        return self._checkpointer.every(
+            url, seconds, keep, compression=compression, metadata=metadata
+        )
 
     def _holdings(self) -> Holdings:
         return Holdings(self._mine, tuple(self._meta.schemas))

@@ -25,26 +25,28 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.compression import check_compression
 from statekit.checkpoint.description import plain_metadata
-from statekit.checkpoint.manifest import Manifest, manifest_name
+from statekit.checkpoint.manifest import Manifest
 from statekit.checkpoint.pack import read_frames
 from statekit.checkpoint.reader import Checkpoint
-from statekit.checkpoint.retention import collect
+from statekit.checkpoint.retention import check_keep, collect
 from statekit.checkpoint.storage import Storage, open_storage
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
     MissingFileError,
-    StateKitError,
+    StorageError,
+    clear_frames,
     shorten,
 )
 from statekit.frozen import Frozen
@@ -53,6 +55,9 @@ from statekit.schema import StateSchema
 from statekit.store import Store
 from statekit.store.kinds import RESIDENCIES
 from statekit.store.snapshot import Filled
+
+E = TypeVar("E", bound=BaseException)
+Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
 
 CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
 DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
@@ -98,9 +103,10 @@ class CheckpointJob:
         self.url = url
         self._leaves_total = leaves
         self._leaves_done = 0
-        self._bytes_before = 0
+        self._bytes_written = 0  # once there is no attempt any more
         self._attempt: Attempt | None = None
         self._is_cancelled = False
+        self._is_base_gone = False  # the reason why it failed
         self._done = threading.Event()
         self._result: Checkpoint | None = None
         self._error: BaseException | None = None
@@ -108,7 +114,8 @@ class CheckpointJob:
     @property
     def progress(self) -> Progress:
         """How far it is."""
-        written = self._attempt.bytes_written if self._attempt is not None else 0
+        attempt = self._attempt
+        written = self._bytes_written if attempt is None else attempt.bytes_written
         return Progress(self._leaves_done, self._leaves_total, written)
 
     @property
@@ -136,8 +143,8 @@ class CheckpointJob:
     def cancel(self) -> None:
         """Gives it up, unless it is done already; wait() raises CheckpointCancelledError then."""
         self._is_cancelled = True
-        if self._attempt is not None:
-            self._attempt.cancel()
+        if (attempt := self._attempt) is not None:
+            attempt.cancel()
 
     def _begin(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -147,8 +154,14 @@ class CheckpointJob:
     def _filled(self, records: Sequence[Filled]) -> None:
         self._leaves_done += len(records)
 
+    def _reach(self, leaves_left: int) -> None:
+        """All but so many leaves are done; among them those that there was nothing to do for."""
+        self._leaves_done = max(self._leaves_done, self._leaves_total - leaves_left)
+
     def _finish(self, result: Checkpoint | None, error: BaseException | None) -> None:
         self._result, self._error = result, error
+        if (attempt := self._attempt) is not None:
+            self._bytes_written, self._attempt = attempt.bytes_written, None
         if result is not None:
             self._leaves_done = self._leaves_total
         self._done.set()
@@ -191,13 +204,17 @@ class Checkpointer:
         url: Any,
         base: Any = "auto",
         compression: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: Metadata = None,
         storage: Storage | None = None,
+        must_own: bool = False,
     ) -> CheckpointJob:
-        """Freezes the state now and writes it in the background."""
+        """Freezes the state now and writes it in the background.
+
+        must_own: _NothingOwnedError if no key-group is owned at that moment.
+        """
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
-        kept = plain_metadata(metadata)
+        given = metadata if callable(metadata) else plain_metadata(metadata)
         job = CheckpointJob(storage.shown, 0)
         with self._lock:
             running = self._jobs.get(storage.url)
@@ -216,8 +233,13 @@ class Checkpointer:
             threading.Thread(target=self._run, args=(inbox,), name="statekit-checkpoint").start()
             lineage = self._base(storage, base)
             failpoints.visit("checkpoint.freeze")
+            # Before, and without a lock: what it gives must not be newer than the state, and it
+            # may wait for threads that wait for us.
+            kept = plain_metadata(given()) if callable(given) else given
             with self._provider_lock:
                 holdings = self._holdings()
+                if must_own and not holdings.owned:
+                    raise _NothingOwnedError("no key-group is owned")
                 frozen = self._residence.freeze(
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
                 )
@@ -226,39 +248,52 @@ class Checkpointer:
             failpoints.visit("checkpoint.frozen")
             run = _Run(job, storage, frozen, lineage, holdings, kept)
             run.compression = compression
-            job._leaves_total = len(run.leaves)
-        except BaseException:
+            job._leaves_total = sum(map(len, run.parts))
+        except BaseException as error:
             run = None
             if frozen is not None:
                 frozen.close()
-            with self._lock:
-                if self._jobs.get(storage.url) is job:
-                    del self._jobs[storage.url]
+            self._end_job(storage, job, None, error)
             raise
         finally:
             inbox.put(run)
         return job
+
+    def take(self, url: Any, base: Any = "auto", **options: Any) -> Checkpoint:
+        """Takes one and waits for it. A base that is gone is no error: then it is a full one."""
+        job = self.start(url, base, **options)
+        try:
+            return job.wait()
+        except CheckpointError:
+            if not job._is_base_gone:
+                raise
+        return self.start(url, None, **options).wait()
+
+    def _end_job(
+        self,
+        storage: Storage,
+        job: CheckpointJob,
+        result: Checkpoint | None,
+        error: BaseException | None,
+    ) -> None:
+        with self._lock:
+            if self._jobs.get(storage.url) is job:
+                del self._jobs[storage.url]
+        job._finish(result, error)
 
     def _base(self, storage: Storage, base: Any) -> _Lineage | None:
         """The lineage to go on from; None for a full checkpoint."""
         if base is None or base is False:
             return None
         lineage = self._lineages.get(storage.url)
-        if base != "auto":
-            wanted = base.number if isinstance(base, Checkpoint) else base
-            known = lineage.checkpoint.number if lineage is not None else None
-            if wanted != known:
-                raise CheckpointError(
-                    f"{shorten(base)} cannot be the base of a checkpoint to {storage.shown!r}: "
-                    f"the changes since are known for checkpoint {known or 'none'} only. "
-                    'Leave base out (it is "auto"), or pass base=None for a full checkpoint.'
-                )
-        if lineage is not None and storage.is_local:
-            # One look at the disk, because without it the attempt would have to fail.
-            try:
-                storage.size(manifest_name(lineage.checkpoint.number))
-            except MissingFileError:
-                return None
+        if not (isinstance(base, str) and base == "auto"):
+            _check_base(storage, base, lineage)
+        if lineage is not None:
+            # One look, because without it the attempt would have to fail. If it is not possible
+            # to look, the attempt will say why.
+            with suppress(StorageError):
+                if not lineage.checkpoint.exists():
+                    return None
         return lineage
 
     def _plan(
@@ -293,20 +328,28 @@ class Checkpointer:
         run = inbox.get()
         if run is None:  # it could not be frozen
             return
-        result = error = None
+        storage, job = run.storage, run.job
+        result: Checkpoint | None = None
+        error: BaseException | None = None
         try:
             try:
                 result = run.write()
             finally:
                 run.frozen.close()
             self._remember(result, run.epoch)
-            self._residence.store.track(min(known.epoch for known in self._lineages.values()))
-        except BaseException as raised:  # kept for wait()
-            error = raised
-            if isinstance(raised, _BaseGoneError):
-                with self._lock:
-                    self._lineages.pop(run.storage.url, None)
-        run.job._finish(result, None if result is not None else error)
+            with self._lock:
+                oldest = min(known.epoch for known in self._lineages.values())
+            self._residence.store.track(oldest)
+        except _BaseGoneError as gone:
+            error = CheckpointError(str(gone))
+            job._is_base_gone = True
+            with self._lock:
+                if self._lineages.get(storage.url) is run.lineage:
+                    del self._lineages[storage.url]
+        except BaseException as raised:
+            error = _kept(raised)
+        run = None  # an error may keep this call, and must not keep the state with it
+        self._end_job(storage, job, result, None if result is not None else error)
 
     def _remember(self, checkpoint: Checkpoint, epoch: int) -> None:
         leaves = self._residence.store.leaves
@@ -324,20 +367,58 @@ class Checkpointer:
 
     def every(self, url: Any, seconds: float, keep: int, **options: Any) -> "PeriodicCheckpoints":
         """Takes one every so many seconds and keeps the newest."""
+        check_compression(options.get("compression"))
+        if not callable(metadata := options.get("metadata")):
+            options["metadata"] = plain_metadata(metadata)
         periodic = PeriodicCheckpoints(self, url, seconds, keep, options)
-        self._periodic.append(periodic)
+        with self._lock:
+            self._periodic.append(periodic)
         return periodic
 
+    def _forget(self, periodic: "PeriodicCheckpoints") -> None:
+        with self._lock, suppress(ValueError):  # it was stopped before
+            self._periodic.remove(periodic)
+
     def close(self) -> None:
-        """Stops periodic checkpoints and lets those that are being written finish."""
-        for periodic in self._periodic:
-            periodic.stop()
-        for job in list(self._jobs.values()):
+        """Halts periodic checkpoints and lets those that are being written finish."""
+        with self._lock:
+            halted = [*self._periodic]
+        for periodic in halted:
+            periodic._halt()
+        with self._lock:
+            running = [*self._jobs.values()]
+        for job in running:
             job._done.wait()
+
+    def reopen(self) -> None:
+        """Goes on after close(), with the periodic checkpoints that were not stopped."""
+        with self._lock:
+            for periodic in self._periodic:
+                periodic._go_on()
 
 
 class _BaseGoneError(CheckpointError):
     """The base was removed while its successor was being written."""
+
+
+class _NothingOwnedError(CheckpointError):
+    """There is nothing that a checkpoint could be of."""
+
+
+def _check_base(storage: Storage, base: Any, lineage: _Lineage | None) -> None:
+    """Refuses what is not the last checkpoint there."""
+    advice = 'Leave base out (it is "auto"), or pass base=None for a full checkpoint.'
+    if type(base) is not int and not isinstance(base, Checkpoint):
+        raise ArgumentError(f"{shorten(base)} is no base of a checkpoint. {advice}")
+    known = None if lineage is None else lineage.checkpoint
+    if isinstance(base, Checkpoint) and base.storage.url == storage.url:
+        base = base.number
+    if known is None or base != known.number:
+        raise CheckpointError(
+            f"{shorten(base)} cannot be the base of a checkpoint to {storage.shown!r}: "
+            f"the changes since are known for checkpoint {known.number if known else 'none'} "
+            f"only. {advice}"
+        )
 
 
 class _Run:
@@ -362,22 +443,33 @@ class _Run:
         self.metadata = metadata
         self.epoch: int = frozen.snapshot.epoch
         self.store = frozen.store
-        owned = leaf_ranges(holdings.owned, self.store.subgroups)
-        self.leaves = [leaf for part in owned for leaf in part]
+        # Leaves that are owned, as ranges: a list of them takes long, and the caller waits.
+        self.parts = leaf_ranges(holdings.owned, self.store.subgroups)
+        self._confirmed: set[Checkpoint] = set()  # origins that were looked for
 
     def write(self) -> Checkpoint:
         if self.lineage is None:
             return self._write()
-        base = manifest_name(self.lineage.checkpoint.number)
+        base = self.lineage.checkpoint
         try:
-            pin = self.storage.pin(base)
-        except CheckpointError as error:
-            raise _BaseGoneError(
-                f"checkpoint {self.lineage.checkpoint.number} of {self.storage.shown!r}, which "
-                f"this one was to be based on, is gone ({error}). Take it again: it will be full."
-            ) from None
-        with pin:
-            return self._write()
+            with self.storage.pin(base.manifest.name):
+                # By its contents: the directory may have been emptied and used by another
+                # provider, which has come to the same number.
+                if not base.exists():
+                    raise self._base_gone()
+                return self._write()
+        except MissingFileError:
+            # Where other processes do not see the pin, publish() looks once more.
+            if base.exists():
+                raise
+            raise self._base_gone() from None
+
+    def _base_gone(self) -> _BaseGoneError:
+        assert self.lineage is not None
+        return _BaseGoneError(
+            f"checkpoint {self.lineage.checkpoint.number} of {self.storage.shown!r}, which this "
+            "one was to be based on, is gone. Take it again: it will be full."
+        )
 
     def _write(self) -> Checkpoint:
         with Attempt(self.storage, compression=self.compression) as attempt:
@@ -401,14 +493,26 @@ class _Run:
     def _link_leaves(self, attempt: Attempt) -> None:
         """Puts under the new segments what they are applied over."""
         failpoints.visit("checkpoint.link")
+        # There may be a million leaves, most of them empty: the loops are about the others.
         residencies = self.frozen.snapshot.residencies()
-        for leaf in self.leaves:
-            residency = residencies[leaf]
-            assert residency != _AWAY, f"leaf {leaf} is owned and away"
-            if self._is_based(leaf):
-                self._refer_base(attempt, leaf)
-            elif residency != _WHOLE:
-                self._add_source(attempt, leaf)
+        away = sum(residencies.count(_AWAY, part.start, part.stop) for part in self.parts)
+        assert not away, f"{away} leaves are owned and away"
+        if self.lineage is not None:
+            manifest = self.lineage.checkpoint.manifest
+            for leaf, chain in manifest.chains():
+                if self._is_based(leaf) and residencies[leaf] != _AWAY:
+                    attempt.refer(leaf, chain, manifest.packs)
+        unread = [
+            leaf
+            for part in self.parts
+            if residencies.count(_WHOLE, part.start, part.stop) < len(part)
+            for leaf in part
+            if residencies[leaf] != _WHOLE and not self._is_based(leaf)
+        ]
+        for at, leaf in enumerate(unread):
+            self.job._reach(len(unread) - at)
+            self._add_source(attempt, leaf)
+        self.job._reach(0)
 
     def _is_based(self, leaf: int) -> bool:
         since = self.frozen.since
@@ -425,6 +529,7 @@ class _Run:
         assert source is not None, f"leaf {leaf} is not whole and comes from nowhere"
         origin = source.checkpoint_of(leaf)
         if origin is not None and origin.storage.url == self.storage.url:
+            self._confirm(origin)
             attempt.refer(leaf, origin.manifest.chain(leaf), origin.manifest.packs)
         elif origin is not None:
             for segment in reversed(origin.manifest.chain(leaf)):
@@ -435,6 +540,15 @@ class _Run:
                 if blocks:
                     attempt.add(leaf, blocks, below=True)
 
+    def _confirm(self, origin: Checkpoint) -> None:
+        """Its pin keeps it from being collected, but not from being wiped out with its place."""
+        if origin not in self._confirmed and not origin.exists():
+            raise CheckpointError(
+                f"checkpoint {origin.number} of {origin.url!r}, which this provider is still "
+                "being restored from, is gone. Restore another one."
+            )
+        self._confirmed.add(origin)
+
     def _add_completed(self, attempt: Attempt) -> None:
         """All leaves of a provider with a home, one by one."""
         frozen = self.frozen
@@ -443,11 +557,15 @@ class _Run:
             seen.add(leaf)
             self._add_leaf(attempt, leaf, blocks)
         residencies = frozen.snapshot.residencies()
-        for leaf in self.leaves:
-            if leaf not in seen and residencies[leaf] != _WHOLE and not self._is_based(leaf):
-                self._add_leaf(attempt, leaf, b"")
-            elif leaf not in seen and self._is_based(leaf):
+        for leaf in (leaf for part in self.parts for leaf in part):
+            if leaf in seen:
+                continue
+            if self._is_based(leaf):
                 self._refer_base(attempt, leaf)
+                self.job._leaves_done += 1
+            elif residencies[leaf] != _WHOLE:
+                self._add_leaf(attempt, leaf, b"")
+            else:
                 self.job._leaves_done += 1
 
     def _add_leaf(self, attempt: Attempt, leaf: int, blocks: bytes) -> None:
@@ -470,8 +588,7 @@ class PeriodicCheckpoints:
     ) -> None:
         if not isinstance(seconds, int | float) or not 0 < seconds < threading.TIMEOUT_MAX:
             raise ArgumentError(f"{shorten(seconds)} is no interval. Give seconds above 0.")
-        if not isinstance(keep, int) or keep < 1:
-            raise ArgumentError(f"{shorten(keep)} checkpoints cannot be kept. Keep 1 or more.")
+        check_keep(keep)
         self._owner = owner
         self._storage = open_storage(url)
         self._seconds = seconds
@@ -480,7 +597,10 @@ class PeriodicCheckpoints:
         self._is_stopped = threading.Event()
         self.last: Checkpoint | None = None  # the newest one taken
         self.taken = 0
-        self.errors: deque[StateKitError] = deque(maxlen=_ERRORS_KEPT)  # newest last
+        self.errors: deque[Exception] = deque(maxlen=_ERRORS_KEPT)  # newest last
+        self._start()
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="statekit-periodic", daemon=True)
         self._thread.start()
 
@@ -488,20 +608,32 @@ class PeriodicCheckpoints:
         due = monotonic() + self._seconds
         while not self._is_stopped.wait(max(0.0, due - monotonic())):
             try:
-                job = self._owner.start(None, storage=self._storage, **self._options)
-                self.last = job.wait()
+                self.last = self._owner.take(
+                    None, storage=self._storage, must_own=True, **self._options
+                )
                 self.taken += 1
                 collect(self._storage, keep=self._keep)
-            except StateKitError as error:
+            except _NothingOwnedError:
+                pass  # one of nothing would push out the last that has something
+            except Exception as error:
                 # The next one may do better; whoever watches over it looks at `errors`.
-                self.errors.append(error)
+                self.errors.append(_kept(error))
             due = max(due + self._seconds, monotonic())
 
     def stop(self) -> None:
         """Takes no more of them; one that is being written is finished first."""
+        self._owner._forget(self)
+        self._halt()
+
+    def _halt(self) -> None:
         self._is_stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _go_on(self) -> None:
+        if self._is_stopped.is_set():
+            self._is_stopped.clear()
+            self._start()
 
     def __enter__(self) -> "PeriodicCheckpoints":
         return self
@@ -515,6 +647,13 @@ class PeriodicCheckpoints:
             f"<PeriodicCheckpoints to {self._storage.shown!r}, {state}, {self.taken} taken, "
             f"{len(self.errors)} errors>"
         )
+
+
+def _kept(error: E) -> E:
+    """An error with the lines that it came through, without what the calls there worked on."""
+    clear_frames(error)
+    trace = error.__traceback__
+    return error.with_traceback(trace and trace.tb_next)  # the first is our caller, who goes on
 
 
 def _worn_chains(manifest: Manifest) -> list[int]:

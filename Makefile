@@ -6,6 +6,7 @@ CLANG ?= clang
 FUZZ_SECONDS ?= 60
 
 BIN := .venv/bin
+PYTEST := pytest -q -n auto --dist loadfile
 CSRC := $(wildcard csrc/*.c)
 HEADERS := $(wildcard csrc/*.h tests/c/*.h)
 CTESTS := $(wildcard tests/c/test_*.c)
@@ -43,11 +44,11 @@ demo: .venv/.built ## a short tour: count, split, checkpoint, restore, spill, an
 	$(BIN)/python examples/demo.py
 
 test: .venv/.built ctest ## C tests, then the Python tests
-	$(BIN)/pytest -q
+	$(BIN)/$(PYTEST)
 
 test-all: test sanitize ## test, sanitize, a short fuzz, and the fault and model tests at their nightly counts
 	$(MAKE) fuzz FUZZ_SECONDS=20
-	STATEKIT_NIGHTLY=1 $(BIN)/pytest -q tests/faults tests/test_checkpoint_model.py tests/test_damage.py
+	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.
 OUT ?= build/ctest
@@ -72,7 +73,7 @@ sanitize: .venv/.built ## C and Python tests under ASan and UBSan, thread tests 
 	STATEKIT_CFLAGS='-O1 -g -DSK_TESTING $(ASAN)' $(BIN)/python setup.py -q build \
 	    --build-base build/asan-temp --build-lib build/asan
 	$(ASAN_ENV) $(BIN)/python -P -c 'import statekit._native as n; print("testing", n.__file__)'
-	$(ASAN_ENV) $(BIN)/pytest -q -p no:cacheprovider $(SANITIZED)
+	$(ASAN_ENV) $(BIN)/$(PYTEST) -p no:cacheprovider $(SANITIZED)
 	@echo "==== 3/3 C thread tests: data races"
 	$(MAKE) --no-print-directory ctest OUT=build/ctest-tsan FLAGS='-O1 -g $(TSAN)' \
 	    CTESTS='$(wildcard tests/c/test_threads*.c)' RUNNER='setarch $(shell uname -m) -R'

@@ -286,3 +286,13 @@ def image_of_store(store: Store) -> Image:
 def declare(store: Store) -> dict[str, Any]:
     """The handles of all states."""
     return {name: store.state(name, kind, key_type) for name, (kind, key_type) in SPECS.items()}
+
+
+class Stranger:
+    """Of no type that can be stored; with a name that is the same in every process."""
+
+    def __repr__(self) -> str:
+        return "stranger"
+
+
+STRANGER = Stranger()

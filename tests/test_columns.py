@@ -1,6 +1,7 @@
 """Columns and batches: every source of keys and values, against plain dicts."""
 
 import array
+import re
 from typing import Any
 
 import msgpack
@@ -73,6 +74,11 @@ class ForeignSeries:
         return np.asarray(self._values)
 
 
+def shown(value: object) -> str:
+    """A name for a test: short, and the same in every process."""
+    return re.sub(" at 0x[0-9a-f]*", "", str(value)[:30])
+
+
 SOURCES: list[tuple[str, Any, list[Any]]] = [
     ("i", INTS, INTS),
     ("i", tuple(INTS), INTS),
@@ -139,7 +145,7 @@ SOURCES: list[tuple[str, Any, list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("want", "source", "expected"), SOURCES, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(("want", "source", "expected"), SOURCES, ids=shown)
 def test_every_source_gives_its_items(want: str, source: Any, expected: list[Any]) -> None:
     assert items(source, want) == expected
 
@@ -232,7 +238,7 @@ def test_arrow_and_numpy_columns_are_not_copied() -> None:
         ("s", pa.array([["a"]]), "Arrow type list"),
         ("s", pa.record_batch([pa.array(["a"])], ["x"]), "Arrow type struct"),
     ],
-    ids=lambda x: str(x)[:30],
+    ids=shown,
 )
 def test_what_does_not_fit_is_refused_with_its_position(want: str, source: Any, says: str) -> None:
     with pytest.raises(ColumnError, match=says) as caught:

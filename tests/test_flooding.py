@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from statekit import Store, key_hash, leaf_of
-from statekit.store.block import Block
+from statekit.store.block import Block, rewrite
 
 MASK = 2**64 - 1
 P1, P2, P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -160,10 +160,7 @@ def test_crafted_keys_that_arrive_in_blocks_stay_cheap() -> None:
             store.mark(leaf, leaf + 1, "absent")
         state.put_many(keys[1::2], keys[1::2])
         if mode == "over":  # a full block replaces: make a delta of it
-            epoch = half.advance_epoch()
-            half.track(epoch)
-            half.state("crafted", "i64", int).put_many(keys[::2], keys[::2])
-            blocks = half.encode_leaf(leaf, since=epoch)
+            blocks = rewrite(blocks, as_delta=True)
         store.decode_leaf(leaf, blocks, mode)  # type: ignore[arg-type]
         assert store.stats().flooded == 1
         assert state.get_many(keys).to_list() == keys

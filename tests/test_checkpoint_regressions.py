@@ -9,6 +9,7 @@ import gc
 import shutil
 import tempfile
 import threading
+import traceback
 import tracemalloc
 import weakref
 from collections.abc import Callable, Sequence
@@ -380,6 +381,28 @@ def test_errors_of_checkpoints_keep_no_packs(
         calls.wait_for_more(3)
     assert periodic.errors
     assert caught.value.__traceback__ is not None
+    assert len(objects_of(PackBuilder)) == before
+
+
+def test_the_error_of_a_job_tells_the_lines_and_keeps_no_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.os, "fsync", no_space)
+    job = small(a=1).checkpoint_async(tmp_path)
+    assert job._done.wait(SECONDS_MAX)
+    assert isinstance(job.error, StorageError)
+    assert isinstance(job.error.__cause__, OSError)
+    for error in (job.error, job.error.__cause__):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        assert frames
+        assert not [frame for frame in frames if frame.f_locals]
+
+
+def test_an_attempt_that_was_given_up_keeps_no_pack(tmp_path: Path) -> None:
+    before = len(objects_of(PackBuilder))
+    attempt = writer.Attempt(open_storage(tmp_path))
+    with attempt:
+        attempt._room()
     assert len(objects_of(PackBuilder)) == before
 
 

@@ -375,7 +375,8 @@ class Loading:
             is_last = not self._threads
         try:
             if is_last and not self._is_stopped:
-                self._on_end()
+                with suppress(ClosedError):  # just now: then there is nothing left to end
+                    self._on_end()
         finally:
             with self._lock:
                 if not self._threads:

@@ -16,12 +16,9 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
-from statekit.checkpoint.checkpointer import (
-    Checkpointer,
-    CheckpointJob,
-    Holdings,
-    PeriodicCheckpoints,
-)
+from statekit.checkpoint.checkpointer import Checkpointer, Holdings
+from statekit.checkpoint.job import CheckpointJob
+from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
 from statekit.codecs import (
     VALUE_FAULTS,

@@ -7,13 +7,17 @@ manifest     the file that makes a checkpoint: which segments of which packs it 
 pack         files of frames, the contents
 reader       Checkpoint: a manifest and its storage
 writer       the writing of one checkpoint
-checkpointer the checkpoints of a provider in use: jobs, increments, periodic ones
+checkpointer the checkpoints of a provider in use, full and incremental
+job          one of them, as its user sees it
+periodic     one every so many seconds
 compression  zstd and lz4
 rework       checkpoints made from checkpoints: rescaled, merged, compacted, edited
 retention    removing old checkpoints and what failed attempts left
 """
 
-from statekit.checkpoint.checkpointer import CheckpointJob, PeriodicCheckpoints
+from statekit.checkpoint import local as local  # now, rather than in the first checkpoint
+from statekit.checkpoint.job import CheckpointJob
+from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint, checkpoints
 from statekit.checkpoint.retention import Collected, collect
 

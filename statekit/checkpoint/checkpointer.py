@@ -23,22 +23,21 @@ evicted, so these changes are all here.
 
 import threading
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from time import monotonic
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.compression import check_compression
 from statekit.checkpoint.description import plain_metadata
+from statekit.checkpoint.job import CheckpointJob, NothingOwnedError, kept
 from statekit.checkpoint.manifest import Manifest
 from statekit.checkpoint.pack import read_frames
+from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
-from statekit.checkpoint.retention import check_keep, collect
 from statekit.checkpoint.storage import Storage, open_storage
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import (
@@ -46,7 +45,6 @@ from statekit.errors import (
     CheckpointError,
     MissingFileError,
     StorageError,
-    clear_frames,
     shorten,
 )
 from statekit.frozen import Frozen
@@ -54,16 +52,13 @@ from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
 from statekit.store.kinds import RESIDENCIES
-from statekit.store.snapshot import Filled
 
-E = TypeVar("E", bound=BaseException)
 Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
 
 CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
 DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
 AHEAD_BYTES = 256 << 20  # that writers may encode ahead of the disk, before they have to wait
 _LINEAGES_MAX = 4  # directories; the oldest is forgotten, and starts with a full one again
-_ERRORS_KEPT = 16
 _WHOLE, _AWAY = RESIDENCIES.index("whole"), RESIDENCIES.index("away")
 
 failpoints.register("checkpoint.freeze", "checkpoint.frozen", "checkpoint.link")
@@ -76,99 +71,11 @@ class Holdings(NamedTuple):
     schemas: tuple[StateSchema, ...]
 
 
-class Progress(NamedTuple):
-    """How far a checkpoint is."""
-
-    leaves_done: int
-    leaves_total: int
-    bytes_written: int
-
-    @property
-    def fraction(self) -> float:
-        """From 0 to 1, by leaves."""
-        return self.leaves_done / self.leaves_total if self.leaves_total else 1.0
-
-
 @dataclass
 class _Lineage:
     checkpoint: Checkpoint
     since: "array[int]"  # per leaf: the epoch that the checkpoint has it of; 0: write it anew
     epoch: int
-
-
-class CheckpointJob:
-    """A checkpoint that is being taken in the background."""
-
-    def __init__(self, url: str, leaves: int) -> None:
-        self.url = url
-        self._leaves_total = leaves
-        self._leaves_done = 0
-        self._bytes_written = 0  # once there is no attempt any more
-        self._attempt: Attempt | None = None
-        self._is_cancelled = False
-        self._is_base_gone = False  # the reason why it failed
-        self._done = threading.Event()
-        self._result: Checkpoint | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def progress(self) -> Progress:
-        """How far it is."""
-        attempt = self._attempt
-        written = self._bytes_written if attempt is None else attempt.bytes_written
-        return Progress(self._leaves_done, self._leaves_total, written)
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over, one way or the other."""
-        return self._done.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why it failed; None if it did not, or is not done."""
-        return self._error
-
-    def wait(self, timeout: float | None = None) -> Checkpoint:
-        """The checkpoint, once it is durable. Raises what went wrong; TimeoutError if not done."""
-        if not self._done.wait(timeout):
-            raise TimeoutError(
-                f"the checkpoint to {self.url!r} is not done after {timeout} s "
-                f"({self.progress.fraction:.0%}). Wait again, or cancel() it."
-            )
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
-
-    def cancel(self) -> None:
-        """Gives it up, unless it is done already; wait() raises CheckpointCancelledError then."""
-        self._is_cancelled = True
-        if (attempt := self._attempt) is not None:
-            attempt.cancel()
-
-    def _begin(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        if self._is_cancelled:  # before there was an attempt to tell
-            attempt.cancel()
-
-    def _filled(self, records: Sequence[Filled]) -> None:
-        self._leaves_done += len(records)
-
-    def _reach(self, leaves_left: int) -> None:
-        """All but so many leaves are done; among them those that there was nothing to do for."""
-        self._leaves_done = max(self._leaves_done, self._leaves_total - leaves_left)
-
-    def _finish(self, result: Checkpoint | None, error: BaseException | None) -> None:
-        self._result, self._error = result, error
-        if (attempt := self._attempt) is not None:
-            self._bytes_written, self._attempt = attempt.bytes_written, None
-        if result is not None:
-            self._leaves_done = self._leaves_total
-        self._done.set()
-
-    def __repr__(self) -> str:
-        state = f"failed: {self._error}" if self._error else f"{self.progress.fraction:.0%}"
-        return f"<CheckpointJob to {self.url!r}, {'done' if self._result else state}>"
 
 
 class Checkpointer:
@@ -210,7 +117,7 @@ class Checkpointer:
     ) -> CheckpointJob:
         """Freezes the state now and writes it in the background.
 
-        must_own: _NothingOwnedError if no key-group is owned at that moment.
+        must_own: NothingOwnedError if no key-group is owned at that moment.
         """
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
@@ -239,7 +146,7 @@ class Checkpointer:
             with self._provider_lock:
                 holdings = self._holdings()
                 if must_own and not holdings.owned:
-                    raise _NothingOwnedError("no key-group is owned")
+                    raise NothingOwnedError("no key-group is owned")
                 frozen = self._residence.freeze(
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
                 )
@@ -347,7 +254,7 @@ class Checkpointer:
                 if self._lineages.get(storage.url) is run.lineage:
                     del self._lineages[storage.url]
         except BaseException as raised:
-            error = _kept(raised)
+            error = kept(raised)
         run = None  # an error may keep this call, and must not keep the state with it
         self._end_job(storage, job, result, None if result is not None else error)
 
@@ -375,7 +282,7 @@ class Checkpointer:
             self._periodic.append(periodic)
         return periodic
 
-    def _forget(self, periodic: "PeriodicCheckpoints") -> None:
+    def forget(self, periodic: "PeriodicCheckpoints") -> None:
         with self._lock, suppress(ValueError):  # it was stopped before
             self._periodic.remove(periodic)
 
@@ -399,10 +306,6 @@ class Checkpointer:
 
 class _BaseGoneError(CheckpointError):
     """The base was removed while its successor was being written."""
-
-
-class _NothingOwnedError(CheckpointError):
-    """There is nothing that a checkpoint could be of."""
 
 
 def _check_base(storage: Storage, base: Any, lineage: _Lineage | None) -> None:
@@ -578,82 +481,6 @@ class _Run:
             if blocks:
                 attempt.add(leaf, blocks)
         self.job._leaves_done += 1
-
-
-class PeriodicCheckpoints:
-    """Checkpoints that are taken every so many seconds; see KVProvider.checkpoint_every()."""
-
-    def __init__(
-        self, owner: Checkpointer, url: Any, seconds: float, keep: int, options: dict[str, Any]
-    ) -> None:
-        if not isinstance(seconds, int | float) or not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ArgumentError(f"{shorten(seconds)} is no interval. Give seconds above 0.")
-        check_keep(keep)
-        self._owner = owner
-        self._storage = open_storage(url)
-        self._seconds = seconds
-        self._keep = keep
-        self._options = options
-        self._is_stopped = threading.Event()
-        self.last: Checkpoint | None = None  # the newest one taken
-        self.taken = 0
-        self.errors: deque[Exception] = deque(maxlen=_ERRORS_KEPT)  # newest last
-        self._start()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="statekit-periodic", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        due = monotonic() + self._seconds
-        while not self._is_stopped.wait(max(0.0, due - monotonic())):
-            try:
-                self.last = self._owner.take(
-                    None, storage=self._storage, must_own=True, **self._options
-                )
-                self.taken += 1
-                collect(self._storage, keep=self._keep)
-            except _NothingOwnedError:
-                pass  # one of nothing would push out the last that has something
-            except Exception as error:
-                # The next one may do better; whoever watches over it looks at `errors`.
-                self.errors.append(_kept(error))
-            due = max(due + self._seconds, monotonic())
-
-    def stop(self) -> None:
-        """Takes no more of them; one that is being written is finished first."""
-        self._owner._forget(self)
-        self._halt()
-
-    def _halt(self) -> None:
-        self._is_stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _go_on(self) -> None:
-        if self._is_stopped.is_set():
-            self._is_stopped.clear()
-            self._start()
-
-    def __enter__(self) -> "PeriodicCheckpoints":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def __repr__(self) -> str:
-        state = "stopped" if self._is_stopped.is_set() else f"every {self._seconds} s"
-        return (
-            f"<PeriodicCheckpoints to {self._storage.shown!r}, {state}, {self.taken} taken, "
-            f"{len(self.errors)} errors>"
-        )
-
-
-def _kept(error: E) -> E:
-    """An error with the lines that it came through, without what the calls there worked on."""
-    clear_frames(error)
-    trace = error.__traceback__
-    return error.with_traceback(trace and trace.tb_next)  # the first is our caller, who goes on
 
 
 def _worn_chains(manifest: Manifest) -> list[int]:

@@ -13,7 +13,9 @@ the one that loses must not take them away from the one that won.
 """
 
 import contextlib
+import os
 import queue
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +50,7 @@ from statekit.store.snapshot import Filled, Snapshot
 
 _PACKS_IN_MEMORY_MAX = 3  # that wait or are being written, besides the one that is being filled
 _WRITERS_LOCAL, _WRITERS_FAR = 2, 4
+_NICENESS = 10  # of the threads that write packs
 _KEEP_ALL = 1 << 62
 
 failpoints.register(
@@ -349,6 +352,7 @@ class _PackWriter:
             raise self._error
 
     def _run(self) -> None:
+        _give_way()
         while (task := self._queue.get()) is not None:
             try:
                 task()
@@ -387,6 +391,13 @@ def _spooled(parts: Sequence[Any]) -> IO[bytes]:
         spool.close()
         raise
     return spool
+
+
+def _give_way() -> None:
+    """Lets the threads that use the state go first, where a thread can have a priority."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # then they are all alike
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _place(links: Sequence[Link], pack: PackRef, segments: Sequence[Segment]) -> None:

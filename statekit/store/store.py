@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 from statekit._native import ffi, lib
 from statekit.errors import (
@@ -447,7 +447,8 @@ class Store:
         if isinstance(since, int):
             since = [since] * self.leaves
         if since is not None:
-            epochs = array("I", since)
+            is_ready = isinstance(since, array) and since.typecode == "I"
+            epochs = cast("array[int]", since) if is_ready else array("I", since)
             if len(epochs) != self.leaves:
                 raise ArgumentError(
                     f"there are {len(epochs)} epochs for {self.leaves} leaves. Pass one for each."

@@ -537,7 +537,9 @@ class KVProvider:
         metadata: what you want back when you restore, such as the offsets of your sources.
         """
         self._check_open()
-        return self._checkpointer.take(url, base, compression=compression, metadata=metadata)
+        return self._checkpointer.take(
+            url, base, compression=compression, metadata=metadata, gives_way=False
+        )
 
     def checkpoint_async(
         self,

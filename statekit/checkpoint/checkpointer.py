@@ -114,9 +114,11 @@ class Checkpointer:
         metadata: Metadata = None,
         storage: Storage | None = None,
         must_own: bool = False,
+        gives_way: bool = True,
     ) -> CheckpointJob:
         """Freezes the state now and writes it in the background.
 
+        gives_way: to those who use the state; not if somebody waits for it.
         must_own: NothingOwnedError if no key-group is owned at that moment.
         """
         storage = open_storage(url) if storage is None else storage
@@ -154,7 +156,7 @@ class Checkpointer:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
             run = _Run(job, storage, frozen, lineage, holdings, kept)
-            run.compression = compression
+            run.compression, run.gives_way = compression, gives_way
             job._leaves_total = sum(map(len, run.parts))
         except BaseException as error:
             run = None
@@ -328,6 +330,7 @@ class _Run:
     """One checkpoint, from the frozen state to the manifest."""
 
     compression: str | None = None
+    gives_way = False
 
     def __init__(
         self,
@@ -375,7 +378,9 @@ class _Run:
         )
 
     def _write(self) -> Checkpoint:
-        with Attempt(self.storage, compression=self.compression) as attempt:
+        with Attempt(
+            self.storage, compression=self.compression, gives_way=self.gives_way
+        ) as attempt:
             self.job._begin(attempt)
             if self.frozen.has_home:
                 self._add_completed(attempt)

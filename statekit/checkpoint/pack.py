@@ -58,7 +58,7 @@ from statekit.store.block import Block
 from statekit.store.digest import crc32c, xxh64
 from statekit.store.frames import Frames, bind, digest, seal, verify
 
-PACK_BYTES = 32 << 20  # a pack is finished when it has so many
+PACK_BYTES = 16 << 20  # a pack is finished when it has so many
 
 _MAGIC = b"SKPACK1\0"
 _HEADER = Struct("<8s16sI")

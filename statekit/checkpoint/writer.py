@@ -1,6 +1,6 @@
 """An attempt at a checkpoint: packs are written as they fill up, then a manifest publishes them.
 
-    whoever has blocks      add(), fill(), refer()      -> a pack in memory, 32 MiB or a leaf
+    whoever has blocks      add(), fill(), refer()      -> a pack in memory, 16 MiB or a leaf
     threads of the attempt  finish packs (compress, name, bind checksums) and write them
     publish()               waits for the packs, syncs, and creates the manifest
 
@@ -48,8 +48,8 @@ from statekit.schema import StateSchema
 from statekit.store.frames import Frames
 from statekit.store.snapshot import Filled, Snapshot
 
-_PACKS_IN_MEMORY_MAX = 3  # that wait or are being written, besides the one that is being filled
-_WRITERS_LOCAL, _WRITERS_FAR = 2, 4
+_PACKS_IN_MEMORY_MAX = 4  # that wait or are being written, besides the one that is being filled
+_WRITERS_LOCAL, _WRITERS_FAR = 3, 4
 _NICENESS = 10  # of the threads that write packs
 _KEEP_ALL = 1 << 62
 
@@ -75,9 +75,13 @@ class Attempt:
     One thread at a time may call its methods; cancel() may come from any.
     """
 
-    def __init__(self, storage: Storage, *, compression: str | None = None) -> None:
+    def __init__(
+        self, storage: Storage, *, compression: str | None = None, gives_way: bool = False
+    ) -> None:
+        """gives_way: threads that use the state go before those that write it."""
         self.storage = storage
         self.compression = compression
+        self._gives_way = gives_way
         self.number = 0  # known once the attempt has begun
         self.bytes_written = 0
         self._chains: dict[int, list[Link]] = {}
@@ -97,7 +101,7 @@ class Attempt:
         self._stack.enter_context(self.storage.writing())
         try:
             self.number = self._newest() + 1
-            self._writer = _PackWriter(self._write_pack, self.storage)
+            self._writer = _PackWriter(self._write_pack, self.storage, self._gives_way)
         except BaseException:
             self._stack.close()
             raise
@@ -283,16 +287,23 @@ class Attempt:
 class _PackWriter:
     """The threads of an attempt that finish packs and write them.
 
-    Two on a local disk: while one waits for fsync, the other copies. More where storage is far
-    away. In what order packs are written does not matter: the manifest orders them.
+    Three on a local disk: while some wait for fsync, another copies. (Measured against plain writes
+    of the same bytes: two threads and packs of 32 MiB 0.63, three and 16 MiB 0.75.) In what order
+    packs are written does not matter: the manifest orders them.
 
     Filling must not wait for a slow store for long, because writers of the state wait for the
     filler when it falls behind (csrc/snapshot.c). So for a store on the network, packs that would
     be too many in memory go through temporary files. On a local disk that would be writing twice.
     """
 
-    def __init__(self, write: Callable[[PackRef, Sequence[Any]], None], storage: Storage) -> None:
+    def __init__(
+        self,
+        write: Callable[[PackRef, Sequence[Any]], None],
+        storage: Storage,
+        gives_way: bool,
+    ) -> None:
         self._write = write
+        self._gives_way = gives_way
         self._error: BaseException | None = None
         self._is_local = storage.is_local
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -352,7 +363,8 @@ class _PackWriter:
             raise self._error
 
     def _run(self) -> None:
-        _give_way()
+        if self._gives_way:
+            _give_way()
         while (task := self._queue.get()) is not None:
             try:
                 task()

@@ -289,7 +289,9 @@ class _PackWriter:
 
     Three on a local disk: while some wait for fsync, another copies. (Measured against plain writes
     of the same bytes: two threads and packs of 32 MiB 0.63, three and 16 MiB 0.75.) In what order
-    packs are written does not matter: the manifest orders them.
+    packs are written does not matter: the manifest orders them. One that gives way is content with
+    one thread: that keeps the 99th percentile of updates meanwhile at 1.5 times its usual self,
+    where three threads make it 15 times.
 
     Filling must not wait for a slow store for long, because writers of the state wait for the
     filler when it falls behind (csrc/snapshot.c). So for a store on the network, packs that would
@@ -309,9 +311,11 @@ class _PackWriter:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._slots = threading.Semaphore(_PACKS_IN_MEMORY_MAX)
         self._buffers: list[Frames] = []  # of packs that are done with: touched memory is cheaper
+        writers = _WRITERS_FAR
+        if storage.is_local:
+            writers = 1 if gives_way else _WRITERS_LOCAL
         self._threads = [
-            threading.Thread(target=self._run, name="statekit-packs")
-            for _ in range(_WRITERS_LOCAL if storage.is_local else _WRITERS_FAR)
+            threading.Thread(target=self._run, name="statekit-packs") for _ in range(writers)
         ]
         try:
             for thread in self._threads:

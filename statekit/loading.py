@@ -22,7 +22,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
 from typing import Any, TypeAlias
@@ -73,6 +73,10 @@ class LeafSource(ABC):
         """The checkpoint that has this very leaf; None if the leaf is made of another's part."""
         return None
 
+    def filled(self, leaves: int) -> Iterable[range]:
+        """The leaves, of so many, that may have entries; all unless it knows better."""
+        return (range(leaves),)
+
     def share(self) -> "LeafSource":
         """The same source once more; release() must follow."""
         with self._users_lock:
@@ -113,6 +117,19 @@ class CheckpointSource(LeafSource):
             for part in checkpoint.key_groups:
                 span = range(part.start * width, part.stop * width)
                 self._spans.append((span, finer, checkpoint))
+
+    def filled(self, leaves: int) -> Iterable[range]:
+        for checkpoint in {id(one): one for _, _, one in self._spans}.values():
+            finer = leaves // checkpoint.manifest.leaves
+            run = range(0)
+            for leaf in dict.fromkeys(checkpoint.manifest.segments.leaves.tolist()):
+                start = leaf * finer
+                if start == run.stop and run:
+                    run = range(run.start, start + finer)
+                    continue
+                yield run
+                run = range(start, start + finer)
+            yield run
 
     def _find(self, leaf: int) -> tuple[int, Checkpoint] | None:
         for span, finer, checkpoint in self._spans:

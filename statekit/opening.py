@@ -388,8 +388,16 @@ def _prepare(kv: KVProvider, plan: _Plan, mine: tuple[range, ...]) -> None:
         # quicker at it, the user who declares states or the threads that load them.
         store.state(schema.name, schema.kind, schema.key, timed=schema.timed)  # type: ignore[call-overload]
     store.mark(0, store.leaves, "away")
-    for part in leaf_ranges(mine, plan.subgroups):
-        store.mark(part.start, part.stop, "absent")
+    owned = leaf_ranges(mine, plan.subgroups)
+    for part in owned:
+        store.mark(part.start, part.stop, "whole")
+    source = kv._residence.source  # None if it goes into a home, which is to be asked then
+    filled = (range(store.leaves),) if source is None else source.filled(store.leaves)
+    for part in filled:  # the others are empty, and need not be asked for
+        for own in owned:
+            start, stop = max(part.start, own.start), min(part.stop, own.stop)
+            if start < stop:
+                store.mark(start, stop, "absent")
     epoch = store.advance_epoch()  # changes from here on are changes to the checkpoints
     for one in plan.checkpoints:
         if one.manifest.leaves == plan.leaves:

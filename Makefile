@@ -32,7 +32,7 @@ help: ## list the targets
 # The environment; again when what it must hold changes.
 .venv/.ready: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -e '.[dev]' # what is used is compiled when it is
 	@touch $@
 
 # The extension; again when C changes.

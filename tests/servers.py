@@ -215,3 +215,20 @@ def wait_until(is_true: Callable[[], bool], what: str, seconds_max: float = SECO
     while not is_true():
         assert time.monotonic() < deadline, f"not within {seconds_max} s: {what}"
         time.sleep(0.01)
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A Python process that prints "ready", and stays until its input or the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.communicate(timeout=60)

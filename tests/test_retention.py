@@ -6,12 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from struct import pack_into
 
 import pytest
-from servers import S3Server, s3  # noqa: F401 - s3 is a fixture
+from servers import S3Server, child, s3  # noqa: F401 - s3 is a fixture
 
 from statekit import failpoints
 from statekit.checkpoint.manifest import Manifest, PackRef, manifest_name, number_of
@@ -214,7 +213,8 @@ def test_a_checkpoint_pinned_at_the_last_moment_stays(
 def test_a_checkpoint_pinned_by_another_process_stays(local: Storage) -> None:
     for number in (1, 2):
         publish(local, number)
-    with child(f"pin = storage.pin('{manifest_name(1)}')", local):
+    pinning = CHILD.format(code=f"pin = storage.pin('{manifest_name(1)}')")
+    with child(pinning, local.url):
         done = collect(local)
         assert done.in_use == (1,)
         assert names(local) == files_of(1, 2)
@@ -231,23 +231,6 @@ storage = open_storage(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def child(code: str, storage: Storage) -> Iterator["subprocess.Popen[str]"]:
-    """A process that does something and then stays until the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(code=code), storage.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("storage", ["local", "memory"], indirect=True)
@@ -314,7 +297,7 @@ lock.__enter__()
 storage.write("{new}", [bytes(96)])
 open(storage.url + "/{temporary}", "w").close()
 """
-    with child(code, local):
+    with child(CHILD.format(code=code), local.url):
         done = collect(local)
         assert done.is_busy
         assert done.removed == (1,)

@@ -11,12 +11,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import S3Server, free_port, s3, wait_until  # noqa: F401 - s3 is a fixture
+from servers import S3Server, child, free_port, s3, wait_until  # noqa: F401 - s3 is a fixture
 
 from statekit import failpoints
 from statekit.checkpoint.storage import Storage, open_storage
@@ -79,23 +78,6 @@ from statekit.checkpoint.storage import open_storage
 from statekit.errors import *
 storage = open_storage(sys.argv[1])
 """
-
-
-@contextmanager
-def child(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process that says a line when it is ready, and goes on when its input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD + code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.communicate(timeout=60)
 
 
 # ---- What all have in common
@@ -797,7 +779,7 @@ with storage.writing():
 
 
 def test_an_attempt_in_another_process_is_seen_until_it_ends(local: Storage) -> None:
-    with child(WRITING, local.url):
+    with child(CHILD + WRITING, local.url):
         with local.collecting() as is_alone:
             assert not is_alone
         with local.writing():
@@ -807,7 +789,7 @@ def test_an_attempt_in_another_process_is_seen_until_it_ends(local: Storage) -> 
 
 
 def test_a_killed_attempt_holds_no_lock(local: Storage) -> None:
-    with child(WRITING, local.url) as process:
+    with child(CHILD + WRITING, local.url) as process:
         process.kill()
         process.wait()
         with local.collecting() as is_alone:
@@ -821,7 +803,7 @@ pin = storage.pin("{MANIFEST}")
 print("ready", flush=True)
 sys.stdin.read()
 """
-    with child(code, local.url):
+    with child(CHILD + code, local.url):
         assert local.is_pinned(MANIFEST)
         assert local.retire(MANIFEST) is False
         with local.pin(MANIFEST):
@@ -837,7 +819,7 @@ print("ready", flush=True)
 for line in sys.stdin:
     print(int(storage.retire(line.strip())), flush=True)
 """
-    with child(code, local.url) as process:
+    with child(CHILD + code, local.url) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for number in range(200):
@@ -902,7 +884,7 @@ assert os.waitpid(pid, 0)[1] == 0
 print("ready", flush=True)
 sys.stdin.read()
 """
-    with child(code, local.url):
+    with child(CHILD + code, local.url):
         assert local.is_pinned(MANIFEST)
         with local.collecting() as is_alone:
             assert not is_alone

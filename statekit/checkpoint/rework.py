@@ -42,7 +42,6 @@ from statekit.errors import (
     where,
 )
 from statekit.keys import encode_key, key_codec, leaf_of_encoded
-from statekit.plain import kind_of
 from statekit.schema import StateSchema
 from statekit.store import Store
 from statekit.store.block import Block, rewrite
@@ -248,7 +247,7 @@ class Folder:
         self._declared: dict[str, tuple[str, bool]] = {}
         for schema in checkpoint.manifest.schemas:
             declare(self._store, schema)
-            self._declared[schema.name] = kind_of(schema), schema.timed
+            self._declared[schema.name] = schema.kind, schema.timed
         self._store.mark(0, self._store.leaves, "absent")
 
     def fold(self, leaf: int) -> bytes:
@@ -287,7 +286,7 @@ def _blocks(data: bytes) -> Iterator[tuple[memoryview, Block]]:
 
 def declare(store: Store, schema: StateSchema) -> Any:
     """The native state of a schema."""
-    kind: Any = kind_of(schema)
+    kind: Any = schema.kind
     return store.state(schema.name, kind, schema.key, timed=schema.timed)
 
 

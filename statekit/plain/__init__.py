@@ -40,7 +40,7 @@ Traceback (most recent call last):
 statekit.errors.BadValueError: the value at $["7"][1] is 5, an int; expected is str...
 """
 
-from statekit.plain.codec import NaiveDatetimeError, PlainCodec, has_column, kind_of
+from statekit.plain.codec import NaiveDatetimeError, PlainCodec, has_column
 from statekit.plain.keys import key_from_json, key_json, key_text, parse_key, to_json
 from statekit.schema import StateSchema
 
@@ -52,7 +52,6 @@ __all__ = [
     "key_from_json",
     "key_json",
     "key_text",
-    "kind_of",
     "parse_key",
     "to_json",
 ]

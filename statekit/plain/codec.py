@@ -49,16 +49,7 @@ from statekit.schema import StateSchema, Type, show
 Style: TypeAlias = Literal["json", "columns"]
 
 _I64, _F64 = Struct("<q"), Struct("<d")
-_NUMBERS = {"int": "i64", "float": "f64"}
-_FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
 _LETTERS = {"str": "s", "bytes": "b", "int": "i"}
-
-
-def kind_of(schema: StateSchema) -> str:
-    """The native kind of a stored state."""
-    if schema.form != "value":
-        return _FORM_KINDS[schema.form]
-    return _NUMBERS.get(schema.type, "bytes") if isinstance(schema.type, str) else "bytes"
 
 
 class PlainCodec:
@@ -72,7 +63,7 @@ class PlainCodec:
         self, schema: StateSchema, style: Style = "json", *, has_naive: bool = False
     ) -> None:
         self.schema = schema
-        self.kind = kind_of(schema)
+        self.kind = schema.kind
         self.key = key_codec(schema.key)
         node = _Compiler(style, has_naive).node(schema.type, schema.form in ("list", "map", "set"))
         self._read, self._write = node

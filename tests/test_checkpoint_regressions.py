@@ -33,6 +33,7 @@ from statekit.errors import (
     StateKitError,
     StorageError,
 )
+from statekit.loading import Loading
 
 SECONDS_MAX = 60  # that an event may take before the test fails
 
@@ -619,3 +620,85 @@ def test_no_periodic_checkpoint_is_taken_of_a_provider_that_owns_nothing(tmp_pat
         calls.wait_for_more()
     assert periodic.taken
     assert restored(tmp_path) == {"a": 1}
+
+
+# ---- Leaves that change hands, are cleared, or get a time to live
+
+
+def test_leaves_merged_back_before_they_are_loaded_are_not_what_the_old_base_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = sk.open("memory:", key_groups=4, subgroups=1)
+    values = kv.value("v", int)
+    oracle = {f"k{i}": 1 for i in range(200)}
+    values.put_many(list(oracle), list(oracle.values()))
+    kv.checkpoint(tmp_path / "a")
+    (given,) = kv.split([range(2)])
+    for key in oracle:
+        if kv.key_group_of(key) < 2:
+            given["v"][key] = oracle[key] = 2
+    given.checkpoint(tmp_path / "b")
+    given.close()
+    monkeypatch.setattr(Loading, "start", lambda self: None)  # nothing comes by itself
+    back = sk.restore(tmp_path / "b")
+    back.value("v", int)
+    kv.merge(back)
+    kv.checkpoint(tmp_path / "a")
+    monkeypatch.undo()
+    with sk.restore(tmp_path / "a", lazy=False) as restored:
+        assert dict(restored.value("v", int).items()) == oracle
+
+
+def test_a_merge_without_a_state_does_not_revive_what_the_base_has_of_it(tmp_path: Path) -> None:
+    kv = sk.open("memory:", key_groups=4, subgroups=1)
+    first, second = kv.value("v", int), kv.value("w", int)
+    for i in range(100):
+        first[f"k{i}"] = second[f"k{i}"] = 1
+    kv.checkpoint(tmp_path)
+    kv.close()
+    half = sk.restore(tmp_path, key_groups=range(2), lazy=False)
+    half.value("v", int)
+    left = half.value("w", int)
+    other = sk.open("memory:", key_groups=4, subgroups=1, owned=range(2, 4))
+    other.value("v", int)
+    half.merge(other)
+    live = dict(left.items())
+    half.checkpoint(tmp_path)
+    with sk.restore(tmp_path, lazy=False) as back:
+        assert dict(back.value("w", int).items()) == live
+
+
+def test_a_state_cleared_while_its_entries_are_at_home_stays_cleared(tmp_path: Path) -> None:
+    with sk.open(f"rocksdb:{tmp_path}/home", key_groups=4, subgroups=1) as kv:
+        values = kv.value("v", str)
+        for i in range(100):
+            values[f"k{i}"] = str(i)
+        kv.flush()
+        kv.checkpoint(tmp_path / "place")
+        kv._residence.store.evict(1 << 40)  # what a lack of memory does
+        values.clear()
+        kv.checkpoint(tmp_path / "place")
+    with sk.restore(tmp_path / "place", lazy=False) as back:
+        assert dict(back.value("v", str).items()) == {}
+
+
+def test_a_time_to_live_that_was_added_runs_on_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sk.open("memory:", key_groups=4, subgroups=1) as kv:
+        kv.value("v", int).put_many([f"k{i}" for i in range(50)], list(range(50)))
+        kv.advance_watermark(1000)
+        kv.checkpoint(tmp_path)
+    start = Loading.start
+    left = []
+    for restart in range(1, 4):
+        monkeypatch.setattr(Loading, "start", lambda self: None)  # declared before it is loaded
+        kv = sk.restore(tmp_path)
+        values = kv.value("v", int, ttl=sk.TTL(10, time="event"))
+        monkeypatch.setattr(Loading, "start", start)
+        kv.wait_loaded()
+        kv.advance_watermark(1000 + 8000 * restart)
+        left.append(len(dict(values.items())))
+        kv.checkpoint(tmp_path)
+        kv.close()
+    assert left == [50, 0, 0]

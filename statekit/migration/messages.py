@@ -1,0 +1,319 @@
+"""What participants of a migration say to each other, and what they ask of the process around them.
+
+Everything here is plain data. docs/protocol.md explains each message; participant.py and
+coordinator.py are the only ones that decide what is said.
+
+Every message carries the migration it belongs to, the generation of its sender (see Fenced) and
+the sender's running number. An epoch belongs to a leaf: whoever has the lease with the highest
+epoch owns it. `generation << 32 | hand-overs` makes every epoch of a later generation greater than
+all of earlier ones, without anybody having to know them.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
+
+HOPS_BITS = 32
+
+
+def first_epoch(generation: int) -> int:
+    """The epoch of leaves that were not handed over yet in a generation."""
+    return generation << HOPS_BITS
+
+
+class Grant(NamedTuple):
+    """A leaf that is offered: the epoch of its new lease, and what has it already."""
+
+    leaf: int
+    epoch: int
+    covered: int  # the last checkpoint that the leaf is in, as part of its old owner's
+
+
+# ---- Between old owner (source) and new owner (target)
+
+
+class Offer(NamedTuple):
+    """Source: these leaves are yours. I accept nothing for them any more."""
+
+    migration: str
+    generation: int
+    sequence: int
+    source: str
+    grants: tuple[Grant, ...]
+
+
+class Accept(NamedTuple):
+    """Target: I know, and will ask for them."""
+
+    migration: str
+    generation: int
+    sequence: int
+
+
+class Refuse(NamedTuple):
+    """Target: I cannot take these leaves (epoch by epoch), and never will at these epochs."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leases: tuple[tuple[int, int], ...]  # leaf, epoch
+    reason: str
+
+
+class Fetch(NamedTuple):
+    """Target: I want this leaf now; if it is large, entries under `keys` first."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+    keys: tuple[Any, ...] = ()
+
+
+class Credit(NamedTuple):
+    """Target: in all you may send me so many bytes that I did not ask for by name."""
+
+    migration: str
+    generation: int
+    sequence: int
+    bytes_total: int
+
+
+class Here(NamedTuple):
+    """Source: here it is, all of it or (is_whole False) the entries that were wanted first."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+    is_whole: bool
+    content: Any
+
+
+class Moved(NamedTuple):
+    """The leaf is at `to`, with this epoch. If that is newer than the lease asked for, it ended."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+    to: str
+
+
+class InTransit(NamedTuple):
+    """I am to have the leaf, and it has not come to me yet. Ask again."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+
+
+class Never(NamedTuple):
+    """I never had this leaf at that epoch: it is lost, or you ask the wrong one."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+
+
+class Installed(NamedTuple):
+    """Target: all of the leaf is here; forget yours."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+
+
+class Released(NamedTuple):
+    """Source: forgotten. Say no more about it."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaf: int
+    epoch: int
+
+
+class GiveBack(NamedTuple):
+    """Target: nothing of these leaves has come here, and nothing will be let in any more."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leases: tuple[tuple[int, int], ...]  # leaf, epoch
+
+
+class GivenBack(NamedTuple):
+    """Source: I know."""
+
+    migration: str
+    generation: int
+    sequence: int
+
+
+class Fenced(NamedTuple):
+    """Your generation is over: a later one has begun, from a checkpoint. You own nothing."""
+
+    generation: int
+
+
+# ---- Between coordinator and workers
+
+
+class Hello(NamedTuple):
+    """Worker: I have started (incarnation counts up) and have nothing; or I am still alive."""
+
+    worker: str
+    incarnation: int
+    generation: int
+
+
+class Table(NamedTuple):
+    """Coordinator: who is to have which leaf. Whoever has one of another's offers it to them."""
+
+    generation: int
+    version: int
+    owners: tuple[str, ...]  # one a leaf
+
+
+class Settled(NamedTuple):
+    """Worker: I have what this version gives me, whole, and nothing else."""
+
+    worker: str
+    generation: int
+    version: int
+
+
+class Take(NamedTuple):
+    """Coordinator: checkpoint number n; the barrier has passed."""
+
+    generation: int
+    number: int
+
+
+class Part(NamedTuple):
+    """Worker: these leaves are in checkpoint n, durably. More may follow."""
+
+    worker: str
+    generation: int
+    number: int
+    leaves: tuple[int, ...]
+
+
+class PartFailed(NamedTuple):
+    """Worker: my part of checkpoint n could not be written. There will be no checkpoint n."""
+
+    worker: str
+    generation: int
+    number: int
+
+
+class Recover(NamedTuple):
+    """Coordinator: a new generation begins from checkpoint n: forget all, restore what is yours."""
+
+    generation: int
+    version: int
+    owners: tuple[str, ...]
+    number: int  # 0: from nothing
+
+
+class Recovered(NamedTuple):
+    """Worker: I have restored what the table gives me."""
+
+    worker: str
+    generation: int
+
+
+# ---- What a machine asks of the process around it
+
+
+class Send(NamedTuple):
+    to: str
+    message: Any
+
+
+class Shut(NamedTuple):
+    """Accept nothing for these leaves from now on; keep what they hold as it is."""
+
+    leaves: tuple[int, ...]
+
+
+class Reopen(NamedTuple):
+    """These leaves were shut and are ours again: accept operations."""
+
+    leaves: tuple[int, ...]
+
+
+class Drop(NamedTuple):
+    """Another process has all of this leaf: free what was kept of it."""
+
+    leaf: int
+
+
+class Serve(NamedTuple):
+    """Read the leaf as it was shut, put it into `reply.content`, and send that.
+
+    keys: of a large leaf these entries may go first; then reply.is_whole must be False.
+    """
+
+    to: str
+    reply: Here
+    keys: tuple[Any, ...]
+
+
+class Expect(NamedTuple):
+    """These leaves are ours, but nothing may be read or written before something has come."""
+
+    leaves: tuple[int, ...]
+    source: str
+
+
+class Unexpect(NamedTuple):
+    """These leaves are not ours after all."""
+
+    leaves: tuple[int, ...]
+
+
+class Install(NamedTuple):
+    """Put this under what the leaf has here; is_whole: then it is all here."""
+
+    leaf: int
+    content: Any
+    is_whole: bool
+
+
+class WritePart(NamedTuple):
+    """Checkpoint n: freeze these leaves now and write them; then say part_written(n).
+
+    unfinished: those of them of which only a part is here. They are to be completed from what
+    is still to come (what is here is newer), and are written when they are whole.
+    """
+
+    number: int
+    leaves: tuple[int, ...]
+    unfinished: tuple[int, ...]
+
+
+class AddToPart(NamedTuple):
+    """The leaf that is being installed belongs into our part of n as it came, before any change."""
+
+    number: int
+    leaf: int
+
+
+class Fence(NamedTuple):
+    """We own nothing any more: accept nothing, publish nothing."""
+
+    generation: int
+
+
+Action: TypeAlias = (
+    Send | Shut | Reopen | Drop | Serve | Expect | Unexpect | Install | WritePart | AddToPart | Fence
+)

@@ -22,16 +22,21 @@ __all__ = [
     "ColumnError",
     "CorruptBlockError",
     "DamagedError",
+    "FencedError",
     "HomeError",
     "KeyTypeError",
     "KindError",
     "MemoryLimitError",
+    "MigrationError",
     "MissingFileError",
     "NoCheckpointError",
     "NotOwnedError",
     "OccupiedError",
     "OverflowStateError",
     "PathError",
+    "PeerError",
+    "PeerLostError",
+    "PeerRefusedError",
     "SchemaError",
     "SnapshotOverrunError",
     "StateKitError",
@@ -138,6 +143,38 @@ class DamagedError(CheckpointError):
 
 class HomeError(StateKitError, OSError):
     """The home of the state failed: a file, a server or a peer. What memory holds is safe."""
+
+
+class PeerError(StateKitError, ConnectionError):
+    """Another process answered what cannot be used, or what it was asked could not be done."""
+
+
+class PeerLostError(PeerError):
+    """Another process does not answer. What came from it before stays usable.
+
+    `peer` is its address, `leaf` the leaf that was wanted (None: not about one), and `seconds`
+    how long it was tried.
+    """
+
+    def __init__(
+        self, message: str, *, peer: str = "", leaf: int | None = None, seconds: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.leaf = leaf
+        self.seconds = seconds
+
+
+class PeerRefusedError(PeerError):
+    """Another process does not let this one in: certificate, token, or its limits."""
+
+
+class FencedError(StateKitError):
+    """A later generation has begun, from a checkpoint: this process owns nothing any more."""
+
+
+class MigrationError(StateKitError):
+    """A migration that cannot begin, go on or be ended as asked."""
 
 
 class NotOwnedError(StateKitError, LookupError):

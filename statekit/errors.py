@@ -26,6 +26,7 @@ __all__ = [
     "HomeError",
     "KeyTypeError",
     "KindError",
+    "LeaseError",
     "MemoryLimitError",
     "MigrationError",
     "MissingFileError",
@@ -175,6 +176,10 @@ class FencedError(StateKitError):
 
 class MigrationError(StateKitError):
     """A migration that cannot begin, go on or be ended as asked."""
+
+
+class LeaseError(MigrationError):
+    """A leaf that cannot be handed over as asked: it is not this process's to give."""
 
 
 class NotOwnedError(StateKitError, LookupError):

@@ -10,6 +10,10 @@ A leaf comes when somebody touches it, or when the threads in the background rea
 that want a leaf, one reads it and the others wait. A leaf that cannot be read (damage, say) raises
 whenever it is touched; the others are not affected.
 
+A source may also be a process that hands its leaves over (migration/arrival.py). It differs in
+three ways: leaves come by themselves too (fill()), of a large leaf single entries can come first
+(fetch()), and it forgets a leaf once it was told that the leaf is here (taken()).
+
     locks    a leaf's gate is held while it is read and filled in. Nothing else is locked under
              it, so whoever holds the residence's lock may wait for a gate, and never the reverse.
     types    the store may have a state with another type than the chain: int has become float, a
@@ -25,6 +29,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
+from time import monotonic
 from typing import Any, TypeAlias
 
 from statekit.checkpoint.reader import Checkpoint
@@ -51,12 +56,15 @@ _HERE = ("whole", "away")  # leaves that nothing is to be done about
 
 NO_LOCK: AbstractContextManager[None] = nullcontext()
 Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
+Fill: TypeAlias = Callable[[int, Sequence[bytes]], None]  # a leaf, and its steps, have come
 
 
 class LeafSource(ABC):
     """What leaves are restored from. Shared by providers; closed by the last one to let go."""
 
     is_far = False  # reading is mostly waiting, so that many threads at once pay
+    is_peer = False  # a process that hands leaves over: nothing is written before something came
+    advice = "Restore an older checkpoint: restore(..., at=number)."  # if a leaf is damaged
 
     def __init__(self) -> None:
         self._users = 1
@@ -77,6 +85,31 @@ class LeafSource(ABC):
         """The leaves, of so many, that may have entries; all unless it knows better."""
         return (range(leaves),)
 
+    def part_of(self, leaf: int) -> "LeafSource":
+        """The source that this leaf comes from, where several are joined."""
+        return self
+
+    def ready(self, leaf: int) -> None:  # noqa: B027  (most sources can be read at any time)
+        """Returns when the leaf can be read; it may have come in the meantime."""
+
+    def prefetch(self, leaves: Sequence[int], fill: "Fill") -> None:  # noqa: B027
+        """Brings leaves in one request, if that is better than one by one; else does nothing."""
+
+    def picks(self, leaf: int) -> bool:
+        """Whether the leaf is so large that wanted entries should come before the rest."""
+        return False
+
+    def read_entries(self, leaf: int, state: str, keys: Sequence[bytes]) -> bytes:
+        """A delta of entries of a state; those that are not there are in it as deleted."""
+        raise AssertionError(f"{self!r} does not pick")
+
+    def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:  # noqa: B027
+        """Told when something of a leaf is here; steps: all of it, and this is what it was."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """Until nothing is still to come that comes by itself; False if it has not in time."""
+        return True
+
     def share(self) -> "LeafSource":
         """The same source once more; release() must follow."""
         with self._users_lock:
@@ -93,6 +126,62 @@ class LeafSource(ABC):
 
     def _close(self) -> None:  # noqa: B027  (not abstract: there may be nothing to do)
         """Lets go of files. Nobody uses the source any more."""
+
+
+class JoinedSource(LeafSource):
+    """A source for some leaves, and another one for all others. Both are its own."""
+
+    def __init__(self, first: LeafSource, leaves: Iterable[int], second: LeafSource) -> None:
+        super().__init__()
+        self._leaves = frozenset(leaves)
+        self._first, self._second = first, second
+        self.is_far = first.is_far or second.is_far
+        self.is_peer = first.is_peer or second.is_peer
+
+    def part_of(self, leaf: int) -> LeafSource:
+        return (self._first if leaf in self._leaves else self._second).part_of(leaf)
+
+    def read_leaf(self, leaf: int) -> list[bytes]:
+        return self.part_of(leaf).read_leaf(leaf)
+
+    def checkpoint_of(self, leaf: int) -> Checkpoint | None:
+        return self.part_of(leaf).checkpoint_of(leaf)
+
+    def ready(self, leaf: int) -> None:
+        self.part_of(leaf).ready(leaf)
+
+    def prefetch(self, leaves: Sequence[int], fill: "Fill") -> None:
+        parts: dict[LeafSource, list[int]] = {}
+        for leaf in leaves:
+            parts.setdefault(self.part_of(leaf), []).append(leaf)
+        for part, wanted in parts.items():
+            part.prefetch(wanted, fill)
+
+    def picks(self, leaf: int) -> bool:
+        return self.part_of(leaf).picks(leaf)
+
+    def read_entries(self, leaf: int, state: str, keys: Sequence[bytes]) -> bytes:
+        return self.part_of(leaf).read_entries(leaf, state, keys)
+
+    def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:
+        self.part_of(leaf).taken(leaf, steps)
+
+    def wait(self, timeout: float | None) -> bool:
+        until = None if timeout is None else monotonic() + timeout
+        if not self._first.wait(timeout):
+            return False
+        return self._second.wait(None if until is None else max(0.0, until - monotonic()))
+
+    def share(self) -> LeafSource:
+        # Part by part: a peer must know whether somebody still reads what it hands over.
+        return JoinedSource(self._first.share(), self._leaves, self._second.share())
+
+    def _close(self) -> None:
+        self._first.release()
+        self._second.release()
+
+    def __repr__(self) -> str:
+        return f"<{self._first!r} and {self._second!r}>"
 
 
 class CheckpointSource(LeafSource):
@@ -288,16 +377,76 @@ class Loading:
         """Brings a leaf here, whole, unless it is here or another store's."""
         if self._store.residency(leaf) in _HERE:
             return
+        self.source.ready(leaf)
         with self._gates[leaf % _GATES]:
             if self._store.residency(leaf) in _HERE:
                 return
             with self._watched(leaf):
-                steps = self.source.read_leaf(leaf)
-                decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
+                self._fill(leaf, self.source.read_leaf(leaf))
+
+    def load_many(self, leaves: Iterable[int]) -> None:
+        """Brings leaves here, in as few requests as the source can do it."""
+        store = self._store
+        wanted = [leaf for leaf in leaves if store.residency(leaf) not in _HERE]
+        if len(wanted) > 1:
+            self.source.prefetch(wanted, self.fill)
+        for leaf in wanted:
+            self.load(leaf)
+
+    def fill(self, leaf: int, steps: Sequence[bytes]) -> None:
+        """Takes in a leaf that came by itself."""
+        with self._gates[leaf % _GATES]:
+            if self._store.residency(leaf) in _HERE:
+                return
+            with self._watched(leaf):
+                self._fill(leaf, steps)
+
+    def _fill(self, leaf: int, steps: Sequence[bytes]) -> None:
+        decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
+        self.source.taken(leaf, steps)
+
+    def fill_part(self, leaf: int, blocks: bytes) -> None:
+        """Takes in some entries of a leaf, of which the others are still to come."""
+        with self._gates[leaf % _GATES]:
+            if self._store.residency(leaf) in _HERE:
+                return
+            with self._watched(leaf):
+                self._fill_part(leaf, blocks)
+
+    def _fill_part(self, leaf: int, blocks: bytes) -> None:
+        with self._filling[leaf % _GATES]:
+            _decode(self._store, leaf, blocks, "under")
+        self.source.taken(leaf, None)
+
+    def fetch(self, state: str, leaf: int, keys: Sequence[bytes]) -> None:
+        """Brings entries of a leaf here: only them if it is large, else all of it."""
+        if not self.source.picks(leaf):
+            self.load(leaf)
+            return
+        with self._gates[leaf % _GATES]:
+            if self._store.residency(leaf) in _HERE:
+                return
+            with self._watched(leaf):
+                self._fill_part(leaf, self.source.read_entries(leaf, state, keys))
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Nothing comes meanwhile."""
+        with ExitStack() as stack:
+            for gate in self._gates:
+                stack.enter_context(gate)
+            yield
+
+    def join(self, source: LeafSource, leaves: Iterable[int]) -> None:
+        """Leaves that were another store's come from this source from now on."""
+        self.source = JoinedSource(source, leaves, self.source)
 
     def load_state(self, name: str, leaf: int) -> None:
         """Brings only the entries of one state here; the leaf remains as it is otherwise."""
         store = self._store
+        if self.source.part_of(leaf).is_peer:
+            self.load(leaf)  # it comes anyway, and only once
+            return
         with self._gates[leaf % _GATES]:
             if store.residency(leaf) in _HERE:
                 return
@@ -329,8 +478,8 @@ class Loading:
         """The exception for a block whose checksum was right: it was written like that."""
         origin = self.source.checkpoint_of(leaf)
         damage = DamagedError(
-            f"leaf {leaf} of {origin or self.source!r} holds a block that is not well-formed "
-            f"({error}). Restore an older checkpoint: restore(..., at=number).",
+            f"leaf {leaf} of {origin or self.source.part_of(leaf)!r} holds a block that is not "
+            f"well-formed ({error}). {self.source.part_of(leaf).advice}",
             file="" if origin is None else origin.url,
         )
         self._keep(leaf, damage)
@@ -373,7 +522,15 @@ class Loading:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until the threads have been everywhere; False if they have not in time."""
-        return self._is_idle.wait(timeout)
+        until = None if timeout is None else monotonic() + timeout
+        if not self._is_idle.wait(timeout):
+            return False
+        return self.source.wait(None if until is None else max(0.0, until - monotonic()))
+
+    def end(self) -> None:
+        """To be called when the last leaf has come: lets go of the source."""
+        with suppress(ClosedError):
+            self._on_end()
 
     def _run(self) -> None:
         while (leaf := self._next()) is not None:
@@ -406,8 +563,9 @@ class Loading:
             with suppress(ClosedError):
                 while not self._is_stopped and self._hand < store.leaves:
                     leaf, self._hand = self._hand, self._hand + 1
-                    if store.residency(leaf) not in _HERE:
-                        return leaf
+                    if store.residency(leaf) in _HERE or self.source.part_of(leaf).is_peer:
+                        continue
+                    return leaf
             # Under the same hold: start() finds threads that will look again, or none.
             self._threads.discard(threading.current_thread())
         return None

@@ -81,6 +81,8 @@ class Residence:
         self.home_lock = home_lock or threading.RLock()
         self._frozen: list[Frozen] = []  # that must be told before rows change
         self._given: list[range] = []  # leaves whose rows are still to be deleted at home
+        self.shut_leaves: set[int] = set()  # that are being handed over to another process
+        self._scratch: Store | None = None  # where leaves of a home are completed for it
         self._fold_locks: dict[str, Any] = {}
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
@@ -158,11 +160,31 @@ class Residence:
 
     def load_leaves(self, leaves: Iterable[int]) -> None:
         """Brings leaves here from the source, if there is one."""
-        for leaf in leaves:
-            loading = self.loading
-            if loading is None:
-                return
-            loading.load(leaf)
+        loading = self.loading
+        if loading is not None:
+            loading.load_many(leaves)
+
+    def expect(self, source: LeafSource, ranges: Sequence[range]) -> None:
+        """Leaves that were another's are ours, and come from a process that hands them over.
+
+        Nothing is read from them or written to them before something of them has come.
+        """
+        assert self.home is None
+        with self._lock:
+            if self.loading is None:
+                self.loading = Loading(self.store, source, self._end_loading, background=False)
+            else:
+                self.loading.join(source, (leaf for part in ranges for leaf in part))
+            for part in ranges:
+                self.store.mark(part.start, part.stop, "absent")
+                self.store.set_gate(part.start, part.stop, "expected")
+
+    def load_from_peers(self, ranges: Sequence[range]) -> None:
+        """Brings leaves here that another process still hands over, so that they can move on."""
+        source = self.source
+        if source is not None and source.is_peer:
+            leaves = [leaf for part in ranges for leaf in part]
+            self.load_leaves(leaf for leaf in leaves if source.part_of(leaf).is_peer)
 
     @contextmanager
     def loaded(self, raw: State, keys: Any) -> Iterator[None]:
@@ -252,8 +274,16 @@ class Residence:
         home = self.home
         leaf_of = raw.leaf_of_encoded
         if home is None:
-            leaves = {leaf_of(key) for key in keys}
-            self.load_leaves(leaves)
+            leaves: dict[int, list[bytes]] = {}
+            for key in keys:
+                leaves.setdefault(leaf_of(key), []).append(key)
+            began = perf_counter()
+            for leaf, wanted in leaves.items():
+                if (loading := self.loading) is not None:
+                    loading.fetch(raw.name, leaf, wanted)
+            self.counters[raw.name].fetched(len(keys), perf_counter() - began)
+            if self.loading is not None and self.source is not None and self.source.is_peer:
+                return  # of a large leaf only what was wanted may have come
             if all(self.store.residency(leaf) in ("whole", "away") for leaf in leaves):
                 return
             raise UnknownEntryError(
@@ -415,8 +445,12 @@ class Residence:
 
     def leaves(self) -> Iterator[int]:
         """The leaves that are this provider's."""
-        store = self.store
-        return (leaf for leaf in range(store.leaves) if store.residency(leaf) != "away")
+        store, shut = self.store, self.shut_leaves
+        return (
+            leaf
+            for leaf in range(store.leaves)
+            if store.residency(leaf) != "away" and leaf not in shut
+        )
 
     def scan(self, raw: State) -> Iterator[tuple[bytes, Any]]:
         """All entries of a state as (encoded key, value), each leaf as it is when reached."""
@@ -641,6 +675,70 @@ class Residence:
             target.store.mark(part.start, part.stop, "absent")
         target.load_timers(leaf for part in ranges for leaf in part)
 
+    # ---- Leaves that another process takes over (migration/)
+
+    def shut(self, ranges: Sequence[range]) -> None:
+        """Refuses all operations on leaves from now on, and keeps what they hold."""
+        with self._lock:
+            done: list[range] = []
+            try:
+                for part in ranges:
+                    done.append(part)
+                    self.store.set_gate(part.start, part.stop, "shut")
+            except BaseException:
+                self.reopen(done)
+                raise
+            self.shut_leaves.update(leaf for part in ranges for leaf in part)
+
+    def reopen(self, ranges: Sequence[range]) -> None:
+        """Takes leaves back that were shut."""
+        with self._lock:
+            for part in ranges:
+                self.store.set_gate(part.start, part.stop, "open")
+                self.shut_leaves.difference_update(part)
+
+    def drop(self, leaf: int) -> None:
+        """Forgets a leaf that was shut: another process has it. Takes no lock of ours."""
+        self.store.mark(leaf, leaf + 1, "away")
+        self.shut_leaves.discard(leaf)
+        if self.home is not None:
+            self._given.append(range(leaf, leaf + 1))
+
+    def encode_shut(self, leaf: int, state: State | None = None, since: int = 0) -> bytes:
+        """The blocks of a leaf that was shut, whatever of it is in memory.
+
+        since: only what changed after that epoch, where that is known.
+        """
+        if self.store.residency(leaf) != "whole":
+            if self.home is not None:
+                return self._encode_completed(self.home, leaf, state)
+            self.load_leaves((leaf,))
+        return self.store.encode_leaf(leaf, state, since)
+
+    def _encode_completed(self, home: Home, leaf: int, state: State | None) -> bytes:
+        with self._lock:
+            if self._scratch is None:
+                self._scratch = empty_twin(self.store, None)
+            scratch = self._scratch
+            states = {raw.name: raw for raw in scratch.states()}
+            for schema in self.schemas:
+                if schema.name not in states:  # stored, and not declared here
+                    states[schema.name] = scratch.state(  # type: ignore[call-overload]
+                        schema.name, schema.kind, schema.key, timed=schema.timed
+                    )
+            scratch.mark(leaf, leaf + 1, "absent")
+            try:
+                scratch.decode_leaf(leaf, self.store.encode_leaf(leaf), "over")
+                for name, number in self.numbers.items():
+                    for key, row in home.load(leaf, number):
+                        encoded, stamp = read_row(states[name], row)
+                        if encoded is not None:
+                            states[name].install_encoded(key, encoded, stamp)
+                scratch.mark(leaf, leaf + 1, "whole")
+                return scratch.encode_leaf(leaf, None if state is None else states[state.name])
+            finally:
+                scratch.mark(leaf, leaf + 1, "away")
+
     def fill_home(self, source: LeafSource, leaves: Iterable[int]) -> None:
         """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""
         assert self.home is not None
@@ -719,4 +817,6 @@ class Residence:
             loading, self.loading = self.loading, None
         if loading is not None:
             loading.stop()
+        if self._scratch is not None:
+            self._scratch.close()
         self.store.close()

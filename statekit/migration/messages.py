@@ -12,11 +12,17 @@ all of earlier ones, without anybody having to know them.
 from typing import Any, NamedTuple, TypeAlias
 
 HOPS_BITS = 32
+OUTSIDE = -1  # the generation of a process that was not let into any yet
 
 
 def first_epoch(generation: int) -> int:
     """The epoch of leaves that were not handed over yet in a generation."""
     return generation << HOPS_BITS
+
+
+def instance(worker: str, incarnation: int) -> str:
+    """The name of a participant. A process that lost its memory is another participant."""
+    return f"{worker}.{incarnation}"
 
 
 class Grant(NamedTuple):
@@ -41,11 +47,12 @@ class Offer(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """Target: I know, and will ask for them."""
+    """Target: I know, and of these nothing has come yet. Said again as long as that is so."""
 
     migration: str
     generation: int
     sequence: int
+    waiting: tuple[tuple[int, int], ...]  # leaf, epoch
 
 
 class Refuse(NamedTuple):
@@ -151,11 +158,12 @@ class GiveBack(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """Source: I know."""
+    """Source: I know. They are mine again."""
 
     migration: str
     generation: int
     sequence: int
+    leases: tuple[tuple[int, int], ...]  # as they were given back
 
 
 class Fenced(NamedTuple):
@@ -302,7 +310,9 @@ class WritePart(NamedTuple):
 
 
 class AddToPart(NamedTuple):
-    """The leaf that is being installed belongs into our part of n as it came, before any change."""
+    """The leaf that has just been installed, or is just being reopened, belongs into our part of n
+    as it came, before any change. If only a part of it is here: as WritePart.unfinished.
+    """
 
     number: int
     leaf: int
@@ -314,6 +324,62 @@ class Fence(NamedTuple):
     generation: int
 
 
+class Restore(NamedTuple):
+    """Read these leaves from checkpoint n (0: they are empty); then say own(leaves, n)."""
+
+    generation: int
+    number: int
+    leaves: tuple[int, ...]
+
+
+class Lost(NamedTuple):
+    """The source knows nothing of this leaf: what has not come never will, without a recovery."""
+
+    leaf: int
+    source: str
+
+
+# ---- What the coordinator asks of the process around it
+
+
+class Record(NamedTuple):
+    """All that a coordinator must remember. Only what is in the stored record is ever sent."""
+
+    term: int  # counts coordinators: a later one has taken over from all earlier ones
+    generation: int
+    version: int  # of the table
+    owners: tuple[str, ...]
+    complete: int  # the last complete checkpoint; 0: none
+    next_number: int  # no checkpoint of this number or a later one was ever begun
+    members: tuple[str, ...]  # participants that were let into this generation
+
+
+class Persist(NamedTuple):
+    """Store the record if the stored one has this term; then say persisted(), or conflicted()."""
+
+    expected_term: int
+    record: Record
+
+
+class Completed(NamedTuple):
+    """Checkpoint n is complete, and so recorded: sources of records may forget what is before."""
+
+    number: int
+
+
 Action: TypeAlias = (
-    Send | Shut | Reopen | Drop | Serve | Expect | Unexpect | Install | WritePart | AddToPart | Fence
+    Send
+    | Shut
+    | Reopen
+    | Drop
+    | Serve
+    | Expect
+    | Unexpect
+    | Install
+    | WritePart
+    | AddToPart
+    | Fence
+    | Restore
+    | Lost
 )
+Order: TypeAlias = Send | Persist | Completed

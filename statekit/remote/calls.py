@@ -178,7 +178,12 @@ class PeerService(Protocol):
     def fetch(self, call: FetchCall) -> Iterator[Piece]:
         """The pieces of each lease, in the order of the leases; closed early if enough came."""
 
-    def stream(self, call: StreamCall, credits: Iterator[int]) -> Iterator[Piece]:
+    def stream(
+        self,
+        call: StreamCall,
+        credits: Iterator[int],  # noqa: A002
+        /,
+    ) -> Iterator[Piece]:
         """The pieces of one leaf after the other. It runs in a thread of its own.
 
         credits: how many bytes of blocks may be sent in all, growing; next() waits for more, and

@@ -1,0 +1,224 @@
+"""Departure: the old owner's side of a hand-over. It keeps leaves as they were, and reads them out.
+
+From the moment of the offer the leaves are shut: nothing changes them any more, so every reading of
+one gives the same bytes, however often it is asked for. A leaf goes when its new owner has said
+that all of it is there.
+
+Whoever waits for a leaf comes first. The background stream holds still while a fetch is being
+answered, sends hot leaves before cold ones, and never more than its reader has given credit for.
+
+Blocks travel as checkpoints have them, with their checksums bound to the migration, the leaf and
+the epoch (csrc/frames.c): what was damaged, or is of another time or place, is found out.
+"""
+
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import NamedTuple
+
+from statekit.assignment import show_groups
+from statekit.errors import MigrationError
+from statekit.migration.messages import Offer
+from statekit.remote.calls import CHUNK_BYTES, Piece, PieceKind
+from statekit.residence import Residence
+from statekit.store.frames import bind, seal
+
+LARGE_LEAF_BYTES = 1 << 20  # from here on wanted entries come first, and the rest follows
+_YIELD_SECONDS_MAX = 0.05  # that the stream holds still for those who wait
+_LEAF_BITS = 20
+
+
+def place_of(leaf: int, epoch: int) -> int:
+    """What a leaf's checksums are bound to, beside the migration's id."""
+    return (epoch << _LEAF_BITS | leaf) & (1 << 64) - 1
+
+
+class Progress(NamedTuple):
+    """How far a hand-over is."""
+
+    leaves_done: int
+    leaves_total: int
+    bytes: int  # of blocks, sent or received
+
+    @property
+    def fraction(self) -> float:
+        return self.leaves_done / self.leaves_total if self.leaves_total else 1.0
+
+
+class Departure:
+    """Key-groups on their way to another process; see KVProvider.migrate()."""
+
+    def __init__(
+        self,
+        offer: Offer,
+        key_groups: tuple[range, ...],
+        target: str,
+        residence: Residence,
+        since: "array[int] | None",
+        abort: Callable[["Departure", bool], None],
+    ) -> None:
+        self.id = offer.migration
+        self.key_groups = key_groups
+        self.target = target
+        self.offer = offer
+        self.since = since  # per leaf: the epoch that the target's base has it of; 0: all of it
+        self._residence = residence
+        self._abort = abort
+        self._pack_id = bytes.fromhex(offer.migration)
+        leaves = [grant.leaf for grant in offer.grants]
+        heat = residence.store.heat()
+        #: The order of the stream: what was used most comes first.
+        self.order = sorted(leaves, key=lambda leaf: -heat[leaf])
+        self._sizes = {leaf: _bytes_of(residence, leaf) for leaf in leaves}
+        self._moved = threading.Condition()
+        self._open = set(leaves)  # that the target has not reported as installed
+        self._returned = 0
+        self._waiting = 0  # fetches that are being answered
+        self.bytes_sent = 0
+
+    # ---- What the user sees
+
+    @property
+    def progress(self) -> Progress:
+        total = len(self._sizes) - self._returned
+        return Progress(total - len(self._open), total, self.bytes_sent)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left here that the new owner may still ask for."""
+        return not self._open
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the new owner has everything. TimeoutError if that takes longer."""
+        with self._moved:
+            if not self._moved.wait_for(lambda: self.done, timeout):
+                done, total, _ = self.progress
+                raise TimeoutError(
+                    f"after {timeout} s {self.target} has {done} of {total} leaves. Wait again, "
+                    "or abort() what it has not asked for."
+                )
+
+    def abort(self, *, target_is_dead: bool = False) -> None:
+        """Takes back the key-groups of which nothing was sent, so that work goes on here.
+
+        MigrationError names those that the target may have: it can still ask for the rest of
+        them. target_is_dead: you know that it is gone for good. Then they come back too, as they
+        were at the hand-over; what it did to them since is lost with it.
+        """
+        self._abort(self, target_is_dead)
+
+    def __repr__(self) -> str:
+        done, total, _ = self.progress
+        return (
+            f"<Departure of key-groups {show_groups(self.key_groups)} to {self.target}: "
+            f"{done} of {total} leaves>"
+        )
+
+    # ---- What the peer calls
+
+    @property
+    def sizes(self) -> "array[int]":
+        return array("Q", (self._sizes[grant.leaf] for grant in self.offer.grants))
+
+    def unfinished(self) -> set[int]:
+        return set(self._open)
+
+    def gone(self, leaf: int) -> None:
+        """The target has the leaf."""
+        with self._moved:
+            self._open.discard(leaf)
+            self._moved.notify_all()
+
+    def returned(self, leaves: Iterable[int]) -> None:
+        """Leaves are not to go any more."""
+        with self._moved:
+            for leaf in leaves:
+                self._returned += leaf in self._open
+                self._open.discard(leaf)
+            self._moved.notify_all()
+
+    @contextmanager
+    def somebody_waits(self) -> Iterator[None]:
+        """The stream holds still meanwhile."""
+        with self._moved:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._moved:
+                self._waiting -= 1
+                self._moved.notify_all()
+
+    def give_way(self) -> None:
+        """Lets those go first who wait, for a bounded time."""
+        if not self._waiting:
+            return
+        until = monotonic() + _YIELD_SECONDS_MAX
+        with self._moved:
+            self._moved.wait_for(lambda: not self._waiting, until - monotonic())
+
+    # ---- Reading out
+
+    def is_large(self, leaf: int) -> bool:
+        return self._sizes[leaf] > LARGE_LEAF_BYTES
+
+    def read(self, leaf: int, epoch: int) -> Iterator[Piece]:
+        """All of a leaf, or what changed since the base."""
+        since = 0 if self.since is None else self.since[leaf]
+        blocks = self._residence.encode_shut(leaf, since=since)
+        return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
+
+    def read_states(self, leaf: int, epoch: int, names: Sequence[str]) -> Iterator[Piece]:
+        """Only some states of a leaf."""
+        residence = self._residence
+        blocks = b"".join(
+            residence.encode_shut(leaf, raw)
+            for raw in residence.store.states()
+            if raw.name in names
+        )
+        return self._pieces(leaf, epoch, blocks, is_whole=False)
+
+    def read_entries(
+        self, leaf: int, epoch: int, keys: Sequence[tuple[str, bytes]]
+    ) -> Iterator[Piece]:
+        """Only some entries of a leaf."""
+        residence = self._residence
+        wanted: dict[str, list[bytes]] = {}
+        for name, key in keys:
+            wanted.setdefault(name, []).append(key)
+        known = {raw.name: raw for raw in residence.store.states()}
+        if unknown := wanted.keys() - known.keys():
+            raise MigrationError(f"there is no state {', '.join(map(repr, sorted(unknown)))} here.")
+        if residence.store.residency(leaf) != "whole":
+            return self.read(leaf, epoch)  # some of it is at home, or still to come
+        blocks = b"".join(
+            residence.store.pick(leaf, known[name], some) for name, some in wanted.items()
+        )
+        return self._pieces(leaf, epoch, blocks, is_whole=False)
+
+    def _pieces(
+        self,
+        leaf: int,
+        epoch: int,
+        blocks: bytes,
+        is_whole: bool = True,
+        is_delta: bool = False,
+    ) -> Iterator[Piece]:
+        data = bytearray(blocks)
+        seal(data)
+        bind(data, self._pack_id, place_of(leaf, epoch))
+        total = len(data)
+        self.bytes_sent += total
+        for at in range(0, total or 1, CHUNK_BYTES):
+            stop = at + CHUNK_BYTES
+            chunk = bytes(data) if total <= CHUNK_BYTES else bytes(memoryview(data)[at:stop])
+            yield Piece(
+                PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total
+            )
+
+
+def _bytes_of(residence: Residence, leaf: int) -> int:
+    """About how large a leaf is. Not known for what is not in memory: then it counts as small."""
+    return residence.store.stats(start=leaf, stop=leaf + 1).bytes

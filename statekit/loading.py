@@ -11,8 +11,9 @@ that want a leaf, one reads it and the others wait. A leaf that cannot be read (
 whenever it is touched; the others are not affected.
 
 A source may also be a process that hands its leaves over (migration/arrival.py). It differs in
-three ways: leaves come by themselves too (fill()), of a large leaf single entries can come first
-(fetch()), and it forgets a leaf once it was told that the leaf is here (taken()).
+three ways: it is not read but brings leaves, also by itself (fill()); of a large leaf single
+entries can come first (fill_part()); and it forgets a leaf once it was told that it is here
+(taken()).
 
     locks    a leaf's gate is held while it is read and filled in. Nothing else is locked under
              it, so whoever holds the residence's lock may wait for a gate, and never the reverse.
@@ -32,22 +33,27 @@ from copy import copy
 from time import monotonic
 from typing import Any, TypeAlias
 
-from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.manifest import manifest_name
+from statekit.checkpoint.reader import Checkpoint, open_checkpoint, read_checkpoint
 from statekit.checkpoint.storage import Pin
 from statekit.errors import (
     ClosedError,
     CorruptBlockError,
     DamagedError,
     MemoryLimitError,
+    MissingFileError,
+    NoCheckpointError,
     NotOwnedError,
     SchemaError,
     StateKitError,
     StorageError,
+    shorten,
 )
 from statekit.store import Block, Store
 from statekit.store.block import rewrite
 from statekit.store.store import DecodeMode
 
+_OPEN_TRIES_MAX = 8  # newest checkpoints that may be retired between being found and being pinned
 _GATES = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background
 _SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being sliced
@@ -56,7 +62,6 @@ _HERE = ("whole", "away")  # leaves that nothing is to be done about
 
 NO_LOCK: AbstractContextManager[None] = nullcontext()
 Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
-Fill: TypeAlias = Callable[[int, Sequence[bytes]], None]  # a leaf, and its steps, have come
 
 
 class LeafSource(ABC):
@@ -89,24 +94,23 @@ class LeafSource(ABC):
         """The source that this leaf comes from, where several are joined."""
         return self
 
-    def ready(self, leaf: int) -> None:  # noqa: B027  (most sources can be read at any time)
-        """Returns when the leaf can be read; it may have come in the meantime."""
+    def bring(self, leaves: Sequence[int], loading: "Loading") -> None:
+        """Has loading.fill() take in leaves, in as few requests as possible. If is_peer."""
+        raise AssertionError(f"{self!r} is to be read")
 
-    def prefetch(self, leaves: Sequence[int], fill: "Fill") -> None:  # noqa: B027
-        """Brings leaves in one request, if that is better than one by one; else does nothing."""
+    def bring_entries(
+        self, leaf: int, state: str, keys: Sequence[bytes], loading: "Loading"
+    ) -> None:
+        """Has loading.fill_part() take in entries of a leaf; all of it if it is small."""
+        raise AssertionError(f"{self!r} is to be read")
 
-    def picks(self, leaf: int) -> bool:
-        """Whether the leaf is so large that wanted entries should come before the rest."""
-        return False
-
-    def read_entries(self, leaf: int, state: str, keys: Sequence[bytes]) -> bytes:
-        """A delta of entries of a state; those that are not there are in it as deleted."""
-        raise AssertionError(f"{self!r} does not pick")
+    def bring_timers(self, loading: "Loading") -> None:  # noqa: B027
+        """Has loading take in the leaves that have timers. If is_peer; else they came first."""
 
     def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:  # noqa: B027
         """Told when something of a leaf is here; steps: all of it, and this is what it was."""
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait_here(self, timeout: float | None) -> bool:
         """Until nothing is still to come that comes by itself; False if it has not in time."""
         return True
 
@@ -147,30 +151,31 @@ class JoinedSource(LeafSource):
     def checkpoint_of(self, leaf: int) -> Checkpoint | None:
         return self.part_of(leaf).checkpoint_of(leaf)
 
-    def ready(self, leaf: int) -> None:
-        self.part_of(leaf).ready(leaf)
-
-    def prefetch(self, leaves: Sequence[int], fill: "Fill") -> None:
+    def bring(self, leaves: Sequence[int], loading: "Loading") -> None:
         parts: dict[LeafSource, list[int]] = {}
         for leaf in leaves:
             parts.setdefault(self.part_of(leaf), []).append(leaf)
         for part, wanted in parts.items():
-            part.prefetch(wanted, fill)
+            if part.is_peer:
+                part.bring(wanted, loading)
 
-    def picks(self, leaf: int) -> bool:
-        return self.part_of(leaf).picks(leaf)
+    def bring_entries(
+        self, leaf: int, state: str, keys: Sequence[bytes], loading: "Loading"
+    ) -> None:
+        self.part_of(leaf).bring_entries(leaf, state, keys, loading)
 
-    def read_entries(self, leaf: int, state: str, keys: Sequence[bytes]) -> bytes:
-        return self.part_of(leaf).read_entries(leaf, state, keys)
+    def bring_timers(self, loading: "Loading") -> None:
+        self._first.bring_timers(loading)
+        self._second.bring_timers(loading)
 
     def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:
         self.part_of(leaf).taken(leaf, steps)
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait_here(self, timeout: float | None) -> bool:
         until = None if timeout is None else monotonic() + timeout
-        if not self._first.wait(timeout):
+        if not self._first.wait_here(timeout):
             return False
-        return self._second.wait(None if until is None else max(0.0, until - monotonic()))
+        return self._second.wait_here(None if until is None else max(0.0, until - monotonic()))
 
     def share(self) -> LeafSource:
         # Part by part: a peer must know whether somebody still reads what it hands over.
@@ -182,6 +187,27 @@ class JoinedSource(LeafSource):
 
     def __repr__(self) -> str:
         return f"<{self._first!r} and {self._second!r}>"
+
+
+def open_pinned(place: Any, at: Any) -> tuple[Checkpoint, Pin]:
+    """A checkpoint that is not deleted from now on."""
+    for _ in range(_OPEN_TRIES_MAX):
+        found = open_checkpoint(place, at)
+        storage = found.storage
+        try:
+            pin = storage.pin(manifest_name(found.number))
+        except MissingFileError:
+            continue  # retired in between: then there is a newer one, or an error will say so
+        try:
+            # Once more: only what is read under the pin is sure to stay.
+            return read_checkpoint(storage, found.number), pin
+        except BaseException:
+            pin.release()
+            raise
+    raise NoCheckpointError(
+        f"the checkpoints of {shorten(place)} are deleted as quickly as they are found. "
+        "Keep more of them (keep=), or restore a copy of the directory."
+    )
 
 
 class CheckpointSource(LeafSource):
@@ -241,7 +267,7 @@ class CheckpointSource(LeafSource):
         for blocks in self._read_coarse(checkpoint, leaf // finer):
             step = [
                 rewrite(bytes(piece), leaf=leaf, leaves=self._leaves)
-                for _, piece in _pieces(blocks)
+                for _, piece in block_pieces(blocks)
             ]
             steps.append(b"".join(step))
         return steps
@@ -273,7 +299,7 @@ def fit_blocks(blocks: bytes, types: Types) -> bytes:
     """Blocks as a store with these types takes them."""
     parts: list[Any] = []
     is_changed = False
-    for block, piece in _pieces(blocks):
+    for block, piece in block_pieces(blocks):
         kind, timed = types.get(block.name, (block.kind, block.is_timed))
         if (kind, timed) == (block.kind, block.is_timed):
             parts.append(piece)
@@ -283,7 +309,7 @@ def fit_blocks(blocks: bytes, types: Types) -> bytes:
     return b"".join(parts) if is_changed else blocks
 
 
-def _pieces(blocks: bytes) -> Iterator[tuple[Block, memoryview]]:
+def block_pieces(blocks: bytes) -> Iterator[tuple[Block, memoryview]]:
     """The blocks that lie one after the other, and the bytes of each."""
     view = memoryview(blocks)
     at = 0
@@ -377,7 +403,11 @@ class Loading:
         """Brings a leaf here, whole, unless it is here or another store's."""
         if self._store.residency(leaf) in _HERE:
             return
-        self.source.ready(leaf)
+        if self.source.is_peer and self.source.part_of(leaf).is_peer:
+            # Not under the gate: another leaf of this gate must not wait for this peer.
+            with self._watched(leaf):
+                self.source.bring((leaf,), self)
+            return
         with self._gates[leaf % _GATES]:
             if self._store.residency(leaf) in _HERE:
                 return
@@ -386,10 +416,11 @@ class Loading:
 
     def load_many(self, leaves: Iterable[int]) -> None:
         """Brings leaves here, in as few requests as the source can do it."""
-        store = self._store
-        wanted = [leaf for leaf in leaves if store.residency(leaf) not in _HERE]
-        if len(wanted) > 1:
-            self.source.prefetch(wanted, self.fill)
+        wanted: Iterable[int] = leaves
+        if self.source.is_peer:
+            wanted = [leaf for leaf in leaves if self._store.residency(leaf) not in _HERE]
+            if len(wanted) > 1:
+                self.source.bring(wanted, self)
         for leaf in wanted:
             self.load(leaf)
 
@@ -419,15 +450,12 @@ class Loading:
         self.source.taken(leaf, None)
 
     def fetch(self, state: str, leaf: int, keys: Sequence[bytes]) -> None:
-        """Brings entries of a leaf here: only them if it is large, else all of it."""
-        if not self.source.picks(leaf):
+        """Brings entries of a leaf here: only them if it is large and a peer's, else all of it."""
+        if not self.source.is_peer or not self.source.part_of(leaf).is_peer:
             self.load(leaf)
-            return
-        with self._gates[leaf % _GATES]:
-            if self._store.residency(leaf) in _HERE:
-                return
+        elif self._store.residency(leaf) not in _HERE:
             with self._watched(leaf):
-                self._fill_part(leaf, self.source.read_entries(leaf, state, keys))
+                self.source.bring_entries(leaf, state, keys, self)
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -452,7 +480,7 @@ class Loading:
                 return
             with self._watched(leaf):
                 for blocks in self.source.read_leaf(leaf):
-                    for block, piece in _pieces(blocks):
+                    for block, piece in block_pieces(blocks):
                         if block.name == name:
                             with self._filling[leaf % _GATES]:
                                 _decode(store, leaf, bytes(piece), "under")
@@ -525,7 +553,7 @@ class Loading:
         until = None if timeout is None else monotonic() + timeout
         if not self._is_idle.wait(timeout):
             return False
-        return self.source.wait(None if until is None else max(0.0, until - monotonic()))
+        return self.source.wait_here(None if until is None else max(0.0, until - monotonic()))
 
     def end(self) -> None:
         """To be called when the last leaf has come: lets go of the source."""

@@ -25,20 +25,16 @@ from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
-from statekit.checkpoint.manifest import manifest_name
-from statekit.checkpoint.reader import Checkpoint, open_checkpoint, read_checkpoint
-from statekit.checkpoint.storage import Pin
+from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
     HomeError,
-    MissingFileError,
-    NoCheckpointError,
     OccupiedError,
     SchemaError,
     shorten,
 )
 from statekit.homes import Home, HomeUrl, open_home
-from statekit.loading import CheckpointSource
+from statekit.loading import CheckpointSource, open_pinned
 from statekit.meta import HomeShare, Meta
 from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
 from statekit.residence import Residence
@@ -53,7 +49,6 @@ _ALLOCATOR_SHARE = 5  # a fifth is for what the allocator needs on top of what i
 _KEY_GROUPS, _SUBGROUPS = 128, 16
 _LEAVES_MAX = 1 << 20
 _CHECKPOINT = "checkpoint:"
-_OPEN_TRIES_MAX = 8  # newest checkpoints that may be retired between being found and being pinned
 
 
 def open(  # noqa: A001  (sk.open, as in gzip.open)
@@ -183,7 +178,7 @@ def restore(
     with ExitStack() as undo:
         pinned = []
         for place in places:
-            pinned.append(_open_pinned(place, at))
+            pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
         plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
         mine = plan.choose(key_groups)
@@ -205,27 +200,6 @@ def _places(url: Any) -> list[Place]:
     raise ArgumentError(
         f"{shorten(url)} names no checkpoints. Give the place that kv.checkpoint() wrote to, a "
         "path or a URL as str, or a list of such places."
-    )
-
-
-def _open_pinned(place: Place, at: Any) -> tuple[Checkpoint, Pin]:
-    """A checkpoint that is not deleted from now on."""
-    for _ in range(_OPEN_TRIES_MAX):
-        found = open_checkpoint(place, at)
-        storage = found.storage
-        try:
-            pin = storage.pin(manifest_name(found.number))
-        except MissingFileError:
-            continue  # retired in between: then there is a newer one, or an error will say so
-        try:
-            # Once more: only what is read under the pin is sure to stay.
-            return read_checkpoint(storage, found.number), pin
-        except BaseException:
-            pin.release()
-            raise
-    raise NoCheckpointError(
-        f"the checkpoints of {shorten(place)} are deleted as quickly as they are found. "
-        "Keep more of them (keep=), or restore a copy of the directory."
     )
 
 

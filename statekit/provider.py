@@ -8,6 +8,7 @@ a native store (store/), a home for what memory does not hold (homes/), the traf
 
 import threading
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
@@ -44,6 +45,7 @@ from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, StateCounters, StateMetrics
+from statekit.migration.moving import MovingProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema, Type, check_evolution, show, value_kind
 from statekit.state import (
@@ -90,7 +92,7 @@ class _Declaration:
         self.make = make  # (raw, residence, schema) -> the typed state
 
 
-class KVProvider:
+class KVProvider(MovingProvider):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
@@ -105,6 +107,7 @@ class KVProvider:
         home: HomeShare,
         family: Family,
     ) -> None:
+        super().__init__()
         self.url = url
         self._residence = residence
         self._meta = meta
@@ -472,6 +475,7 @@ class KVProvider:
     def close(self) -> None:
         """Flushes and lets go. From then on the provider and its states raise ClosedError."""
         # First and without the lock, which a checkpoint that is being started waits for.
+        self._close_peer()
         self._checkpointer.close()
         with self._lock:
             if self._is_closed:
@@ -691,6 +695,36 @@ class KVProvider:
             other._let_go()
             raise
         return other
+
+    # ---- For other processes (migration/moving.py)
+
+    def _owned(self) -> tuple[range, ...]:
+        return self._mine
+
+    def _stored(self) -> "_list[StateSchema]":
+        return self._meta.schemas
+
+    def _take_in(self, schemas: Iterable[StateSchema]) -> None:
+        mine = self.schemas
+        for schema in schemas:
+            if (known := mine.get(schema.name)) is not None:
+                check_evolution(schema, known)
+        for schema in schemas:
+            if schema.name not in mine:
+                self._native_state(schema)
+                self._register(schema)
+
+    def _gave(self, part: tuple[range, ...]) -> None:
+        self._mine = subtract(self._mine, part)
+        for group in (group for r in part for group in r):
+            if self._family.owners.get(group) is self:
+                del self._family.owners[group]
+
+    def _since(self, url: str, number: int) -> "array[int] | None":
+        return self._checkpointer.since(url, number)
+
+    def _figures(self) -> dict[str, Any]:
+        return self.metrics().as_dict()
 
     def _take_over(self, part: tuple[range, ...]) -> None:
         self._mine = group_ranges([group for r in (*self._mine, *part) for group in r])

@@ -179,12 +179,18 @@ class Residence:
                 self.store.mark(part.start, part.stop, "absent")
                 self.store.set_gate(part.start, part.stop, "expected")
 
+    @property
+    def awaits_peers(self) -> bool:
+        """Whether leaves may still come from another process."""
+        source = self.source
+        return source is not None and source.is_peer
+
     def load_from_peers(self, ranges: Sequence[range]) -> None:
         """Brings leaves here that another process still hands over, so that they can move on."""
         source = self.source
         if source is not None and source.is_peer:
             leaves = [leaf for part in ranges for leaf in part]
-            self.load_leaves(leaf for leaf in leaves if source.part_of(leaf).is_peer)
+            self.load_leaves([leaf for leaf in leaves if source.part_of(leaf).is_peer])
 
     @contextmanager
     def loaded(self, raw: State, keys: Any) -> Iterator[None]:
@@ -483,6 +489,12 @@ class Residence:
             elif not self._is_expired(raw, stamp):
                 yield key, read_value(raw.kind, value)
 
+    def bring_timers(self) -> None:
+        """Brings timers here that another process still has: they must be in sight to fire."""
+        loading = self.loading
+        if loading is not None:
+            loading.source.bring_timers(loading)
+
     def load_timers(self, leaves: Iterable[int]) -> None:
         """Brings all timers of leaves here: they must be in sight to fire."""
         for raw in self.store.states():
@@ -613,6 +625,7 @@ class Residence:
         are loaded first.
         """
         leaves = [leaf for part in ranges for leaf in part]
+        self.load_from_peers(ranges)
         if self.source is not target.source:
             self.load_leaves(leaves)
         first, second = sorted((self, target), key=id)

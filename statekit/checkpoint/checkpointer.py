@@ -104,6 +104,17 @@ class Checkpointer:
         for part in leaves:
             self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
 
+    def since(self, url: str, number: int) -> "array[int] | None":
+        """Per leaf: since when its changes are changes to a checkpoint; 0: all of it is.
+
+        None if the checkpoint is not the last one that was taken there, or taken up from there.
+        The provider's lock is held.
+        """
+        lineage = self._lineages.get(url)
+        if lineage is None or lineage.checkpoint.number != number:
+            return None
+        return self._plan(self._residence.store, lineage, self._holdings())
+
     # ---- Taking one
 
     def start(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
 
-from statekit.assignment import show_groups
+from statekit.assignment import group_ranges, show_groups
 from statekit.errors import MigrationError
 from statekit.migration.messages import Offer
 from statekit.remote.calls import CHUNK_BYTES, Piece, PieceKind
@@ -72,6 +72,7 @@ class Departure:
         #: The order of the stream: what was used most comes first.
         self.order = sorted(leaves, key=lambda leaf: -heat[leaf])
         self._sizes = {leaf: _bytes_of(residence, leaf) for leaf in leaves}
+        self.timer_leaves = _timer_leaves(residence, leaves)
         self._moved = threading.Condition()
         self._open = set(leaves)  # that the target has not reported as installed
         self._returned = 0
@@ -217,6 +218,21 @@ class Departure:
             yield Piece(
                 PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total
             )
+
+
+def _timer_leaves(residence: Residence, leaves: Sequence[int]) -> tuple[range, ...]:
+    """Leaves that have timers, or may have: what is not in memory is not known."""
+    states = [raw for raw in residence.store.states() if raw.kind == "timers"]
+    if not states:
+        return ()
+    store = residence.store
+    found = [
+        leaf
+        for leaf in leaves
+        if store.residency(leaf) != "whole"
+        or any(store.stats(raw, leaf, leaf + 1).entries for raw in states)
+    ]
+    return group_ranges(sorted(found))
 
 
 def _bytes_of(residence: Residence, leaf: int) -> int:

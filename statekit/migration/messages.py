@@ -25,6 +25,12 @@ def instance(worker: str, incarnation: int) -> str:
     return f"{worker}.{incarnation}"
 
 
+def life_of(name: str) -> tuple[str, int]:
+    """Worker and incarnation, from the name of a participant."""
+    worker, _, incarnation = name.rpartition(".")
+    return worker, int(incarnation)
+
+
 class Grant(NamedTuple):
     """A leaf that is offered: the epoch of its new lease, and what has it already."""
 
@@ -224,7 +230,11 @@ class PartFailed(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Coordinator: a new generation begins from checkpoint n: forget all, restore what is yours."""
+    """Coordinator: a new generation begins from checkpoint n: forget all, restore what is yours.
+
+    It is the same for the whole generation, however late it comes: leaves that a later table
+    gives to a participant must reach it by migration, since somebody else has restored them.
+    """
 
     generation: int
     version: int
@@ -345,19 +355,27 @@ class Lost(NamedTuple):
 class Record(NamedTuple):
     """All that a coordinator must remember. Only what is in the stored record is ever sent."""
 
-    term: int  # counts coordinators: a later one has taken over from all earlier ones
-    generation: int
-    version: int  # of the table
-    owners: tuple[str, ...]
+    revision: int  # counts writes: a write that was delayed finds a greater one, and fails
+    term: int  # counts coordinators
+    coordinator: str  # who wrote it: two that take over at once must not look the same
+    generation: int  # 0: nobody owned anything yet
+    members: tuple[str, ...]  # participants that were let into this generation
+    version: int  # of the table, in this generation; 1 is the one that it began with
+    owners: tuple[str, ...]  # one a leaf; (): no table yet
+    start: tuple[str, ...]  # owners of version 1: who had to restore what
+    restored: int  # the checkpoint that the generation began from
     complete: int  # the last complete checkpoint; 0: none
     next_number: int  # no checkpoint of this number or a later one was ever begun
-    members: tuple[str, ...]  # participants that were let into this generation
 
 
 class Persist(NamedTuple):
-    """Store the record if the stored one has this term; then say persisted(), or conflicted()."""
+    """Store the record if the stored one has the expected revision (0: if there is none).
 
-    expected_term: int
+    Then say persisted(record.revision). If another one is stored: conflicted(). If this very
+    record is stored already, that is success: an earlier attempt was carried out after all.
+    """
+
+    expected: int
     record: Record
 
 

@@ -196,9 +196,12 @@ class Participant:
             return []
         epoch = first_epoch(self.generation)
         for leaf in leaves:
-            if leaf in self._leaves:
-                raise LeaseError(f"leaf {leaf} is known already. Own leaves once, at the start.")
-            self._leaves[leaf] = _Leaf(OWNED, epoch, covered, "", "")
+            known = self._leaves.get(leaf)
+            if known is not None and known.state is not NONE:
+                raise LeaseError(f"leaf {leaf} is known already. Own leaves once.")
+            # One that was here before comes back with a greater epoch: what is late finds it so.
+            above = epoch if known is None else known.epoch + 1
+            self._leaves[leaf] = _Leaf(OWNED, above, covered, "", "")
         self.is_fenced = False
         self.barrier = max(self.barrier, covered)
         if self._coordinator is None:
@@ -237,15 +240,19 @@ class Participant:
         self._departures[migration] = _Departure(target, leaves)
         return [Shut(leaves), self._offer(migration)]
 
-    def abort(self, migration: str) -> tuple[list[Action], tuple[int, ...]]:
+    def abort(
+        self, migration: str, leaves: Iterable[int] | None = None
+    ) -> tuple[list[Action], tuple[int, ...]]:
         """Source: takes back what was never sent. The rest is uncertain, and returned.
 
-        The target learns it from Moved, when it asks or says again that it waits.
+        leaves: only these of what was never sent. The target learns it from Moved, when it asks
+        or says again that it waits.
         """
         departure = self._departures.get(migration)
         if departure is None:
             return [], ()
-        unsent = [leaf for leaf in departure.leaves if not self._leaves[leaf].is_sent]
+        chosen = departure.leaves if leaves is None else departure.leaves.keys() & set(leaves)
+        unsent = [leaf for leaf in chosen if not self._leaves[leaf].is_sent]
         actions = self._take_back(unsent)
         return actions, self.unresolved(migration)
 
@@ -273,6 +280,31 @@ class Participant:
                         lost.append(leaf)
                 self._forget_if_done(migration, arrival)
         return actions, tuple(lost)
+
+    def is_unsent(self, migration: str, leaf: int) -> bool:
+        """Source: the leaf is offered, and nothing of it was ever sent: it can be taken back."""
+        known = self._leaves.get(leaf)
+        return (
+            known is not None
+            and known.state is OFFERED
+            and known.migration == migration
+            and not known.is_sent
+        )
+
+    def disown(self, leaves: Iterable[int]) -> None:
+        """These leaves go to another participant of this process, in a way that is not ours."""
+        for leaf in leaves:
+            known = self._leaves.get(leaf)
+            if known is None or known.state is not OWNED or not known.is_closed:
+                raise LeaseError(
+                    f"leaf {leaf} cannot go: it is {known.state if known else 'not here'}, or "
+                    "where it came from has not let go. Wait for the migration."
+                )
+            known.state = NONE
+
+    def fence(self, generation: int) -> list[Action]:
+        """Somebody who knows says that a later generation has begun."""
+        return self._fence(generation) if generation > self.generation else []
 
     def unsent(self, migration: str) -> list[int]:
         """Source: what the background stream has to send; in which order is the driver's choice."""
@@ -303,13 +335,13 @@ class Participant:
 
     # ---- The target's calls
 
-    def give_back(self, migration: str) -> list[Action]:
-        """Target: never mind the leaves of which nothing has come."""
+    def give_back(self, migration: str, leaves: Iterable[int] | None = None) -> list[Action]:
+        """Target: never mind the leaves of which nothing has come; or only some of them."""
         arrival = self._arrivals.get(migration)
         if arrival is None:
             return []
         leases = []
-        for leaf in list(arrival.leaves):
+        for leaf in list(arrival.leaves if leaves is None else arrival.leaves.keys() & set(leaves)):
             known = self._leaves[leaf]
             if known.state is EXPECTED:
                 known.state = NONE  # at this epoch: nothing can be let in any more

@@ -1,7 +1,9 @@
-from google.protobuf.internal import containers as _containers
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
+from google.protobuf.internal import containers as _containers
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -9,10 +11,10 @@ class HelloRequest(_message.Message):
     __slots__ = ("protocol",)
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: int | None = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "name", "incarnation", "version", "generation", "key_groups", "subgroups", "description")
+    __slots__ = ("description", "generation", "incarnation", "key_groups", "name", "protocol", "subgroups", "version")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -29,10 +31,10 @@ class HelloReply(_message.Message):
     key_groups: int
     subgroups: int
     description: bytes
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., version: _Optional[str] = ..., generation: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol: int | None = ..., name: str | None = ..., incarnation: str | None = ..., version: str | None = ..., generation: int | None = ..., key_groups: int | None = ..., subgroups: int | None = ..., description: bytes | None = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base_url", "base_number")
+    __slots__ = ("barrier", "base_number", "base_url", "generation", "key_groups", "migration", "target")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -47,10 +49,10 @@ class BeginRequest(_message.Message):
     barrier: int
     base_url: str
     base_number: int
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base_url: _Optional[str] = ..., base_number: _Optional[int] = ...) -> None: ...
+    def __init__(self, migration: str | None = ..., generation: int | None = ..., target: str | None = ..., key_groups: _Iterable[int] | None = ..., barrier: int | None = ..., base_url: str | None = ..., base_number: int | None = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based")
+    __slots__ = ("barrier", "based", "covered", "description", "epoch", "first_leaf", "generation", "key_groups", "leaves", "migration", "sequence", "sizes", "source", "subgroups", "timer_leaves")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -81,10 +83,10 @@ class BeginReply(_message.Message):
     description: bytes
     timer_leaves: _containers.RepeatedScalarFieldContainer[int]
     based: bool
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., source: _Optional[str] = ..., first_leaf: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., covered: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., timer_leaves: _Optional[_Iterable[int]] = ..., based: bool = ...) -> None: ...
+    def __init__(self, migration: str | None = ..., generation: int | None = ..., sequence: int | None = ..., source: str | None = ..., first_leaf: _Iterable[int] | None = ..., leaves: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ..., covered: _Iterable[int] | None = ..., sizes: _Iterable[int] | None = ..., barrier: int | None = ..., key_groups: int | None = ..., subgroups: int | None = ..., description: bytes | None = ..., timer_leaves: _Iterable[int] | None = ..., based: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("migration", "generation", "leaf", "epoch", "states", "key_state", "key")
+    __slots__ = ("epoch", "generation", "key", "key_state", "leaf", "migration", "states")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
@@ -99,10 +101,10 @@ class FetchRequest(_message.Message):
     states: _containers.RepeatedScalarFieldContainer[str]
     key_state: _containers.RepeatedScalarFieldContainer[str]
     key: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[str]] = ..., key_state: _Optional[_Iterable[str]] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, migration: str | None = ..., generation: int | None = ..., leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ..., states: _Iterable[str] | None = ..., key_state: _Iterable[str] | None = ..., key: _Iterable[bytes] | None = ...) -> None: ...
 
 class Pieces(_message.Message):
-    __slots__ = ("head", "leaf", "epoch", "bytes_total", "blocks", "to", "generation", "more")
+    __slots__ = ("blocks", "bytes_total", "epoch", "generation", "head", "leaf", "more", "to")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -119,10 +121,10 @@ class Pieces(_message.Message):
     to: _containers.RepeatedScalarFieldContainer[str]
     generation: _containers.RepeatedScalarFieldContainer[int]
     more: bool
-    def __init__(self, head: _Optional[_Iterable[int]] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[bytes]] = ..., to: _Optional[_Iterable[str]] = ..., generation: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
+    def __init__(self, head: _Iterable[int] | None = ..., leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ..., bytes_total: _Iterable[int] | None = ..., blocks: _Iterable[bytes] | None = ..., to: _Iterable[str] | None = ..., generation: _Iterable[int] | None = ..., more: bool = ...) -> None: ...
 
 class StreamRequest(_message.Message):
-    __slots__ = ("migration", "generation", "first", "bytes_total")
+    __slots__ = ("bytes_total", "first", "generation", "migration")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -131,10 +133,10 @@ class StreamRequest(_message.Message):
     generation: int
     first: _containers.RepeatedScalarFieldContainer[int]
     bytes_total: int
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[int] = ...) -> None: ...
+    def __init__(self, migration: str | None = ..., generation: int | None = ..., first: _Iterable[int] | None = ..., bytes_total: int | None = ...) -> None: ...
 
 class LeasesRequest(_message.Message):
-    __slots__ = ("migration", "generation", "leaf", "epoch")
+    __slots__ = ("epoch", "generation", "leaf", "migration")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
@@ -143,18 +145,18 @@ class LeasesRequest(_message.Message):
     generation: int
     leaf: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, migration: str | None = ..., generation: int | None = ..., leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ...) -> None: ...
 
 class LeasesReply(_message.Message):
-    __slots__ = ("leaf", "epoch")
+    __slots__ = ("epoch", "leaf")
     LEAF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     leaf: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("migration", "generation", "address", "key_groups", "strategy", "base_url", "base_number")
+    __slots__ = ("address", "base_number", "base_url", "generation", "key_groups", "migration", "strategy")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -169,19 +171,19 @@ class ProposeRequest(_message.Message):
     strategy: str
     base_url: str
     base_number: int
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., address: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., strategy: _Optional[str] = ..., base_url: _Optional[str] = ..., base_number: _Optional[int] = ...) -> None: ...
+    def __init__(self, migration: str | None = ..., generation: int | None = ..., address: str | None = ..., key_groups: _Iterable[int] | None = ..., strategy: str | None = ..., base_url: str | None = ..., base_number: int | None = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class QueryRequest(_message.Message):
-    __slots__ = ("state", "key")
+    __slots__ = ("key", "state")
     STATE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     state: str
     key: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, state: _Optional[str] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, state: str | None = ..., key: _Iterable[bytes] | None = ...) -> None: ...
 
 class QueryReply(_message.Message):
     __slots__ = ("description", "found", "value")
@@ -191,7 +193,7 @@ class QueryReply(_message.Message):
     description: bytes
     found: _containers.RepeatedScalarFieldContainer[bool]
     value: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, description: _Optional[bytes] = ..., found: _Optional[_Iterable[bool]] = ..., value: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, description: bytes | None = ..., found: _Iterable[bool] | None = ..., value: _Iterable[bytes] | None = ...) -> None: ...
 
 class FiguresRequest(_message.Message):
     __slots__ = ()
@@ -201,4 +203,4 @@ class FiguresReply(_message.Message):
     __slots__ = ("figures",)
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     figures: bytes
-    def __init__(self, figures: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, figures: bytes | None = ...) -> None: ...

@@ -154,7 +154,9 @@ class KeyedState(ABC, Generic[V]):
         column = key_column(keys, self._raw.codec, f"the keys for state {self.name!r}")
         with self._residence.timed_batch(self._raw):
             if self._residence.home is None:
-                if self._residence.loading is None or not needs_values:
+                if self._residence.loading is None or not (
+                    needs_values or self._residence.awaits_peers
+                ):
                     return [call(column, *columns)]
                 with self._residence.loaded(self._raw, column):
                     return [call(column, *columns)]

@@ -75,6 +75,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
         Each timer is given to one caller once. limit: take only the first so many.
         """
         at = as_ms(watermark, "watermark")
+        self._residence.bring_timers()
         if limit is None:
             return [Timer(due, key) for due, key in self._raw.due(at)]
         taken: list[Timer] = []
@@ -95,6 +96,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
     @property
     def next_due(self) -> int | None:
         """When the next timer is due; None if there is none."""
+        self._residence.bring_timers()
         due = self._raw.next_due
         if due is None and self._residence.store.stats(self._raw).entries:
             return _LAST  # at the end of time, which C has for "none"

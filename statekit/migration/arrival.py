@@ -1,0 +1,714 @@
+"""Arrival: the new owner's side of a hand-over. Leaves come when touched, and by themselves.
+
+    on demand   whoever touches a leaf that is not here asks for it and waits; a batch asks for all
+                its leaves at once; of two that want a leaf one asks and the other waits for that
+    the stream  a thread takes in what the old owner sends by itself, as far as it is given credit
+    reports     a thread tells the old owner what is here, so that it can forget it
+
+Strategies say which of these there are:
+
+    prioritised      on demand; the stream, hot leaves first. It gives way to those who wait
+    on_demand        on demand only. Nothing comes that nobody asks for
+    gradual          the stream only, leaf after leaf in their order ("fluid")
+    gradual_batched  the stream only; leaves become usable in batches of a key-group's size
+    all_at_once      the stream only, and fetch_from() returns when everything is here
+
+A leaf that has come is ours whatever happens to the old owner. One that has not is the old
+owner's, who keeps it, shut: nothing was written to it here, so that it can still be given back.
+
+    locks    a leaf's gate (loading.py) is held while a leaf is taken in and the participant is
+             told of it, all gates while leaves are given back: so a leaf that is being given back
+             is not being taken in. The peer's lock comes after the gates.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from tempfile import SpooledTemporaryFile
+from time import monotonic, perf_counter
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from statekit.assignment import show_groups
+from statekit.errors import (
+    ClosedError,
+    DamagedError,
+    FencedError,
+    MigrationError,
+    NotOwnedError,
+    PeerError,
+    PeerLostError,
+    StateKitError,
+    clear_frames,
+    temporary_failed,
+)
+from statekit.loading import LeafSource, Loading, block_pieces
+from statekit.migration.departure import LARGE_LEAF_BYTES, Progress, place_of
+from statekit.migration.messages import Here, Moved, Never, Released
+from statekit.remote.calls import (
+    BeginReply,
+    FetchCall,
+    GiveBackCall,
+    InstalledCall,
+    Piece,
+    PieceKind,
+    StreamCall,
+)
+from statekit.store import Block
+from statekit.store.block import rewrite
+from statekit.store.frames import verify
+
+if TYPE_CHECKING:
+    from statekit.migration.peer import Peer
+    from statekit.remote.channel import PeerChannel
+
+Strategy: TypeAlias = Literal[
+    "prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once"
+]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+_FETCHING = ("prioritised", "on_demand")  # strategies in which touching a leaf asks for it
+
+REQUEST_BYTES = 4 << 20  # of leaves that are asked for in one request
+WINDOW_BYTES = 4 << 20  # that the stream may be ahead of us
+FLUID_BYTES = 1  # the next leaf is sent when the last one is here
+REPORTS_MAX = 1024  # leaves in one report
+REPORT_SECONDS = 0.005  # that a report waits for others to come along
+RETRY_SECONDS = 1.0  # before a peer that was lost is told again what it must know
+CLOSE_SECONDS = 2.0  # to give back what has not come, when the provider is closed
+KEPT_BYTES = 16 << 20  # of leaves kept for a checkpoint in memory; the rest waits in a file
+_TRIES = 2  # for a leaf that arrives damaged: the old owner has it still
+
+
+class Arrival(LeafSource):
+    """Key-groups on their way here from another process; see KVProvider.fetch_from()."""
+
+    is_far = True
+    is_peer = True
+    advice = "It was made like that where it comes from; the other leaves are not affected."
+
+    def __init__(
+        self,
+        peer: "Peer",
+        channel: "PeerChannel",
+        reply: BeginReply,
+        key_groups: tuple[range, ...],
+        strategy: str,
+        base: LeafSource | None,
+    ) -> None:
+        super().__init__()
+        offer = reply.offer
+        self.id = offer.migration
+        self.key_groups = key_groups
+        self.strategy = strategy
+        self.source = channel.address
+        self._peer = peer
+        self._channel = channel
+        self._offer = offer
+        self._pack_id = bytes.fromhex(offer.migration)
+        self._base = base  # what the leaves were some time ago, where both sides can read it
+        self._epochs = {grant.leaf: grant.epoch for grant in offer.grants}
+        self._sizes = {
+            grant.leaf: size for grant, size in zip(offer.grants, reply.sizes, strict=True)
+        }
+        self._timer_leaves = [
+            leaf for part in reply.timer_leaves for leaf in part if leaf in self._epochs
+        ]
+        self._moved = threading.Condition()  # of all below
+        self._missing = set(self._epochs)  # not here as a whole
+        self._claimed: set[int] = set()  # being fetched, by somebody
+        self._waiting = 0  # threads that wait for a fetch
+        self._unreported: list[int] = []  # here, and the source does not know
+        self._partial: list[int] = []  # of which the rest is to be fetched
+        self._ended: list[Moved] = []  # leases that ended, as the source says
+        self._kept: list[_Kept] = []
+        self._error: StateKitError | None = None  # why nothing comes by itself any more
+        self._is_closed = False
+        self._streaming: threading.Thread | None = None
+        self._reporting: threading.Thread | None = None
+        self.bytes_received = 0
+        self.fetches = 0  # leaves that came on demand
+
+    # ---- What the user sees
+
+    @property
+    def progress(self) -> Progress:
+        total = len(self._epochs)
+        return Progress(total - len(self._missing), total, self.bytes_received)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is here."""
+        return not self._missing
+
+    @property
+    def error(self) -> StateKitError | None:
+        """Why nothing comes by itself any more; None while it does. A touch tries again."""
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until everything is here, and the old owner knows it.
+
+        Raises what keeps it from coming, such as PeerLostError, and TimeoutError.
+        """
+        if not self.wait_here(timeout):
+            done, total, _ = self.progress
+            raise TimeoutError(
+                f"after {timeout} s {done} of {total} leaves are here from {self.source}. "
+                "Wait again; what is not here comes when it is touched."
+            )
+
+    def wait_here(self, timeout: float | None) -> bool:
+        until = None if timeout is None else monotonic() + timeout
+        self.start_stream()
+        with self._moved:
+            while not self._is_over():
+                if self._error is not None and self._streaming is None:
+                    raise self._error
+                left = None if until is None else until - monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._moved.wait(left)
+        return True
+
+    def _is_over(self) -> bool:
+        is_told = not self._unreported or self._error is not None
+        return self._is_closed or (not self._missing and is_told)
+
+    def wait_reported(self, leaves: "set[int]", until: float) -> None:
+        """Until the source has let go of these leaves. MigrationError if it does not in time."""
+        with self._moved:
+            while not leaves.isdisjoint(self._missing) or not leaves.isdisjoint(self._unreported):
+                left = until - monotonic()
+                if left <= 0 or self._is_closed:
+                    raise MigrationError(
+                        f"leaves that came from {self.source} cannot go on yet: it has not let go "
+                        "of them. Try again when it answers."
+                    )
+                self._moved.wait(left)
+
+    def give_back(self) -> tuple[range, ...]:
+        """Gives the key-groups back of which nothing has come; which ones.
+
+        The old owner goes on with them. Those of which something is here come as before.
+        """
+        return self._peer.return_leaves(self)
+
+    def __repr__(self) -> str:
+        done, total, _ = self.progress
+        return (
+            f"<Arrival of key-groups {show_groups(self.key_groups)} from {self.source}: "
+            f"{done} of {total} leaves, {self.strategy}>"
+        )
+
+    # ---- On demand
+
+    def bring(self, leaves: Sequence[int], loading: Loading) -> None:
+        if self.strategy not in _FETCHING:
+            for leaf in leaves:
+                self._await(leaf)
+            return
+        mine = self._claim(leaves)
+        try:
+            for part in self._requests(mine):
+                for leaf, steps in self._fetch(part):
+                    loading.fill(leaf, steps)
+                    self._unclaim((leaf,))
+        finally:
+            self._unclaim(mine)
+        for leaf in leaves:
+            if leaf not in mine:
+                self._await_claim(leaf, loading)
+
+    def bring_entries(self, leaf: int, state: str, keys: Sequence[bytes], loading: Loading) -> None:
+        is_large = self._sizes.get(leaf, 0) > LARGE_LEAF_BYTES and self._base is None
+        if not is_large or self.strategy not in _FETCHING:
+            self.bring((leaf,), loading)
+            return
+        wanted = tuple((state, key) for key in keys)
+        for came, blocks, is_whole in self._pieces((leaf,), wanted):
+            if is_whole:
+                loading.fill(came, self._steps(came, blocks, False))
+            else:
+                loading.fill_part(came, blocks)
+
+    def _claim(self, leaves: Iterable[int]) -> list[int]:
+        """Those of these leaves that nobody else is fetching."""
+        with self._moved:
+            mine = [leaf for leaf in leaves if leaf in self._missing and leaf not in self._claimed]
+            self._claimed.update(mine)
+        return mine
+
+    def _unclaim(self, leaves: Sequence[int]) -> None:
+        with self._moved:
+            if self._claimed.isdisjoint(leaves):
+                return
+            self._claimed.difference_update(leaves)
+            self._moved.notify_all()
+
+    def _await_claim(self, leaf: int, loading: Loading) -> None:
+        """Waits for who fetches the leaf; if that one fails, tries it here."""
+        with self._moved:
+            self._moved.wait_for(lambda: leaf not in self._claimed or leaf not in self._missing)
+            is_here = leaf not in self._missing
+        if not is_here and not self._is_closed:
+            loading.load(leaf)
+
+    def _await(self, leaf: int) -> None:
+        """Waits until the stream has brought the leaf."""
+        self.start_stream()
+        with self._moved:
+            while leaf in self._missing:
+                if self._is_closed:
+                    raise ClosedError("the provider was closed while a leaf was on its way.")
+                if self._error is not None:
+                    raise self._lost_leaf(leaf, self._error)
+                self._moved.wait()
+
+    def _requests(self, leaves: Sequence[int]) -> Iterator[list[int]]:
+        """Leaves in portions that one request should bring."""
+        part: list[int] = []
+        size = 0
+        for leaf in leaves:
+            part.append(leaf)
+            size += self._sizes.get(leaf, 0)
+            if size >= REQUEST_BYTES:
+                yield part
+                part, size = [], 0
+        if part:
+            yield part
+
+    def _fetch(self, leaves: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
+        """Leaves that the source sends at once. Those that arrive damaged are asked for again."""
+        for attempt in range(_TRIES):
+            damaged: list[int] = []
+            for leaf, blocks, _ in self._pieces(leaves):
+                try:
+                    steps = self._steps(leaf, blocks, self._base is not None)
+                except DamagedError:
+                    if attempt + 1 == _TRIES:
+                        raise
+                    damaged.append(leaf)
+                    continue
+                yield leaf, steps
+            if not damaged:
+                return
+            leaves = damaged
+
+    def _pieces(
+        self, leaves: Sequence[int], keys: tuple[tuple[str, bytes], ...] = ()
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """Asks for leaves and gives (leaf, blocks, whether that is all of it)."""
+        leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
+        call = FetchCall(self.id, self._offer.generation, leases, (), keys)
+        parts = _Parts()
+        with self._moved:
+            self._waiting += 1
+        try:
+            for piece in self._channel.fetch(call):
+                if piece.kind is not PieceKind.HERE:
+                    self._refused(piece)
+                elif parts.add(piece, self._epochs):
+                    self.fetches += 1
+                    yield self._came(piece, parts)
+        except PeerLostError as error:
+            raise self._lost_leaf(leaves[0], error) from error
+        finally:
+            with self._moved:
+                self._waiting -= 1
+                self._moved.notify_all()
+
+    def _came(self, piece: Piece, parts: "_Parts") -> tuple[int, bytes, bool]:
+        blocks = parts.take(piece.leaf)
+        self.bytes_received += len(blocks)
+        if keys_only := not piece.is_whole:
+            self._check(piece.leaf, blocks)
+        return piece.leaf, blocks, not keys_only
+
+    def _lost_leaf(self, leaf: int, error: StateKitError) -> StateKitError:
+        if not isinstance(error, PeerLostError):
+            return error
+        return PeerLostError(
+            f"leaf {leaf} (key-group {leaf // self._peer.subgroups}) cannot be had from "
+            f"{self.source}, which does not answer: {error} What is here stays usable; the leaf is "
+            "asked for again when it is touched.",
+            peer=self.source,
+            leaf=leaf,
+            seconds=error.seconds,
+        )
+
+    def _refused(self, piece: Piece) -> None:
+        """The source says why a leaf is not there."""
+        leaf, epoch = piece.leaf, piece.epoch
+        group = leaf // self._peer.subgroups
+        if piece.kind is PieceKind.FENCED:
+            self._peer.fence(piece.generation)
+            raise FencedError(
+                f"{self.source} is of generation {piece.generation}, which began from a "
+                "checkpoint: this process owns nothing any more. Restore it, or end it."
+            )
+        if piece.kind is PieceKind.NEVER:
+            never = Never(self.id, self._offer.generation, 0, leaf, epoch)
+            self._peer.tell(self._offer.source, never)
+            raise MigrationError(
+                f"{self.source} does not know leaf {leaf} (key-group {group}) of migration "
+                f"{self.id}: it was started anew, perhaps. What has not come from it is lost; "
+                "restore the key-groups that are not here from a checkpoint."
+            )
+        if piece.kind is PieceKind.IN_TRANSIT:
+            raise MigrationError(
+                f"leaf {leaf} (key-group {group}) is on its way to {self.source}, which does not "
+                "have it yet. Try again."
+            )
+        moved = Moved(self.id, self._offer.generation, 0, leaf, epoch, piece.to)
+        with self._moved:
+            self._ended.append(moved)
+            self._moved.notify_all()
+        self._start_reports()
+        raise NotOwnedError(
+            f"leaf {leaf} (key-group {group}) is not this provider's any more: it is at "
+            f"{piece.to or self.source}. Route its keys there."
+        )
+
+    def _check(self, leaf: int, blocks: bytes) -> None:
+        """DamagedError if the blocks are not of this leaf, lease and migration, or damaged."""
+        bad = verify(blocks, self._pack_id, place_of(leaf, self._epochs[leaf])) if blocks else None
+        if bad is not None:
+            raise DamagedError(
+                f"leaf {leaf} arrived damaged from {self.source} (byte {bad} of {len(blocks)}). "
+                "It is there still: touch it to ask again."
+            )
+
+    def _steps(self, leaf: int, blocks: bytes, is_delta: bool) -> list[bytes]:
+        """What to decode, newest first."""
+        self._check(leaf, blocks)
+        if self._base is None or not is_delta:
+            return [blocks]
+        steps = [blocks] if blocks else []
+        full = {block.name for block in Block.each(blocks) if not block.is_delta}
+        for step in self._base.read_leaf(leaf):
+            steps.append(_without(step, full) if full else step)
+        return steps
+
+    # ---- What has come
+
+    def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:
+        """Under the leaf's gate: the participant learns of it before anybody can give it back."""
+        is_whole = steps is not None
+        here = Here(self.id, self._offer.generation, 0, leaf, self._epochs[leaf], is_whole, None)
+        self._peer.tell(self._offer.source, here)
+        for kept in self._kept:
+            if steps is not None:
+                kept.keep(leaf, steps)
+        with self._moved:
+            if is_whole:
+                if leaf in self._missing:
+                    self._missing.discard(leaf)
+                    self._unreported.append(leaf)
+            else:
+                self._partial.append(leaf)
+            self._moved.notify_all()
+        self._start_reports()
+
+    def forget(self, leaves: Iterable[int]) -> None:
+        """Leaves are not to come any more."""
+        with self._moved:
+            for leaf in leaves:
+                self._missing.discard(leaf)
+                self._epochs.pop(leaf, None)
+            self._moved.notify_all()
+
+    def bring_timers(self, loading: Loading) -> None:
+        """Brings the leaves that have timers, which must be in sight to fire."""
+        with self._moved:
+            leaves = [leaf for leaf in self._timer_leaves if leaf in self._missing]
+            self._timer_leaves = leaves
+        if leaves:
+            loading.load_many(leaves)
+
+    # ---- By itself
+
+    def start_stream(self) -> None:
+        """Has a thread take in what the source sends, unless one does."""
+        with self._moved:
+            if self._streaming is not None or self._is_closed or not self._missing:
+                return
+            self._error = None
+            self._streaming = threading.Thread(
+                target=self._run_stream, name="statekit-arrival", daemon=True
+            )
+            self._streaming.start()
+
+    def start(self) -> None:
+        if self.strategy != "on_demand":
+            self.start_stream()
+
+    def _run_stream(self) -> None:
+        error: StateKitError | None = None
+        try:
+            first = self._timer_leaves if self.strategy == "prioritised" else sorted(self._missing)
+            while self._missing and not self._is_closed:
+                before = len(self._missing)
+                self._take_stream(tuple(leaf for leaf in first if leaf in self._missing))
+                if self._missing and len(self._missing) == before:
+                    self._ask_rest()
+                first = sorted(self._missing)
+        except StateKitError as raised:
+            error = raised
+        except Exception as raised:  # nobody foresaw it, and nobody must wait for ever
+            error = PeerError(f"leaves from {self.source} cannot be taken in: {raised!r}.")
+            error.__cause__ = raised
+        if error is not None:
+            clear_frames(error)
+        with self._moved:
+            self._streaming = None
+            self._error = error
+            self._moved.notify_all()
+
+    def _take_stream(self, first: tuple[int, ...]) -> None:
+        is_fluid = self.strategy == "gradual"
+        window = FLUID_BYTES if is_fluid else WINDOW_BYTES
+        parts = _Parts()
+        received = 0
+        batch: list[tuple[int, list[bytes]]] = []
+        batch_size = self._peer.subgroups if self.strategy == "gradual_batched" else 1
+        stream = self._channel.stream(StreamCall(self.id, self._offer.generation, first))
+        try:
+            stream.grant(window)
+            for piece in stream:
+                if self._is_closed:
+                    return
+                if piece.kind is not PieceKind.HERE:
+                    with suppress(NotOwnedError):
+                        self._refused(piece)
+                    continue
+                received += len(piece.blocks)
+                if parts.add(piece, self._epochs):
+                    blocks = parts.take(piece.leaf)
+                    self.bytes_received += len(blocks)
+                    with suppress(DamagedError):  # it is asked for again
+                        steps = self._steps(piece.leaf, blocks, piece.is_delta)
+                        batch.append((piece.leaf, steps))
+                    if len(batch) >= batch_size:
+                        self._fill(batch)
+                self._give_way()
+                stream.grant(received + window)
+            self._fill(batch)
+        finally:
+            stream.close()
+
+    def _fill(self, batch: list[tuple[int, list[bytes]]]) -> None:
+        loading = self._peer.loading
+        for leaf, steps in batch:
+            if loading is not None:
+                loading.fill(leaf, steps)
+        batch.clear()
+
+    def _give_way(self) -> None:
+        """Lets those go first who wait for a leaf, for a bounded time."""
+        if self._waiting > 0 and self.strategy == "prioritised":
+            until = perf_counter() + _YIELD_SECONDS
+            with self._moved:
+                while self._waiting > 0 and (left := until - perf_counter()) > 0:
+                    self._moved.wait(left)
+
+    def _ask_rest(self) -> None:
+        """The stream brought nothing, and something is missing: the source says why."""
+        loading = self._peer.loading
+        if loading is None:
+            return
+        for part in self._requests(sorted(self._missing)):
+            for leaf in part:
+                try:
+                    for came, steps in self._fetch((leaf,)):
+                        loading.fill(came, steps)
+                except NotOwnedError:
+                    continue  # it was taken back: housekeeping knows
+        self._settle_ended()
+
+    # ---- Reports
+
+    def _start_reports(self) -> None:
+        with self._moved:
+            if self._reporting is None and not self._is_closed:
+                self._reporting = threading.Thread(
+                    target=self._run_reports, name="statekit-reports", daemon=True
+                )
+                self._reporting.start()
+
+    def _run_reports(self) -> None:
+        """Tells the source what is here, fetches the rest of leaves; ends when all is done."""
+        while True:
+            with self._moved:
+                self._moved.wait_for(self._has_chores)
+                if self._is_closed or self._is_finished():
+                    self._reporting = None
+                    break
+                self._moved.wait(REPORT_SECONDS)  # others come along
+                partial, self._partial = self._partial, []
+            try:
+                self._settle_ended()
+                self._report()
+                if partial and self._streaming is None:
+                    self._bring_rest(partial)
+            except StateKitError as error:
+                with self._moved:
+                    if self._error is None and self._streaming is None:
+                        self._error = error
+                    self._partial += partial
+                    self._moved.notify_all()
+                    self._moved.wait_for(lambda: self._is_closed, RETRY_SECONDS)
+        if not self._is_closed:
+            self._peer.finish(self)
+
+    def _has_chores(self) -> bool:
+        return (
+            bool(self._is_closed or self._unreported or self._ended or self._partial)
+            or self._is_finished()
+        )
+
+    def _is_finished(self) -> bool:
+        return not (self._missing or self._unreported or self._ended)
+
+    def _report(self) -> None:
+        while self._unreported and not self._is_closed:
+            with self._moved:
+                leaves = self._unreported[:REPORTS_MAX]
+            leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
+            generation = self._offer.generation
+            released = self._channel.installed(InstalledCall(self.id, generation, leases))
+            for leaf, epoch in released:
+                self._peer.tell(self._offer.source, Released(self.id, generation, 0, leaf, epoch))
+            with self._moved:
+                del self._unreported[: len(leaves)]
+                self._moved.notify_all()
+
+    def _bring_rest(self, leaves: Iterable[int]) -> None:
+        loading = self._peer.loading
+        if loading is not None:
+            for leaf in leaves:
+                if leaf in self._missing:
+                    loading.load(leaf)
+
+    def _settle_ended(self) -> None:
+        with self._moved:
+            ended, self._ended = self._ended, []
+        if ended:
+            self._peer.end_leases(self, ended)
+
+    # ---- For checkpoints
+
+    def read_leaf(self, leaf: int) -> list[bytes]:
+        raise AssertionError("leaves of a peer are brought, not read")
+
+    def share(self) -> LeafSource:
+        """For a checkpoint: the leaves that have not come, as they are when they come."""
+        kept = _Kept(self)
+        self._kept.append(kept)
+        return kept
+
+    def unshare(self, kept: "_Kept") -> None:
+        self._kept.remove(kept)
+
+    # ---- The end
+
+    def _close(self) -> None:
+        with self._moved:
+            self._is_closed = True
+            is_open = bool(self._missing)
+            self._moved.notify_all()
+        if is_open:
+            self._peer.return_at_end(self)
+        self._channel.close()
+        if self._base is not None:
+            self._base.release()
+
+    def send_back(
+        self, leases: tuple[tuple[int, int], ...], timeout_s: float | None = None
+    ) -> None:
+        call = GiveBackCall(self.id, self._offer.generation, leases)
+        self._channel.give_back(call, timeout_s=timeout_s)
+
+
+_YIELD_SECONDS = 0.05
+
+
+class _Parts:
+    """Pieces of leaves, until all of a leaf are there."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[bytes]] = {}
+
+    def add(self, piece: Piece, epochs: dict[int, int]) -> bool:
+        """Whether the leaf is complete with it. Pieces of other leases are passed over."""
+        if epochs.get(piece.leaf) != piece.epoch:
+            return False
+        self._parts.setdefault(piece.leaf, []).append(piece.blocks)
+        return piece.is_last
+
+    def take(self, leaf: int) -> bytes:
+        parts = self._parts.pop(leaf)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _Kept(LeafSource):
+    """Leaves of an arrival as they came, for a checkpoint that was begun before they did."""
+
+    is_far = True
+    is_peer = True
+
+    def __init__(self, arrival: Arrival) -> None:
+        super().__init__()
+        self._arrival = arrival
+        self._lock = threading.Lock()
+        self._places: dict[int, list[tuple[int, int]]] = {}
+        self._file: IO[bytes] = SpooledTemporaryFile(KEPT_BYTES)  # noqa: SIM115
+        self._error: StateKitError | None = None
+
+    def keep(self, leaf: int, steps: Sequence[bytes]) -> None:
+        # State in use comes before a copy of it: if there is no room, the checkpoint fails.
+        with self._lock:
+            if self._error is not None:
+                return
+            try:
+                places = []
+                for step in steps:
+                    places.append((self._file.seek(0, 2), len(step)))
+                    self._file.write(step)
+                self._places[leaf] = places
+            except OSError as error:
+                self._error = temporary_failed(error)
+            except ValueError:  # closed: nobody reads it any more
+                return
+
+    def read_leaf(self, leaf: int) -> list[bytes]:
+        if leaf not in self._places:
+            loading = self._arrival._peer.loading
+            if loading is not None:
+                loading.load(leaf)
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if leaf not in self._places:
+                raise MigrationError(
+                    f"leaf {leaf} was given back while a checkpoint was waiting for it. "
+                    "Take the checkpoint again."
+                )
+            steps = []
+            for start, length in self._places[leaf]:
+                self._file.seek(start)
+                # With no checksums: those of messages and of other packs are bound to these.
+                step = self._file.read(length)
+                steps.append(b"".join(rewrite(piece) for _, piece in block_pieces(step)))
+            return steps
+
+    def bring(self, leaves: Sequence[int], loading: Any) -> None:
+        self._arrival.bring(leaves, loading)
+
+    def _close(self) -> None:
+        self._arrival.unshare(self)
+        with self._lock:
+            self._file.close()
+
+
+def _without(step: bytes, names: set[str]) -> bytes:
+    """The blocks of a step, but for those of some states."""
+    return b"".join(piece for block, piece in block_pieces(step) if block.name not in names)

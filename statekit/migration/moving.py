@@ -1,0 +1,262 @@
+"""MovingProvider: what a KVProvider does with other processes. Its part of the public interface.
+
+    kv.serve("127.0.0.1:0")                 others may fetch from here, and look at the state
+    kv.fetch_from(address, key_groups=…)    takes key-groups over; usable at once
+    kv.migrate(to=address, key_groups=…)    the same, begun by the old owner
+    kv.is_here(keys), kv.absent(keys), kv.prefetch(keys)    for engines that park records
+
+It costs nothing until one of these is called: the peer, and with it gRPC, comes then.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from statekit.assignment import KeyGroups, group_ranges
+from statekit.checkpoint.reader import Checkpoint
+from statekit.errors import ArgumentError, HomeError, shorten
+from statekit.keys import KeyType, key_codec
+from statekit.loading import CheckpointSource, open_pinned
+from statekit.migration.arrival import Arrival, Strategy
+from statekit.migration.departure import Departure
+from statekit.migration.peer import TIMEOUT_S, Credentials, Peer
+from statekit.remote.calls import Limits
+from statekit.residence import Residence
+from statekit.schema import StateSchema
+from statekit.store.columns import route
+
+if TYPE_CHECKING:
+    from statekit.remote.security import TLS
+    from statekit.remote.server import PeerServer
+
+_PREFETCHERS = 4  # threads that bring what engines ask for
+
+
+class MovingProvider(ABC):
+    """See KVProvider."""
+
+    _residence: Residence
+    _lock: Any
+
+    def __init__(self) -> None:
+        self._peer: Peer | None = None
+        self._prefetchers: ThreadPoolExecutor | None = None
+        self._peer_lock = threading.Lock()
+
+    # ---- What a provider must be able to do
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    @abstractmethod
+    def _owned(self) -> tuple[range, ...]: ...
+
+    @abstractmethod
+    def _stored(self) -> Sequence[StateSchema]: ...
+
+    @abstractmethod
+    def _take_in(self, schemas: Sequence[StateSchema]) -> None:
+        """Takes on states of a peer."""
+
+    @abstractmethod
+    def _gave(self, part: tuple[range, ...]) -> None:
+        """Key-groups are another's from now on."""
+
+    @abstractmethod
+    def _take_over(self, part: tuple[range, ...]) -> None:
+        """Key-groups are this provider's from now on."""
+
+    @abstractmethod
+    def _since(self, url: str, number: int) -> "array[int] | None":
+        """Per leaf: the epoch that the last checkpoint in a place has it of."""
+
+    @abstractmethod
+    def _figures(self) -> dict[str, Any]:
+        """Metrics as plain data."""
+
+    # ---- Being reached
+
+    def serve(
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        limits: Limits | None = None,
+        insecure: bool = False,
+        generation: int | None = None,
+    ) -> "PeerServer":
+        """Lets other processes fetch key-groups from here, and look at the state.
+
+        address: "127.0.0.1:0" is any free port on this machine; the result's `address` tells. For
+        another one TLS is needed, and a token or certificates of the peers (or insecure=True).
+        tls, token: also used when this provider connects to others, unless told otherwise.
+        generation: counts recoveries. Whoever restores state that another process may still hold
+        gives the next number; processes of earlier ones are refused, and own nothing any more.
+        """
+        self._check_open()
+        peer = self._as_peer()
+        if generation is not None:
+            peer.lead(generation)
+        return peer.serve(address, Credentials(tls, token), limits or Limits(), insecure=insecure)
+
+    def _as_peer(self) -> Peer:
+        with self._lock:  # first: key-groups do not change hands meanwhile
+            if self._peer is None:
+                self._peer = Peer(_Owner(self), self._residence)
+            return self._peer
+
+    def _credentials(self, tls: "TLS | None", token: str | None) -> Credentials:
+        known = self._as_peer().credentials
+        return Credentials(tls or known.tls, token or known.token)
+
+    # ---- Handing over
+
+    def fetch_from(
+        self,
+        peer: str,
+        *,
+        key_groups: KeyGroups | None = None,
+        strategy: Strategy = "prioritised",
+        base: "str | Checkpoint | None" = None,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Arrival:
+        """Takes key-groups over from another process. They are this provider's when it returns.
+
+        What is not here yet is fetched when it is touched, and the rest comes by itself.
+        peer: the address that serve() gave there. key_groups: all that it has, unless told.
+        strategy: "prioritised" fetches on demand and streams the rest, hot leaves first.
+        "on_demand" fetches what is touched only; "gradual" and "gradual_batched" only stream;
+        "all_at_once" returns when everything is here.
+        base: a place of checkpoints that both sides can read. If the last checkpoint there is the
+        peer's, only what changed since comes from it.
+        timeout: seconds after which a peer that does not answer raises PeerLostError.
+        """
+        self._check_open()
+        if self._residence.home is not None:
+            raise HomeError(
+                "a provider whose state is at home cannot fetch from another process. Fetch into "
+                'one that was opened with "memory:", and merge() that.'
+            )
+        based = None if base is None else _open_base(base, self._residence.store.leaves)
+        return self._as_peer().fetch_from(
+            peer, key_groups, strategy, based, self._credentials(tls, token), timeout
+        )
+
+    def migrate(
+        self,
+        to: str,
+        *,
+        key_groups: KeyGroups,
+        strategy: Strategy = "prioritised",
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Departure:
+        """Hands key-groups over to another process, which serves at `to`; see fetch_from().
+
+        Returns when it has taken them on: from then on they are refused here. Their state stays
+        here until it is there; wait() for that before you close this provider.
+        """
+        self._check_open()
+        peer = self._as_peer()
+        groups = group_ranges(key_groups, self._residence.store.key_groups)
+        return peer.migrate(to, groups, strategy, self._credentials(tls, token), timeout)
+
+    @property
+    def migrations(self) -> tuple[Arrival | Departure, ...]:
+        """The hand-overs that are not done."""
+        peer = self._peer
+        if peer is None:
+            return ()
+        return (*peer.arrivals, *(one for one in peer.departures if not one.done))
+
+    def fence(self, generation: int) -> None:
+        """Says that a later generation has begun elsewhere: this provider owns nothing any more."""
+        self._check_open()
+        self._as_peer().fence(generation)
+
+    # ---- For engines that do not wait
+
+    def is_here(self, keys: Any, *, key: KeyType = str) -> bool:
+        """Whether the state under all these keys is here: nothing would be waited for."""
+        return not len(self.absent(keys, key=key))
+
+    def absent(self, keys: Any, *, key: KeyType = str) -> "array[int]":
+        """The positions of keys of a column whose state is still to come, ascending.
+
+        Keys of other providers are not among them: these are refused, not waited for.
+        """
+        residence = self._residence
+        if residence.loading is None:
+            self._check_open()
+            return array("q")
+        store = residence.store
+        leaves = route(keys, key_codec(key), store.leaves).tolist()
+        residency = store.residency
+        absent = {leaf for leaf in set(leaves) if residency(leaf) not in ("whole", "away")}
+        if not absent:
+            return array("q")
+        return array("q", [at for at, leaf in enumerate(leaves) if leaf in absent])
+
+    def prefetch(self, keys: Any, *, key: KeyType = str) -> "Future[None]":
+        """Brings the state under these keys here; the future is done when all of it is.
+
+        What keeps it from coming (PeerLostError, ...) is raised by the future's result().
+        """
+        self._check_open()
+        residence = self._residence
+        done: Future[None] = Future()
+        if residence.loading is None:
+            done.set_result(None)
+            return done
+        leaves = set(route(keys, key_codec(key), residence.store.leaves))
+        with self._peer_lock:
+            if self._prefetchers is None:
+                self._prefetchers = ThreadPoolExecutor(
+                    _PREFETCHERS, thread_name_prefix="statekit-prefetch"
+                )
+            return self._prefetchers.submit(residence.load_leaves, sorted(leaves))
+
+    def _close_peer(self) -> None:
+        """Nobody is answered any more, and nothing is brought."""
+        peer, prefetchers = self._peer, self._prefetchers
+        if peer is not None:
+            peer.close()
+        if prefetchers is not None:
+            prefetchers.shutdown(wait=False, cancel_futures=True)
+
+
+class _Owner:
+    """A provider as its peer sees it."""
+
+    def __init__(self, provider: MovingProvider) -> None:
+        self.lock = provider._lock
+        self.owned = provider._owned
+        self.schemas = provider._stored
+        self.take_in = provider._take_in
+        self.gave = provider._gave
+        self.took = provider._take_over
+        self.since = provider._since
+        self.figures = provider._figures
+
+
+def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, str, int]:
+    """A checkpoint to begin from, kept from being deleted."""
+    place, number = (base.url, base.number) if isinstance(base, Checkpoint) else (base, None)
+    if not isinstance(place, str):
+        raise ArgumentError(f"{shorten(base)} names no place of checkpoints. Give its URL.")
+    checkpoint, pin = open_pinned(place, number)
+    if checkpoint.manifest.leaves != leaves:
+        pin.release()
+        raise ArgumentError(
+            f"the checkpoint in {checkpoint.url!r} has {checkpoint.manifest.leaves} leaves, this "
+            f"provider {leaves}. A base has as many."
+        )
+    source = CheckpointSource([(checkpoint, pin)], leaves)
+    return source, checkpoint.storage.url, checkpoint.number

@@ -1,0 +1,797 @@
+"""Peer: a provider among others. It carries out what its participant says, and answers calls.
+
+    KVProvider ──> Peer ──> Participant     who has which lease (pure; docs/protocol.md)
+                    │  ├──> Departure       leaves that go: shut, read out on demand or as a stream
+                    │  └──> Arrival         leaves that come
+                    └──> PeerServer, PeerChannel (statekit/remote): the same calls, over gRPC
+
+A call is a message and its reply: Begin makes the source's participant offer, and the offer is the
+reply; Fetch is answered by the leaf; Installed by Released; GiveBack by GivenBack. So every message
+of the protocol passes through Participant.on(), here as in the simulator.
+
+    locks   the provider's lock is held while key-groups change hands, so that a checkpoint has
+            them or has them not. The peer's own lock guards the participant only, comes last, and
+            nothing is waited for under it.
+"""
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.errors import (
+    ArgumentError,
+    ClosedError,
+    FencedError,
+    MigrationError,
+    NotOwnedError,
+    OccupiedError,
+    PeerError,
+    StateKitError,
+    shorten,
+)
+from statekit.loading import LeafSource, Loading
+from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
+from statekit.migration.departure import Departure
+from statekit.migration.messages import (
+    Action,
+    Drop,
+    Expect,
+    Fence,
+    Fetch,
+    GiveBack,
+    GivenBack,
+    Installed,
+    InTransit,
+    Moved,
+    Never,
+    Offer,
+    Released,
+    Reopen,
+    Send,
+    Serve,
+    Shut,
+    Unexpect,
+)
+from statekit.migration.participant import Participant
+from statekit.remote.calls import (
+    BeginCall,
+    BeginReply,
+    FetchCall,
+    GiveBackCall,
+    InstalledCall,
+    Limits,
+    PeerHello,
+    Piece,
+    PieceKind,
+    ProposeCall,
+    QueryCall,
+    QueryReply,
+    StreamCall,
+)
+from statekit.remote.security import parse_address
+from statekit.residence import Residence
+from statekit.schema import StateSchema
+
+if TYPE_CHECKING:
+    from statekit.remote.channel import PeerChannel
+    from statekit.remote.server import PeerServer
+
+_log = logging.getLogger("statekit")
+
+# A checkpoint to begin from: how to read it, its place, its number.
+Base: TypeAlias = tuple[LeafSource, str, int]
+
+TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
+SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
+
+
+class Owner(Protocol):
+    """What a peer needs of its provider. All but `lock` are called with the lock held."""
+
+    @property
+    def lock(self) -> Any: ...
+
+    def owned(self) -> tuple[range, ...]:
+        """Key-groups."""
+
+    def schemas(self) -> Sequence[StateSchema]: ...
+
+    def take_in(self, schemas: Sequence[StateSchema]) -> None:
+        """Declares states of a peer that are not known here; SchemaError if they do not fit."""
+
+    def gave(self, key_groups: tuple[range, ...]) -> None:
+        """These are another's from now on."""
+
+    def took(self, key_groups: tuple[range, ...]) -> None:
+        """These are ours from now on."""
+
+    def since(self, url: str, number: int) -> "array[int] | None":
+        """Per leaf: the epoch that a checkpoint has it of; None if it is not our last one there."""
+
+    def figures(self) -> dict[str, Any]: ...
+
+
+class Credentials:
+    """What a provider shows to others, and asks of them."""
+
+    def __init__(self, tls: Any = None, token: str | None = None) -> None:
+        self.tls = tls
+        self.token = token
+
+
+class Peer:
+    """One per provider, from the first time it serves, fetches or passes a barrier."""
+
+    def __init__(self, owner: Owner, residence: Residence) -> None:
+        self._owner = owner
+        self._residence = residence
+        self.subgroups = residence.store.subgroups
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._lock = threading.RLock()
+        self._participant = Participant(self.name)
+        self._departures: dict[str, Departure] = {}
+        self._arrivals: dict[str, Arrival] = {}
+        self._server: PeerServer | None = None
+        self.credentials = Credentials()
+        self.limits = Limits()
+        self.is_closed = False
+        with owner.lock:
+            self._participant.own(_leaves(owner.owned(), self.subgroups))
+
+    @property
+    def loading(self) -> Loading | None:
+        return self._residence.loading
+
+    @property
+    def generation(self) -> int:
+        return self._participant.generation
+
+    @property
+    def departures(self) -> tuple[Departure, ...]:
+        return tuple(self._departures.values())
+
+    @property
+    def arrivals(self) -> tuple[Arrival, ...]:
+        return tuple(self._arrivals.values())
+
+    # ---- Being reached
+
+    def serve(
+        self, address: str, credentials: Credentials, limits: Limits, **options: Any
+    ) -> "PeerServer":
+        from statekit.remote.server import PeerServer
+
+        if self._server is not None and self._server.is_serving:
+            raise MigrationError(
+                f"this provider is served at {self._server.address} already. Close that first."
+            )
+        server = PeerServer(
+            self,
+            address,
+            tls=credentials.tls,
+            token=credentials.token,
+            limits=limits,
+            **options,
+        )
+        self._server, self.credentials, self.limits = server, credentials, limits
+        return server
+
+    @property
+    def address(self) -> str:
+        """Where this provider is served. MigrationError if it is not."""
+        if self._server is None:
+            raise MigrationError("this provider is not served. Call kv.serve() first.")
+        return self._server.address
+
+    def connect(self, address: str, credentials: Credentials, timeout_s: float) -> "PeerChannel":
+        from statekit.remote.channel import PeerChannel
+
+        return PeerChannel(
+            address,
+            tls=credentials.tls,
+            token=credentials.token,
+            limits=self.limits,
+            timeout_s=timeout_s,
+        )
+
+    # ---- Taking over
+
+    def fetch_from(
+        self,
+        address: str,
+        key_groups: KeyGroups | None,
+        strategy: str,
+        base: Base | None,
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> Arrival:
+        """Has key-groups handed over by another process; they are ours when this returns."""
+        if strategy not in STRATEGIES:
+            raise ArgumentError(
+                f"{shorten(strategy)} is no strategy. Use one of {', '.join(STRATEGIES)}."
+            )
+        arrival = self._take_on(address, key_groups, strategy, base, credentials, timeout_s)
+        if strategy == "all_at_once":
+            arrival.wait()
+        return arrival
+
+    def _take_on(
+        self,
+        address: str,
+        key_groups: KeyGroups | None,
+        strategy: str,
+        base: Base | None,
+        credentials: Credentials,
+        timeout_s: float,
+        migration: str = "",
+    ) -> Arrival:
+        channel = self.connect(address, credentials, timeout_s)
+        try:
+            groups = self._check_hello(channel.hello(), address, key_groups)
+            arrival = self._begin(channel, groups, strategy, base, migration or uuid.uuid4().hex)
+        except BaseException:
+            channel.close()
+            if base is not None:
+                base[0].release()
+            raise
+        arrival.start()
+        return arrival
+
+    def _check_hello(
+        self, hello: PeerHello, address: str, key_groups: KeyGroups | None
+    ) -> tuple[range, ...]:
+        store = self._residence.store
+        here, there = (store.key_groups, store.subgroups), (hello.key_groups, hello.subgroups)
+        if here != there:
+            raise ArgumentError(
+                f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
+                f"{here[0]} x {here[1]}. Open both with the same numbers."
+            )
+        groups = hello.owned if key_groups is None else group_ranges(key_groups, here[0])
+        if not groups:
+            raise ArgumentError(f"no key-groups to fetch from {address}: name some that it has.")
+        with self._owner.lock:
+            mine = self._owner.owned()
+            if common := subtract(groups, subtract(groups, mine)):
+                raise OccupiedError(
+                    f"key-groups {show_groups(common)} are this provider's already. "
+                    f"Fetch others from {address}."
+                )
+            self._owner.take_in(hello.schemas)
+        return groups
+
+    def _begin(
+        self,
+        channel: "PeerChannel",
+        groups: tuple[range, ...],
+        strategy: str,
+        base: Base | None,
+        migration: str,
+    ) -> Arrival:
+        source, url, number = base or (None, "", 0)
+        generation, barrier = self._participant.generation, self._participant.barrier
+        reply = channel.begin(
+            BeginCall(migration, generation, self.name, groups, barrier, url, number)
+        )
+        granted = _check_offer(reply, migration, groups, self.subgroups, channel.address)
+        if source is not None and not reply.based:
+            source.release()
+            source = None
+        arrival = Arrival(self, channel, reply, granted, strategy, source)
+        store = self._residence.store
+        with self._owner.lock:
+            self._check_open()
+            self._owner.take_in(reply.schemas)
+            if store.time("event") is None and reply.watermark is not None:
+                store.set_time("event", reply.watermark)
+            with self._lock:
+                self._arrivals[migration] = arrival
+                actions = self._participant.on(reply.offer.source, reply.offer)
+            expected = [
+                leaf for action in actions if isinstance(action, Expect) for leaf in action.leaves
+            ]
+            if len(expected) != len(reply.offer.grants):
+                raise PeerError(
+                    f"{channel.address} offers leaves at epochs that are over. Try again."
+                )
+            self._residence.expect(arrival, leaf_ranges(granted, self.subgroups))
+            self._owner.took(granted)
+        return arrival
+
+    def return_leaves(self, arrival: Arrival) -> tuple[range, ...]:
+        """See Arrival.give_back()."""
+        loading = self.loading
+        if loading is None:
+            return ()
+        with self._owner.lock, loading.standing_still():
+            with self._lock:
+                groups = self._untouched(arrival)
+                leaves = _leaves(groups, self.subgroups)
+                actions = self._participant.give_back(arrival.id, leaves)
+            if not actions:
+                return ()
+            self._disown(arrival, groups)
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, GiveBack):
+                leases = action.message.leases
+                arrival.send_back(leases)
+                self.tell(action.to, GivenBack(arrival.id, self.generation, 0, leases))
+        return groups
+
+    def _untouched(self, arrival: Arrival) -> tuple[range, ...]:
+        """Key-groups of which no leaf has come."""
+        state_of, subs = self._participant.state_of, self.subgroups
+        return group_ranges(
+            [
+                group
+                for part in arrival.key_groups
+                for group in part
+                if all(
+                    state_of(leaf) == "expected" for leaf in range(group * subs, (group + 1) * subs)
+                )
+            ]
+        )
+
+    def return_at_end(self, arrival: Arrival) -> None:
+        """The provider is being closed: what has not come is left to the source, if it answers."""
+        with self._lock:
+            leaves = _leaves(self._untouched(arrival), self.subgroups)
+            actions = self._participant.give_back(arrival.id, leaves)
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, GiveBack):
+                try:
+                    arrival.send_back(action.message.leases, timeout_s=CLOSE_SECONDS)
+                except (StateKitError, ValueError) as error:
+                    _log.warning(
+                        "%s was closed before all leaves had come, and %s could not be told: %s",
+                        arrival,
+                        arrival.source,
+                        error,
+                    )
+
+    def end_leases(self, arrival: Arrival, ended: Sequence[Moved]) -> None:
+        """The source has taken leaves back."""
+        loading = self.loading
+        if loading is None:
+            return
+        with self._owner.lock, loading.standing_still():
+            leaves = []
+            for moved in ended:
+                with self._lock:
+                    actions = self._participant.on(arrival._offer.source, moved)
+                leaves += [
+                    leaf
+                    for action in actions
+                    if isinstance(action, Unexpect)
+                    for leaf in action.leaves
+                ]
+            groups = group_ranges(sorted({leaf // self.subgroups for leaf in leaves}))
+            if groups:
+                self._disown(arrival, groups, leaves)
+
+    def _disown(
+        self, arrival: Arrival, groups: tuple[range, ...], leaves: Sequence[int] | None = None
+    ) -> None:
+        """Key-groups that were expected are another's after all. Nothing comes meanwhile."""
+        self._owner.gave(groups)
+        gone = _leaves(groups, self.subgroups) if leaves is None else leaves
+        for leaf in gone:
+            self._residence.store.mark(leaf, leaf + 1, "away")
+        arrival.forget(gone)
+
+    def finish(self, arrival: Arrival) -> None:
+        """Everything of an arrival is here, and its source knows."""
+        with self._lock:
+            self._arrivals.pop(arrival.id, None)
+        loading = self.loading
+        if loading is not None:
+            loading.end()
+
+    def moved_within(self, came: Iterable[range], went: Iterable[range]) -> None:
+        """Key-groups were split off to, or merged from, another provider of this process."""
+        with self._lock:
+            self._participant.disown(_leaves(went, self.subgroups))
+            self._participant.own(_leaves(came, self.subgroups), self._participant.barrier)
+
+    def tell(self, sender: str, message: Any) -> list[Action]:
+        """A message whose effects are on their way already."""
+        with self._lock:
+            return self._participant.on(sender, message)
+
+    def fence(self, generation: int) -> None:
+        """A later generation has begun: we own nothing any more."""
+        with self._owner.lock, self._lock:
+            if generation > self._participant.generation:
+                self._carry_out(self._participant.fence(generation))
+
+    def lead(self, generation: int) -> None:
+        """Begins a later generation with what is owned here; for who restored it."""
+        with self._owner.lock, self._lock:
+            if generation < self.generation or self._departures or self._arrivals:
+                raise MigrationError(
+                    f"generation {generation} cannot begin here: this is {self.generation}, with "
+                    f"{len(self._departures) + len(self._arrivals)} migrations."
+                )
+            if generation > self.generation:
+                barrier = self._participant.barrier
+                self._participant = Participant(self.name, generation)
+                self._participant.own(_leaves(self._owner.owned(), self.subgroups), barrier)
+
+    # ---- Handing over
+
+    def migrate(
+        self,
+        to: str,
+        key_groups: tuple[range, ...],
+        strategy: str,
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> Departure:
+        """Asks another process to fetch key-groups from here; returns when it has begun."""
+        address = self.address
+        self._check_owned(key_groups)
+        migration = uuid.uuid4().hex
+        channel = self.connect(to, credentials, timeout_s)
+        try:
+            channel.propose(ProposeCall(migration, self.generation, address, key_groups, strategy))
+        finally:
+            channel.close()
+        with self._lock:
+            return self._departures[migration]  # the target began before it answered
+
+    def _check_owned(self, key_groups: tuple[range, ...]) -> None:
+        with self._owner.lock:
+            if missing := subtract(key_groups, self._owner.owned()):
+                raise NotOwnedError(
+                    f"key-groups {show_groups(missing)} are not this provider's, which has "
+                    f"{show_groups(self._owner.owned())}. Hand over what it has."
+                )
+
+    def _abort(self, departure: Departure, target_is_dead: bool) -> None:
+        with self._owner.lock:
+            with self._lock:
+                if target_is_dead:
+                    actions, _ = self._participant.declare_dead(departure.target)
+                    kept: tuple[int, ...] = ()
+                else:
+                    groups = self._unsent_groups(departure)
+                    leaves = _leaves(groups, self.subgroups)
+                    actions, kept = self._participant.abort(departure.id, leaves)
+            self._carry_out(actions)
+        if kept:
+            open_groups = group_ranges(sorted({leaf // self.subgroups for leaf in kept}))
+            raise MigrationError(
+                f"key-groups {show_groups(open_groups)} cannot be taken back: {departure.target} "
+                "may have some of their state already. Wait for it; or, if it is gone for good, "
+                "abort(target_is_dead=True)."
+            )
+
+    def _unsent_groups(self, departure: Departure) -> tuple[range, ...]:
+        is_unsent, subs = self._participant.is_unsent, self.subgroups
+        return group_ranges(
+            [
+                group
+                for part in departure.key_groups
+                for group in part
+                if all(
+                    is_unsent(departure.id, leaf)
+                    for leaf in range(group * subs, (group + 1) * subs)
+                )
+            ]
+        )
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        """Does what the participant of a source says. The owner's lock is held."""
+        subs = self.subgroups
+        for action in actions:
+            if isinstance(action, Shut):
+                groups = group_ranges(sorted({leaf // subs for leaf in action.leaves}))
+                self._residence.shut(leaf_ranges(groups, subs))
+                self._owner.gave(groups)
+            elif isinstance(action, Reopen):
+                groups = group_ranges(sorted({leaf // subs for leaf in action.leaves}))
+                self._residence.reopen([range(leaf, leaf + 1) for leaf in action.leaves])
+                self._owner.took(groups)
+                for departure in [*self._departures.values()]:
+                    departure.returned(action.leaves)
+            elif isinstance(action, Drop):
+                self._drop(action.leaf)
+            elif isinstance(action, Fence):
+                self._fenced()
+
+    def _drop(self, leaf: int) -> None:
+        self._residence.drop(leaf)
+        for departure in [*self._departures.values()]:
+            departure.gone(leaf)
+
+    def _fenced(self) -> None:
+        store = self._residence.store
+        self._owner.gave(self._owner.owned())
+        store.mark(0, store.leaves, "away")
+        self._residence.shut_leaves.clear()
+        for departure in [*self._departures.values()]:
+            departure.returned(departure.unfinished())
+
+    # ---- Calls of others (PeerService)
+
+    def hello(self) -> PeerHello:
+        from statekit import __version__
+
+        store = self._residence.store
+        with self._owner.lock:
+            return PeerHello(
+                self.name,
+                self.name,
+                self.generation,
+                store.key_groups,
+                store.subgroups,
+                self._owner.owned(),
+                tuple(self._owner.schemas()),
+                __version__,
+            )
+
+    def begin(self, call: BeginCall) -> BeginReply:
+        self._check_open()
+        self._check_generation(call.generation)
+        store = self._residence.store
+        groups = group_ranges(call.key_groups, store.key_groups)
+        leaves = _leaves(groups, self.subgroups)
+        self._settle_arrivals(groups)
+        with self._owner.lock:
+            self._check_generation(call.generation)
+            departure = self._departures.get(call.migration)
+            if departure is None:
+                self._take_back_from(call.target, leaves)
+                self._check_owned(groups)
+                since = None
+                if call.base_url:
+                    since = self._owner.since(call.base_url, call.base_number)
+                departure = self._depart(call, groups, leaves, since)
+            elif departure.target != call.target:
+                raise MigrationError(
+                    f"migration {call.migration} goes to {departure.target}, not {call.target}."
+                )
+            return BeginReply(
+                departure.offer,
+                self._participant.barrier,
+                tuple(self._owner.schemas()),
+                store.key_groups,
+                store.subgroups,
+                store.time("event"),
+                departure.timer_leaves,
+                departure.sizes,
+                departure.since is not None,
+            )
+
+    def _depart(
+        self,
+        call: BeginCall,
+        groups: tuple[range, ...],
+        leaves: Sequence[int],
+        since: "array[int] | None",
+    ) -> Departure:
+        with self._lock:
+            actions = self._participant.begin(call.migration, call.target, leaves)
+        self._carry_out(actions)
+        (offer,) = (
+            action.message
+            for action in actions
+            if isinstance(action, Send) and isinstance(action.message, Offer)
+        )
+        departure = Departure(offer, groups, call.target, self._residence, since, self._abort)
+        with self._lock:
+            self._departures[call.migration] = departure
+        return departure
+
+    def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
+        """Leaves that this target was offered before, and has lost sight of before any came."""
+        with self._lock:
+            mine = set(leaves)
+            for departure in [*self._departures.values()]:
+                if departure.target == target and not mine.isdisjoint(departure.unfinished()):
+                    groups = self._unsent_groups(departure)
+                    again = _leaves(groups, self.subgroups)
+                    actions, _ = self._participant.abort(departure.id, again)
+                    self._carry_out(actions)
+
+    def _settle_arrivals(self, groups: tuple[range, ...]) -> None:
+        """Leaves that are still on their way here are completed before they go on."""
+        ranges = leaf_ranges(groups, self.subgroups)
+        self._residence.load_from_peers(ranges)
+        until = monotonic() + SETTLE_SECONDS
+        wanted = set(_leaves(groups, self.subgroups))
+        for arrival in self.arrivals:
+            if not wanted.isdisjoint(arrival._epochs):
+                arrival.wait_reported(wanted, until)
+
+    def _check_generation(self, generation: int) -> None:
+        if generation > self.generation:
+            self.fence(generation)
+        if generation != self.generation or self._participant.is_fenced:
+            raise FencedError(
+                f"generation {max(generation, self.generation)} has begun, from a checkpoint; "
+                f"this is about generation {min(generation, self.generation)}, which is over. "
+                "Restore from that checkpoint, or end the process."
+            )
+
+    def fetch(self, call: FetchCall) -> Iterator[Piece]:
+        departure = self._departures.get(call.migration)
+        if departure is None:
+            for leaf, epoch in call.leases:
+                yield self._answer("", call, leaf, epoch)[1]
+            return
+        with departure.somebody_waits():
+            for leaf, epoch in call.leases:
+                serve, refusal = self._answer(departure.target, call, leaf, epoch)
+                if not serve:
+                    yield refusal
+                elif call.keys and departure.is_large(leaf):
+                    yield from departure.read_entries(leaf, epoch, call.keys)
+                elif call.states:
+                    yield from departure.read_states(leaf, epoch, call.states)
+                else:
+                    yield from departure.read(leaf, epoch)
+
+    def _answer(self, sender: str, call: FetchCall, leaf: int, epoch: int) -> tuple[bool, Piece]:
+        keys = call.keys
+        message = Fetch(call.migration, call.generation, 0, leaf, epoch, keys)
+        with self._lock:
+            (action,) = self._participant.on(sender, message) or (None,)
+        if isinstance(action, Serve):
+            return True, _NOTHING
+        return False, _refusal(action, leaf, epoch, self.generation)
+
+    def stream(
+        self,
+        call: StreamCall,
+        credits: Iterator[int],  # noqa: A002
+        /,
+    ) -> Iterator[Piece]:
+        departure = self._departures.get(call.migration)
+        if departure is None or call.generation != self.generation:
+            self._check_generation(call.generation)
+            raise MigrationError(f"there is no migration {call.migration} from here.")
+        granted = sent = 0
+        for leaf in dict.fromkeys((*call.first, *departure.order)):
+            departure.give_way()
+            with self._lock:
+                actions = self._participant.send(call.migration, leaf)
+            if not actions:
+                continue
+            serve = actions[0]
+            assert isinstance(serve, Serve)
+            for piece in departure.read(leaf, serve.reply.epoch):
+                while sent >= granted:
+                    try:
+                        granted = max(granted, next(credits))
+                    except StopIteration:
+                        return
+                sent += len(piece.blocks)
+                yield piece
+
+    def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
+        departure = self._departures.get(call.migration)
+        sender = departure.target if departure is not None else ""
+        released = []
+        for leaf, epoch in call.leases:
+            message = Installed(call.migration, call.generation, 0, leaf, epoch)
+            with self._lock:
+                actions = self._participant.on(sender, message)
+            for action in actions:
+                if isinstance(action, Drop):
+                    self._drop(action.leaf)
+                elif isinstance(action, Send) and isinstance(action.message, Released):
+                    released.append((leaf, epoch))
+        return tuple(released)
+
+    def give_back(self, call: GiveBackCall) -> None:
+        departure = self._departures.get(call.migration)
+        sender = departure.target if departure is not None else ""
+        message = GiveBack(call.migration, call.generation, 0, call.leases)
+        with self._owner.lock:
+            with self._lock:
+                actions = self._participant.on(sender, message)
+            self._carry_out(actions)
+
+    def propose(self, call: ProposeCall) -> None:
+        """Somebody wants to hand over: fetches from there. Done when it has begun."""
+        self._check_open()
+        self._check_generation(call.generation)
+        if self._residence.home is not None:
+            raise MigrationError("a provider whose state is at home takes no key-groups over.")
+        credentials = self.credentials
+        if not (credentials.token or credentials.tls or parse_address(call.address).is_local):
+            raise PeerError(
+                f"{call.address} is not on this machine, and whoever proposed it did not have to "
+                "say who it is. Serve with a token or mutual TLS to take key-groups from there."
+            )
+        self._take_on(
+            call.address,
+            call.key_groups,
+            call.strategy,
+            None,
+            credentials,
+            TIMEOUT_S,
+            call.migration,
+        )
+
+    def query(self, call: QueryCall) -> QueryReply:
+        self._check_open()
+        residence = self._residence
+        schema = next((one for one in self._owner.schemas() if one.name == call.state), None)
+        raw = next((one for one in residence.store.states() if one.name == call.state), None)
+        if schema is None or raw is None:
+            known = ", ".join(sorted(one.name for one in self._owner.schemas())) or "none"
+            raise ArgumentError(f"there is no state {call.state!r} here. There are: {known}.")
+        values = []
+        for encoded in call.keys:
+            key = raw.codec.decode(encoded)
+            values.append(residence.settle(raw, raw.get_encoded, key))
+        return QueryReply(schema, tuple(values))
+
+    def figures(self) -> dict[str, Any]:
+        return self._owner.figures()
+
+    # ---- The end
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("the provider is closed.")
+
+    def close(self) -> None:
+        """Before the provider goes: nobody is answered any more."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for departure in self.departures:
+            if not departure.done:
+                done, total, _ = departure.progress
+                _log.warning(
+                    "closed while %s had fetched %d of %d leaves of key-groups %s; what it has "
+                    "not is lost with this provider",
+                    departure.target,
+                    done,
+                    total,
+                    show_groups(departure.key_groups),
+                )
+        if self._server is not None:
+            self._server.close()
+
+
+_NOTHING = Piece(PieceKind.NEVER, 0, 0)
+
+
+def _refusal(action: Action | None, leaf: int, epoch: int, generation: int) -> Piece:
+    """Why a leaf is not served, as a piece."""
+    message = action.message if isinstance(action, Send) else None
+    if isinstance(message, Moved):
+        return Piece(PieceKind.MOVED, leaf, message.epoch, to=message.to)
+    if isinstance(message, InTransit):
+        return Piece(PieceKind.IN_TRANSIT, leaf, message.epoch)
+    if isinstance(message, Never):
+        return Piece(PieceKind.NEVER, leaf, epoch)
+    return Piece(PieceKind.FENCED, leaf, epoch, generation=generation)
+
+
+def _leaves(groups: Iterable[range], subgroups: int) -> list[int]:
+    return [leaf for part in leaf_ranges(groups, subgroups) for leaf in part]
+
+
+def _check_offer(
+    reply: BeginReply, migration: str, groups: tuple[range, ...], subgroups: int, address: str
+) -> tuple[range, ...]:
+    """The key-groups that were granted: those that were asked for, all of them."""
+    granted = [grant.leaf for grant in reply.offer.grants]
+    if reply.offer.migration != migration or sorted(granted) != _leaves(groups, subgroups):
+        raise PeerError(
+            f"{address} was asked for key-groups {show_groups(groups)} and offers "
+            f"{len(granted)} leaves of others. It is not to be trusted; nothing was taken over."
+        )
+    return groups

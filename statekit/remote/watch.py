@@ -1,0 +1,60 @@
+"""Cuts off peers that keep this process waiting.
+
+A thread that waits for a peer is lent to it. Watch knows since when each is waiting, and cancels
+what has waited for too long: without it, a peer that opens calls and sends nothing takes all
+threads of a server (slow loris), and one that is stopped in its tracks keeps its callers for ever.
+gRPC's own deadlines are the caller's to set, so a server cannot rely on them.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+Cancel = Callable[[], object]
+
+
+class Watch:
+    """Waits that end after `limit_s`, by one thread for all of them.
+
+    begin() and end() are a dict's insertion and removal, because every call goes through them.
+    They need no lock: each is one operation of the interpreter, and expire() works on a copy.
+    """
+
+    def __init__(self, limit_s: float, name: str) -> None:
+        self._limit_s = limit_s
+        self._waits: dict[object, tuple[float, Cancel]] = {}  # oldest first
+        self.expired = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"statekit-{name}", daemon=True)
+        self._thread.start()
+
+    def begin(self, cancel: Cancel) -> object:
+        """A wait begins; returns what end() is to be told."""
+        wait = object()
+        self._waits[wait] = (time.monotonic(), cancel)
+        return wait
+
+    def end(self, wait: object) -> None:
+        self._waits.pop(wait, None)
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def expire(self, limit_s: float) -> None:
+        """Cancels all that have waited longer than this."""
+        before = time.monotonic() - limit_s
+        late = [wait for wait, (since, _) in self._waits.copy().items() if since < before]
+        for wait in late:
+            found = self._waits.pop(wait, None)
+            if found is not None:
+                self.expired += 1
+                found[1]()
+
+    def close(self) -> None:
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._limit_s / 4):
+            self.expire(self._limit_s)

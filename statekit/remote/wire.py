@@ -1,0 +1,644 @@
+"""Between the calls (calls.py) and their bytes (peer.proto).
+
+put_*() write, read_*() read. Whatever is read comes from a stranger: it is checked here, all of it,
+before anything is made of it, and the only thing that read_*() raise is WireError. What they return
+is within these bounds and those of Limits:
+
+- columns that belong together have one length, and there are at most so many of everything
+- names are printable and short, and keys, states and leaves are such as a store may have
+- numbers fit into 63 bits
+
+Blocks are not looked into: the store does that when they are installed. They are most of what is
+sent, so Pieces are written with one copy and read with one.
+"""
+
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NoReturn, TypeVar
+
+from statekit import errors, remote
+from statekit._native import lib
+from statekit.checkpoint.description import Description, DescriptionError
+from statekit.errors import ArgumentError, PeerError, StateKitError, UnknownEntryError, shorten
+from statekit.migration.messages import Grant, Offer
+from statekit.remote.calls import (
+    PROTOCOL,
+    BeginCall,
+    BeginReply,
+    FetchCall,
+    GiveBackCall,
+    InstalledCall,
+    PeerHello,
+    Piece,
+    PieceKind,
+    ProposeCall,
+    QueryCall,
+    QueryReply,
+    StreamCall,
+)
+from statekit.schema import StateSchema
+
+try:
+    from google.protobuf.message import DecodeError, Message
+
+    from statekit.remote import peer_pb2 as pb
+except ImportError as error:
+    raise remote.missing_package(error) from error
+
+LEAVES_MAX: int = lib.SK_LEAVES_MAX
+KEY_GROUPS_MAX: int = lib.SK_LEAVES_MAX
+KEY_BYTES_MAX: int = lib.SK_KEY_BYTES_MAX
+STATE_BYTES_MAX: int = lib.SK_NAME_BYTES_MAX
+NUMBER_MAX = 2**63 - 1
+NAME_CHARS_MAX = 256  # of migrations, processes, strategies
+URL_CHARS_MAX = 4096
+# Leases, keys or pieces in one message: as Python objects they take some 100 bytes each, so that a
+# message never becomes much more than 8 MB of them. PeerChannel cuts longer calls.
+ITEMS_MAX = 65536
+DESCRIPTION_BYTES_MAX = 4 << 20
+
+_LAST, _WHOLE, _DELTA = 8, 16, 32
+_KINDS = (None, *PieceKind, None, None)
+_BLOCKS_TAG = bytes([pb.Pieces.BLOCKS_FIELD_NUMBER << 3 | 2])
+
+M = TypeVar("M", bound=Message)
+C = TypeVar("C", InstalledCall, GiveBackCall)
+Leases = tuple[tuple[int, int], ...]
+
+
+class WireError(Exception):
+    """What a peer sent breaks the rules, and which. It never leaves this package."""
+
+
+def _bad(what: str) -> NoReturn:
+    raise WireError(what)
+
+
+def _parse(message: type[M], data: bytes) -> M:
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        _bad(f"no {message.__name__}")
+
+
+# ---- Parts of messages
+
+
+def _name(text: str, what: str, most: int = NAME_CHARS_MAX, least: int = 1) -> str:
+    # Names are logged and shown: what cannot be printed may be made to forge lines there.
+    if not (least <= len(text) <= most and text.isprintable()):
+        _bad(f"{shorten(text)} for {what}")
+    return text
+
+
+def _number(value: int, what: str, most: int = NUMBER_MAX) -> int:
+    if value > most:
+        _bad(f"{value} for {what}")
+    return value
+
+
+def _geometry(key_groups: int, subgroups: int) -> int:
+    """How many leaves there are."""
+    leaves = key_groups * subgroups
+    if not 0 < leaves <= LEAVES_MAX or leaves & (leaves - 1):
+        _bad(f"{key_groups} key-groups of {subgroups} sub-groups")
+    return leaves
+
+
+def _put_ranges(ranges: Iterable[range]) -> list[int]:
+    return [end for part in ranges for end in (part.start, part.stop)]
+
+
+def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]:
+    if len(ends) % 2 or len(ends) > 2 * ITEMS_MAX:
+        _bad(f"{len(ends)} ends of ranges of {what}")
+    found = []
+    before = -1
+    for start, stop in zip(ends[::2], ends[1::2], strict=True):
+        if not before < start < stop <= most:
+            _bad(f"the {what} {start} to {stop} out of order")
+        found.append(range(start, stop))
+        before = stop - 1
+    return tuple(found)
+
+
+def _read_leases(leaf: Sequence[int], epoch: Sequence[int], leaves: int) -> Leases:
+    n = len(leaf)
+    if len(epoch) != n or n > ITEMS_MAX:
+        _bad(f"{n} leaves with {len(epoch)} epochs")
+    if n:
+        if max(leaf) >= leaves:
+            _bad(f"leaf {max(leaf)} of {leaves}")
+        _number(max(epoch), "an epoch")
+        if n > 1 and len(set(leaf)) != n:
+            _bad("a leaf twice")
+    return tuple(zip(leaf, epoch, strict=True))
+
+
+def _state_name(name: str) -> str:
+    if not name or "\0" in name or len(name.encode()) > STATE_BYTES_MAX:
+        _bad(f"a state named {shorten(name)}")
+    return name
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    if len(keys) > ITEMS_MAX:
+        _bad(f"{len(keys)} keys")
+    if keys and max(map(len, keys)) > KEY_BYTES_MAX:
+        _bad(f"a key of {max(map(len, keys))} bytes")
+
+
+def _put_description(
+    schemas: Sequence[StateSchema],
+    owned: tuple[range, ...] = (),
+    watermark: int | None = None,
+) -> bytes:
+    return Description(None, None, owned, {}, tuple(schemas), watermark).encode()
+
+
+def _read_description(text: bytes, key_groups: int) -> Description:
+    if len(text) > DESCRIPTION_BYTES_MAX:
+        _bad(f"a description of {len(text)} bytes")
+    try:
+        return Description.read(text, 1, key_groups)
+    except DescriptionError as error:
+        _bad(str(error))
+
+
+# ---- Hello
+
+
+def put_hello_request() -> bytes:
+    return pb.HelloRequest(protocol=PROTOCOL).SerializeToString()
+
+
+def read_hello_request(data: bytes) -> int:
+    """The protocol that the peer speaks."""
+    return _parse(pb.HelloRequest, data).protocol
+
+
+def put_hello(hello: PeerHello) -> bytes:
+    return _put(
+        pb.HelloReply,
+        protocol=hello.protocol,
+        name=hello.name,
+        incarnation=hello.incarnation,
+        version=hello.version,
+        generation=hello.generation,
+        key_groups=hello.key_groups,
+        subgroups=hello.subgroups,
+        description=_put_description(hello.schemas, hello.owned),
+    )
+
+
+def read_hello(data: bytes) -> PeerHello:
+    found = _parse(pb.HelloReply, data)
+    _geometry(found.key_groups, found.subgroups)
+    description = _read_description(found.description, found.key_groups)
+    return PeerHello(
+        _name(found.name, "a process"),
+        _name(found.incarnation, "an incarnation"),
+        _number(found.generation, "a generation"),
+        found.key_groups,
+        found.subgroups,
+        description.owned,
+        description.schemas,
+        _name(found.version, "a version"),
+        found.protocol,
+    )
+
+
+# ---- Begin
+
+
+def put_begin(call: BeginCall) -> bytes:
+    return _put(
+        pb.BeginRequest,
+        migration=call.migration,
+        generation=call.generation,
+        target=call.target,
+        key_groups=_put_ranges(call.key_groups),
+        barrier=call.barrier,
+        base_url=call.base_url,
+        base_number=call.base_number,
+    )
+
+
+def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
+    found = _parse(pb.BeginRequest, data)
+    return BeginCall(
+        _name(found.migration, "a migration"),
+        _number(found.generation, "a generation"),
+        _name(found.target, "a target"),
+        _read_ranges(found.key_groups, key_groups, "key-groups"),
+        _number(found.barrier, "a checkpoint"),
+        _name(found.base_url, "a checkpoint's URL", URL_CHARS_MAX, 0),
+        _number(found.base_number, "a checkpoint"),
+    )
+
+
+def put_begin_reply(reply: BeginReply) -> bytes:
+    offer = reply.offer
+    first, lengths, epochs, covered = [], [], [], []
+    # Leaves that follow each other have the same difference to their place in the list.
+    for (_, epoch, cover), run in groupby(
+        enumerate(offer.grants), lambda at: (at[1].leaf - at[0], at[1].epoch, at[1].covered)
+    ):
+        grants = [grant for _, grant in run]
+        first.append(grants[0].leaf)
+        lengths.append(len(grants))
+        epochs.append(epoch)
+        covered.append(cover)
+    return _put(
+        pb.BeginReply,
+        migration=offer.migration,
+        generation=offer.generation,
+        sequence=offer.sequence,
+        source=offer.source,
+        first_leaf=first,
+        leaves=lengths,
+        epoch=epochs,
+        covered=covered,
+        sizes=reply.sizes,
+        barrier=reply.barrier,
+        key_groups=reply.key_groups,
+        subgroups=reply.subgroups,
+        description=_put_description(reply.schemas, watermark=reply.watermark),
+        timer_leaves=_put_ranges(reply.timer_leaves),
+        based=reply.based,
+    )
+
+
+def read_begin_reply(data: bytes) -> BeginReply:
+    found = _parse(pb.BeginReply, data)
+    leaves = _geometry(found.key_groups, found.subgroups)
+    grants = _read_grants(found, leaves)
+    if len(found.sizes) != len(grants):
+        _bad(f"{len(found.sizes)} sizes of {len(grants)} leaves")
+    description = _read_description(found.description, found.key_groups)
+    return BeginReply(
+        Offer(
+            _name(found.migration, "a migration"),
+            _number(found.generation, "a generation"),
+            _number(found.sequence, "a sequence"),
+            _name(found.source, "a source"),
+            grants,
+        ),
+        _number(found.barrier, "a checkpoint"),
+        description.schemas,
+        found.key_groups,
+        found.subgroups,
+        description.watermark,
+        _read_ranges(found.timer_leaves, leaves, "leaves"),
+        array("Q", found.sizes),
+        found.based,
+    )
+
+
+def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
+    n = len(found.first_leaf)
+    if not n == len(found.leaves) == len(found.epoch) == len(found.covered):
+        _bad("runs of leaves whose columns differ in length")
+    if n > leaves or sum(found.leaves) > leaves:
+        _bad(f"{sum(found.leaves)} leaves of {leaves}")
+    if n:
+        _number(max(found.epoch), "an epoch")
+        _number(max(found.covered), "a checkpoint")
+    end = 0
+    for first, length in sorted(zip(found.first_leaf, found.leaves, strict=True)):
+        if not (end <= first and 0 < length <= leaves - first):
+            _bad(f"the leaves {first} to {first + length} twice, or out of {leaves}")
+        end = first + length
+    runs = zip(found.first_leaf, found.leaves, found.epoch, found.covered, strict=True)
+    return tuple(
+        Grant(leaf, epoch, covered)
+        for first, length, epoch, covered in runs
+        for leaf in range(first, first + length)
+    )
+
+
+# ---- Fetch and Stream
+
+
+def put_fetch(call: FetchCall) -> bytes:
+    request = pb.FetchRequest(
+        migration=call.migration,
+        generation=call.generation,
+        leaf=[leaf for leaf, _ in call.leases],
+        epoch=[epoch for _, epoch in call.leases],
+    )
+    if call.states:
+        request.states.extend(call.states)
+    if call.keys:
+        request.key_state.extend([state for state, _ in call.keys])
+        request.key.extend([key for _, key in call.keys])
+    return request.SerializeToString()
+
+
+def read_fetch(data: bytes, leaves: int = LEAVES_MAX) -> FetchCall:
+    found = _parse(pb.FetchRequest, data)
+    states: tuple[str, ...] = ()
+    keys: tuple[tuple[str, bytes], ...] = ()
+    leases = _read_leases(found.leaf, found.epoch, leaves)
+    if found.states:
+        if len(found.states) > int(lib.SK_STATES_MAX):
+            _bad(f"{len(found.states)} states")
+        states = tuple(map(_state_name, found.states))
+    if found.key or found.key_state:
+        if len(found.key) != len(found.key_state) or len(leases) != 1:
+            _bad(f"{len(found.key)} keys of {len(found.key_state)} states in {len(leases)} leaves")
+        _check_keys(found.key)
+        keys = tuple(zip(map(_state_name, found.key_state), found.key, strict=True))
+    return FetchCall(
+        _name(found.migration, "a migration"),
+        _number(found.generation, "a generation"),
+        leases,
+        states,
+        keys,
+    )
+
+
+def put_pieces(pieces: Sequence[Piece], more: bool = False) -> bytes:
+    """One message. The blocks are joined behind it: fields may come in any order."""
+    to, generation = [], []
+    for piece in pieces:
+        if piece.kind is PieceKind.MOVED:
+            to.append(piece.to)
+        elif piece.kind is PieceKind.FENCED:
+            generation.append(piece.generation)
+    columns = _put(
+        pb.Pieces,
+        head=[
+            piece.kind
+            | (_LAST if piece.is_last else 0)
+            | (_WHOLE if piece.is_whole else 0)
+            | (_DELTA if piece.is_delta else 0)
+            for piece in pieces
+        ],
+        leaf=[piece.leaf for piece in pieces],
+        epoch=[piece.epoch for piece in pieces],
+        bytes_total=[piece.bytes_total for piece in pieces],
+        to=to,
+        generation=generation,
+        more=more,
+    )
+    parts: list[bytes] = [columns]
+    for piece in pieces:
+        parts += (_BLOCKS_TAG, _varint(len(piece.blocks)), piece.blocks)
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def read_pieces(
+    data: bytes, leaves: int = LEAVES_MAX, leaf_bytes: int = NUMBER_MAX
+) -> tuple[list[Piece], bool]:
+    """The pieces of a message, and whether more were asked for."""
+    found = _parse(pb.Pieces, data)
+    heads, epochs, totals, blocks = found.head, found.epoch, found.bytes_total, found.blocks
+    n = len(heads)
+    if not n == len(found.leaf) == len(epochs) == len(totals) == len(blocks) or n > ITEMS_MAX:
+        _bad("pieces whose columns differ in length")
+    if not n:
+        return [], found.more
+    if max(found.leaf) >= leaves:
+        _bad(f"leaf {max(found.leaf)} of {leaves}")
+    _number(max(epochs), "an epoch")
+    _number(max(totals), "the bytes of a leaf", leaf_bytes)
+    to, generations = iter(found.to), iter(found.generation)
+    pieces = []
+    for head, leaf, epoch, total, content in zip(
+        heads, found.leaf, epochs, totals, blocks, strict=True
+    ):
+        kind = _KINDS[head & 7] if head < 2 * _DELTA else None
+        if kind is None or (content and kind is not PieceKind.HERE):
+            _bad(f"a piece of kind {head} with {len(content)} bytes")
+        pieces.append(
+            Piece(
+                kind,
+                leaf,
+                epoch,
+                content,
+                head & _LAST != 0,
+                head & _WHOLE != 0,
+                head & _DELTA != 0,
+                total,
+                _name(next(to, ""), "a process") if kind is PieceKind.MOVED else "",
+                _number(next(generations, NUMBER_MAX + 1), "a generation")
+                if kind is PieceKind.FENCED
+                else 0,
+            )
+        )
+    if next(to, None) is not None or next(generations, None) is not None:
+        _bad("columns of moved or fenced leaves that are too long")
+    return pieces, found.more
+
+
+def put_stream(call: StreamCall) -> bytes:
+    # `first` is a wish: what is beyond the limit comes in the order of the source.
+    return _put(
+        pb.StreamRequest,
+        migration=call.migration,
+        generation=call.generation,
+        first=call.first[:ITEMS_MAX],
+    )
+
+
+def read_stream(data: bytes, leaves: int = LEAVES_MAX) -> StreamCall:
+    found = _parse(pb.StreamRequest, data)
+    first = tuple(found.first) if len(found.first) <= ITEMS_MAX else _bad("too many leaves")
+    if first and max(first) >= leaves:
+        _bad(f"leaf {max(first)} of {leaves}")
+    return StreamCall(
+        _name(found.migration, "a migration"), _number(found.generation, "a generation"), first
+    )
+
+
+def put_credit(bytes_total: int) -> bytes:
+    return _put(pb.StreamRequest, bytes_total=bytes_total)
+
+
+def read_credit(data: bytes) -> int:
+    return _number(_parse(pb.StreamRequest, data).bytes_total, "a credit")
+
+
+# ---- Leases
+
+
+def put_leases(call: InstalledCall | GiveBackCall) -> bytes:
+    return _put(
+        pb.LeasesRequest,
+        migration=call.migration,
+        generation=call.generation,
+        leaf=[leaf for leaf, _ in call.leases],
+        epoch=[epoch for _, epoch in call.leases],
+    )
+
+
+def read_leases(data: bytes, kind: type[C], leaves: int = LEAVES_MAX) -> C:
+    found = _parse(pb.LeasesRequest, data)
+    return kind(
+        _name(found.migration, "a migration"),
+        _number(found.generation, "a generation"),
+        _read_leases(found.leaf, found.epoch, leaves),
+    )
+
+
+def put_released(leases: Leases) -> bytes:
+    return _put(pb.LeasesReply, leaf=[one[0] for one in leases], epoch=[one[1] for one in leases])
+
+
+def read_released(data: bytes, leaves: int = LEAVES_MAX) -> Leases:
+    found = _parse(pb.LeasesReply, data)
+    return _read_leases(found.leaf, found.epoch, leaves)
+
+
+# ---- Propose, Query, Figures
+
+
+def put_propose(call: ProposeCall) -> bytes:
+    return _put(
+        pb.ProposeRequest,
+        migration=call.migration,
+        generation=call.generation,
+        address=call.address,
+        key_groups=_put_ranges(call.key_groups),
+        strategy=call.strategy,
+        base_url=call.base_url,
+        base_number=call.base_number,
+    )
+
+
+def read_propose(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> ProposeCall:
+    found = _parse(pb.ProposeRequest, data)
+    return ProposeCall(
+        _name(found.migration, "a migration"),
+        _number(found.generation, "a generation"),
+        _name(found.address, "an address", 2 * NAME_CHARS_MAX),
+        _read_ranges(found.key_groups, key_groups, "key-groups"),
+        _name(found.strategy, "a strategy"),
+        _name(found.base_url, "a checkpoint's URL", URL_CHARS_MAX, 0),
+        _number(found.base_number, "a checkpoint"),
+    )
+
+
+def put_query(call: QueryCall) -> bytes:
+    return _put(pb.QueryRequest, state=call.state, key=call.keys)
+
+
+def read_query(data: bytes) -> QueryCall:
+    found = _parse(pb.QueryRequest, data)
+    _check_keys(found.key)
+    return QueryCall(_state_name(found.state), tuple(found.key))
+
+
+def put_query_reply(reply: QueryReply) -> bytes:
+    return _put(
+        pb.QueryReply,
+        description=_put_description([reply.schema]),
+        found=[value is not None for value in reply.values],
+        value=[value for value in reply.values if value is not None],
+    )
+
+
+def read_query_reply(data: bytes, keys: int) -> QueryReply:
+    """The answer to a question about so many keys."""
+    found = _parse(pb.QueryReply, data)
+    if len(found.found) != keys or sum(found.found) != len(found.value):
+        _bad(f"{len(found.value)} values for {sum(found.found)} of {keys} keys")
+    schemas = _read_description(found.description, 0).schemas
+    if len(schemas) != 1:
+        _bad(f"{len(schemas)} states where one was asked for")
+    values = iter(found.value)
+    return QueryReply(
+        schemas[0], tuple(next(values) if is_there else None for is_there in found.found)
+    )
+
+
+def put_figures(figures: dict[str, Any]) -> bytes:
+    text = json.dumps(figures, allow_nan=False, separators=(",", ":"))
+    return pb.FiguresReply(figures=text.encode()).SerializeToString()
+
+
+def read_figures(data: bytes) -> dict[str, Any]:
+    try:
+        figures = json.loads(_parse(pb.FiguresReply, data).figures.decode())
+    except (ValueError, RecursionError):
+        _bad("figures that are no JSON")
+    if not isinstance(figures, dict):
+        _bad("figures that are no JSON object")
+    return figures
+
+
+DONE: bytes = pb.Done().SerializeToString()
+
+
+def _put(message: type[Message], **fields: Any) -> bytes:
+    """A message of what this process says: what does not fit is its caller's mistake."""
+    try:
+        return message(**fields).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{message.__name__} cannot be sent: {error}. "
+            f"Numbers must be 0 to {NUMBER_MAX}, leaves below {LEAVES_MAX}, and texts UTF-8."
+        ) from None
+
+
+# ---- Errors
+
+ERROR_KEY = "statekit-error-bin"  # under which they travel, behind an answer
+_ERROR_CHARS_MAX = 2000  # gRPC refuses metadata above 8 KB
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "state": str, "record": int, "status": int, "peer": str, "leaf": int, "seconds": (float, int),
+    "file": str, "offset": int,
+}  # fmt: skip
+_CLASSES: dict[str, type[StateKitError]] = {
+    name: found
+    for name in errors.__all__
+    if isinstance(found := getattr(errors, name), type) and issubclass(found, StateKitError)
+}
+
+
+def put_error(error: StateKitError) -> bytes:
+    """An error as JSON: its class, message and plain fields. Its key is the user's, and stays."""
+    known = next(cls for cls in type(error).__mro__ if cls.__name__ in _CLASSES)
+    fields = {
+        name: value
+        for name, kind in _FIELDS.items()
+        if isinstance(value := getattr(error, name, None), kind) and value
+    }
+    message = str(error)
+    if len(message) > _ERROR_CHARS_MAX:
+        message = f"{message[:_ERROR_CHARS_MAX]}..."
+    return json.dumps({"class": known.__name__, "message": message, **fields}).encode()
+
+
+def read_error(data: bytes) -> StateKitError:
+    """The same error, of a class that errors.py has. PeerError if it is none."""
+    try:
+        found = json.loads(data.decode())
+        cls, message = _CLASSES[found["class"]], found["message"]
+        if not isinstance(message, str):
+            raise TypeError("no text")
+        message = message[: 2 * _ERROR_CHARS_MAX]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return PeerError("the peer told of an error that cannot be read. Look into its log.")
+    error: StateKitError
+    if cls is UnknownEntryError:
+        error = UnknownEntryError(message, state=str(found.get("state", "")), keys=tuple)
+    else:
+        error = cls(message)
+    for name, kind in _FIELDS.items():
+        value = found.get(name)
+        if isinstance(value, kind) and not isinstance(value, bool):
+            setattr(error, name, value)
+    return error

@@ -18,18 +18,19 @@
  * If a record fails, the batch stops there; `status` tells which records have taken effect. For
  * one key that is always a prefix of its records, so the caller can go on with the rest.
  */
+#include "column.h"
 #include "msgpack.h"
 #include "store.h"
 
 #define CHUNK 16384  /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
+static_assert(CHUNK <= UINT16_MAX, "batch.counts");
 #define WINDOW 64    /* records whose misses overlap */
 #define SORT_BITS 11 /* buckets of the sort: 2^11 write streams */
 #define SORT_BYTES (32 << 20) /* stores larger than this are gone through leaf by leaf */
 
 /* What is known of a leaf in the chunk at hand. */
-#define LEAF_TOUCHED 1 /* a record falls into it */
-#define LEAF_WHOLE 2   /* what is not here does not exist */
-#define LEAF_CHANGED 4
+#define LEAF_WHOLE 1 /* what is not here does not exist */
+#define LEAF_CHANGED 2
 
 typedef struct batch {
     sk_store *store;
@@ -41,9 +42,11 @@ typedef struct batch {
     uint32_t epoch;      /* what its changes are stamped with */
     sk_timing timing;    /* if the state is timed: one reading of the clock for all its records */
     uint64_t *hashes;    /* per record */
-    uint8_t *touched;    /* per leaf: LEAF_ bits */
+    uint16_t *counts;    /* per leaf: how many of its records fall into it */
+    uint8_t *known;      /* per touched leaf: LEAF_ bits */
     uint32_t *leaves;    /* the touched ones, ascending */
     uint32_t leaf_count; /* how many */
+    bool is_guarded;     /* one of them is away, or its gate is not open */
     uint32_t *order;     /* which record comes when */
     bool is_sorted;      /* by leaf; else order is not made and records come as they are */
     uint64_t live;       /* entries in the touched tables before it */
@@ -52,51 +55,6 @@ typedef struct batch {
 } batch;
 
 /* ---- Columns ---- */
-
-typedef struct bytes {
-    const uint8_t *data;
-    size_t len;
-} bytes;
-
-static inline bytes column_bytes(const sk_column *column, int type, int64_t i) {
-    if (type == SK_COL_VAR32) {
-        const int32_t *offsets = column->offsets;
-        return (bytes){(const uint8_t *)column->data + offsets[i],
-                       (size_t)(offsets[i + 1] - offsets[i])};
-    }
-    if (type == SK_COL_VAR64) {
-        const int64_t *offsets = column->offsets;
-        return (bytes){(const uint8_t *)column->data + offsets[i],
-                       (size_t)(offsets[i + 1] - offsets[i])};
-    }
-    return (bytes){(const uint8_t *)column->data + 8 * i, 8};
-}
-
-static bool column_is_var(const sk_column *column) {
-    return column->type == SK_COL_VAR32 || column->type == SK_COL_VAR64;
-}
-
-/* Offsets must rise and stay within the data, or a bad column would read foreign memory. */
-static int check_column(const sk_column *column, int64_t n, const char *what) {
-    bool is_8_byte = column->type == SK_COL_I64 || column->type == SK_COL_F64;
-    if (n > 0 && is_8_byte && (column->data == NULL || column->data_len / 8 < n))
-        return sk_fail(SK_BAD_ARGUMENT, "the column of %s is shorter than %lld records", what,
-                       (long long)n);
-    if (is_8_byte || column->type == SK_COL_NONE || n == 0) return SK_OK;
-    if (!column_is_var(column))
-        return sk_fail(SK_BAD_ARGUMENT, "%s: no column type %d", what, column->type);
-    int64_t at = 0;
-    bool is_bad = column->offsets == NULL || (column->data == NULL && column->data_len > 0);
-    for (int64_t i = 0; i <= n && !is_bad; i++) {
-        int64_t offset = column->type == SK_COL_VAR32 ? ((const int32_t *)column->offsets)[i]
-                                                      : ((const int64_t *)column->offsets)[i];
-        is_bad = offset < at || offset > column->data_len;
-        at = offset;
-    }
-    if (is_bad)
-        return sk_fail(SK_BAD_ARGUMENT, "the offsets of the column of %s are out of order", what);
-    return SK_OK;
-}
 
 /* The element of a container that a column's value stands for, as MessagePack. */
 static int column_element(batch *b, const sk_column *column, int64_t i, bytes *element) {
@@ -202,8 +160,13 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     sk_at at;
     int status;
     uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
-    /* Here only: an away leaf has no entry for the short way to find, and is not whole. */
-    if (b->store->leaves[leaf_no].residency == SK_AWAY) return sk_away_fail(leaf_no);
+    /* Here only: where a leaf is away or its gate is not open, nothing goes the short way. */
+    const sk_leaf *leaf = &b->store->leaves[leaf_no];
+    if (leaf->residency >= SK_AWAY) {
+        status = sk_leaf_refuse(leaf, leaf_no);
+        /* a get finds that by itself, and writes down that it has no result */
+        if (status != SK_UNKNOWN || b->op != SK_B_GET) return status;
+    }
     sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
     at.env.expected = b->expected;
     if (at.env.is_timed) at.env.timing = &b->timing;
@@ -351,11 +314,11 @@ run_window(batch *b, int op, int kind, int key_type, window *w, int *status) {
         sk_table *table = &b->state->tables[w->leaf[i]];
         sk_slot *slot = w->guess[i];
         if (is_number && !is_good_guess(table, slot, &key)) {
-            bool may_insert = writes && b->touched[w->leaf[i]] & LEAF_WHOLE;
+            bool may_insert = writes && b->known[w->leaf[i]] & LEAF_WHOLE;
             slot = may_insert ? insert_number(b, op, kind, table, &key) : NULL;
         }
         if (is_number && slot != NULL && run_number(b, op, kind, table, slot, record)) {
-            if (writes) b->touched[w->leaf[i]] |= LEAF_CHANGED;
+            if (writes) b->known[w->leaf[i]] |= LEAF_CHANGED;
             continue;
         }
         *status = run_record(b, record, &key);
@@ -380,8 +343,8 @@ static size_t run_window_as(batch *b, window *w, int *status) {
     INSTANCE(OP, KIND, SK_COL_I64)                                                                 \
     INSTANCE(OP, KIND, SK_COL_VAR32)                                                               \
     INSTANCE(OP, KIND, SK_COL_VAR64)
-    /* Entries of timed states are looked at more closely than the short way does. */
-    if (b->state->flags & SK_TIMED)
+    /* Entries of timed states, and leaves, are looked at more closely than the short way does. */
+    if (b->state->flags & SK_TIMED || b->is_guarded)
         return run_window(b, b->op, SK_NESTED, b->args->keys.type, w, status);
     INSTANCES(SK_B_ADD, SK_I64)
     INSTANCES(SK_B_ADD, SK_F64)
@@ -396,17 +359,18 @@ static size_t run_window_as(batch *b, window *w, int *status) {
 
 /* ---- One chunk ---- */
 
-/* Hashes the chunk's keys and notes their leaves. */
+/* Hashes the chunk's keys and counts them by leaf: here, because it costs nothing beside the
+ * hashing, and no leaf's memory is touched yet. */
 static int hash_chunk(batch *b, int64_t n) {
     const sk_column *keys = &b->args->keys;
     const sk_key_type *type = &b->state->key_type;
     const unsigned leaf_bits = b->store->leaf_bits;
-    memset(b->touched, 0, b->store->leaf_count);
+    memset(b->counts, 0, b->store->leaf_count * sizeof *b->counts);
     if (keys->type == SK_COL_I64) {
         const int64_t *data = (const int64_t *)keys->data + b->first;
         for (int64_t i = 0; i < n; i++) {
             b->hashes[i] = sk_xxh64_int(data[i], SK_ROUTE_SEED);
-            b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = LEAF_TOUCHED;
+            b->counts[sk_leaf_of(b->hashes[i], leaf_bits)]++;
         }
         return SK_OK;
     }
@@ -421,7 +385,7 @@ static int hash_chunk(batch *b, int64_t n) {
                 return status;
             }
         }
-        b->touched[sk_leaf_of(b->hashes[i], leaf_bits)] = LEAF_TOUCHED;
+        b->counts[sk_leaf_of(b->hashes[i], leaf_bits)]++;
     }
     return SK_OK;
 }
@@ -449,7 +413,7 @@ static void sort_chunk(batch *b, int64_t n) {
 static void list_touched(batch *b) {
     b->leaf_count = 0;
     for (uint32_t i = 0; i < b->store->leaf_count; i++)
-        if (b->touched[i]) b->leaves[b->leaf_count++] = i;
+        if (b->counts[i] != 0) b->leaves[b->leaf_count++] = i;
 }
 
 static uint64_t count_live(const batch *b) {
@@ -469,8 +433,11 @@ static void expect_more(batch *b, int64_t n) {
 
 static void unlock_chunk(batch *b) {
     for (uint32_t k = 0; k < b->leaf_count; k++) {
-        sk_leaf *leaf = &b->store->leaves[b->leaves[k]];
-        if (b->touched[b->leaves[k]] & LEAF_CHANGED) leaf->changed = b->epoch;
+        uint32_t leaf_no = b->leaves[k], count = b->counts[leaf_no];
+        sk_leaf *leaf = &b->store->leaves[leaf_no];
+        if (b->known[leaf_no] & LEAF_CHANGED) leaf->changed = b->epoch;
+        leaf->records += count;
+        if (__builtin_expect(leaf->records < count, 0)) leaf->past += (uint64_t)1 << 32;
         sk_leaf_unlock(leaf);
     }
 }
@@ -481,9 +448,12 @@ static int lock_chunk(batch *b, bool writes) {
     sk_store *store = b->store;
     int status = sk_leaf_list_lock(store, b->leaves, b->leaf_count, writes, &b->epoch);
     if (status != SK_OK) return status;
-    for (uint32_t k = 0; k < b->leaf_count; k++)
-        if (store->leaves[b->leaves[k]].residency == SK_WHOLE)
-            b->touched[b->leaves[k]] |= LEAF_WHOLE;
+    b->is_guarded = false;
+    for (uint32_t k = 0; k < b->leaf_count; k++) {
+        int residency = store->leaves[b->leaves[k]].residency;
+        b->known[b->leaves[k]] = residency == SK_WHOLE ? LEAF_WHOLE : 0;
+        b->is_guarded |= residency >= SK_AWAY;
+    }
     return SK_OK;
 }
 
@@ -525,13 +495,14 @@ static int run_chunk(batch *b, int64_t n) {
 static int run_batch(batch *b) {
     int64_t n = b->args->n, room = n < CHUNK ? n : CHUNK;
     size_t leaf_count = b->store->leaf_count;
-    size_t per_record = sizeof *b->hashes + sizeof *b->order, per_leaf = sizeof *b->leaves + 1;
+    size_t per_record = sizeof *b->hashes + sizeof *b->order, per_leaf = sizeof *b->leaves + sizeof *b->counts + 1;
     uint8_t *memory = sk_raw_alloc((size_t)room * per_record + leaf_count * per_leaf);
     int status = memory == NULL ? SK_NO_MEMORY : SK_OK;
     b->hashes = (uint64_t *)memory;
     b->order = (uint32_t *)(b->hashes + room);
     b->leaves = b->order + room;
-    b->touched = (uint8_t *)(b->leaves + leaf_count);
+    b->counts = (uint16_t *)(b->leaves + leaf_count);
+    b->known = (uint8_t *)(b->counts + leaf_count);
     int64_t done = 0;
     for (; done < n && status == SK_OK; done += room) {
         b->first = done;
@@ -551,7 +522,7 @@ static int check_keys(const sk_state *state, const sk_column *keys, int64_t n) {
         return sk_fail(SK_BAD_KEY,
                        "state '%.80s' has key type %s; the column of keys is of type %d",
                        state->name, state->key_type.text, keys->type);
-    return check_column(keys, n, "keys");
+    return sk_column_check(keys, n, "keys");
 }
 
 /* Which kinds an operation is for, and whether it takes values. */
@@ -582,8 +553,8 @@ static int check_values(const sk_state *state, int op, const sk_batch_args *args
     }
     if (op == SK_B_MAP_PUT && args->map_keys.type == SK_COL_NONE)
         return sk_fail(SK_BAD_ARGUMENT, "there is no column of map keys");
-    int status = check_column(values, args->n, "values");
-    return status != SK_OK ? status : check_column(&args->map_keys, args->n, "map keys");
+    int status = sk_column_check(values, args->n, "values");
+    return status != SK_OK ? status : sk_column_check(&args->map_keys, args->n, "map keys");
 }
 
 int sk_batch(sk_store *store, uint32_t state_id, int op, sk_batch_args *args) {
@@ -614,7 +585,7 @@ int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_
     for (int p = 0; p < type.parts && status == SK_OK; p++) {
         bool fits = type.part[p] == 'i' ? parts[p].type == SK_COL_I64 : column_is_var(&parts[p]);
         status =
-            fits ? check_column(&parts[p], n, "a key part")
+            fits ? sk_column_check(&parts[p], n, "a key part")
                  : sk_fail(SK_BAD_KEY, "part %d of key type %s does not take a column of type %d",
                            p, type.text, parts[p].type);
     }
@@ -645,7 +616,7 @@ int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32
     if (!fits)
         return sk_fail(SK_BAD_KEY, "keys of type %s cannot come in a column of type %d", type.text,
                        keys->type);
-    if ((status = check_column(keys, n, "keys")) != SK_OK) return status;
+    if ((status = sk_column_check(keys, n, "keys")) != SK_OK) return status;
     unsigned leaf_bits = (unsigned)__builtin_ctz(leaves);
     for (int64_t r = 0; r < n && status == SK_OK; r++) {
         bytes key = column_bytes(keys, keys->type, r);

@@ -75,6 +75,10 @@ bool sk_timers_are_good(const uint8_t *data, size_t len);
  * table, the block is a full one, possibly of no entries. */
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf);
+/* Appends one delta block of just these keys, in any order and as often as they come: with their
+ * entries, or as deletions where there is none or it has expired. Nothing if there are no keys. */
+int sk_block_encode_keys(const sk_table *table, const sk_table_env *env, const char *name,
+                         uint32_t leaf, const sk_key *keys, size_t n, sk_buf *buf);
 /* Builds a table from a block that sk_block_read accepted. `table` is empty, with a budget; on
  * failure it is empty again. Entries are clean and of epoch 0. seq as in node.h. */
 int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,

@@ -10,6 +10,8 @@
  *   1. pick     the slots that go into the block, with their hashes, in the order of the table
  *   2. sort     by hash; a table lies nearly so (table.h)
  *   3. write    keys, marks and stamps, then values, then the header
+ *
+ * Or the keys are given, and looked up; those that are missing go in as deletions.
  */
 #include "block_private.h"
 
@@ -262,6 +264,20 @@ static int write_block(sk_buf *buf, const sk_table *table, sk_block_info *info,
     return write_columns(buf, table, info, timing, p);
 }
 
+static sk_block_info info_of(const sk_table_env *env, const char *name, uint32_t leaf,
+                             bool is_delta) {
+    sk_block_info info = {.leaf = leaf,
+                          .leaf_bits = env->leaf_bits,
+                          .kind = env->kind,
+                          .is_delta = is_delta,
+                          .is_timed = env->is_timed,
+                          .key_width = strcmp(env->key_type->text, "i") == 0 ? 8 : 0,
+                          .value_width = (uint8_t)value_width_of(env->kind)};
+    strcpy(info.name, name);
+    strcpy(info.key_type, env->key_type->text);
+    return info;
+}
+
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf) {
     size_t entries_max = (size_t)table->live + table->tombs;
@@ -274,15 +290,7 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
     if (is_write_back && table->dirty == 0) return SK_OK;
     picked *p = sk_raw_alloc((entries_max + 1) * sizeof *p);
     if (p == NULL) return SK_NO_MEMORY;
-    sk_block_info info = {.leaf = leaf,
-                          .leaf_bits = env->leaf_bits,
-                          .kind = env->kind,
-                          .is_delta = select != SK_SELECT_ALL || !env->is_whole,
-                          .is_timed = env->is_timed,
-                          .key_width = strcmp(env->key_type->text, "i") == 0 ? 8 : 0,
-                          .value_width = (uint8_t)value_width_of(env->kind)};
-    strcpy(info.name, name);
-    strcpy(info.key_type, env->key_type->text);
+    sk_block_info info = info_of(env, name, leaf, select != SK_SELECT_ALL || !env->is_whole);
     info.entries = pick(table, env, select, since, p, &info);
     /* So large a delta costs its reader more than all entries would: they, too, would be read, from
      * older segments, and then replaced. */
@@ -300,6 +308,68 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
             sorted == NULL ? SK_NO_MEMORY : write_block(buf, table, &info, env->timing, sorted);
         sk_raw_free(scratch);
     }
+    sk_raw_free(p);
+    return status;
+}
+
+/* ---- Keys that were asked for ---- */
+
+/* A tombstone for a key that is not in the table; a long key is copied to *room, which moves on. */
+static void make_tombstone(sk_slot *slot, const sk_key *key, uint8_t **room) {
+    *slot = (sk_slot){.marks = SK_MARK_TOMB, .key_len = (uint8_t)key->len};
+    if (key->len <= SK_KEY_INLINE_TIMED) {
+        if (key->len > 0) memcpy(slot->key, key->data, key->len);
+        return;
+    }
+    sk_long_key *held = (sk_long_key *)*room;
+    held->len = (uint32_t)key->len;
+    memcpy(held->data, key->data, key->len);
+    slot->key_len = SK_KEY_HEAP;
+    memcpy(slot->key + 2, &held, sizeof held);
+    *room += padded(sizeof *held + key->len);
+}
+
+/* Drops repeated keys of a sorted list and adds up the length of the others; how many they are. */
+static size_t drop_repeated(picked *p, size_t n, uint64_t *key_bytes) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (kept > 0 && compare_picked(&p[kept - 1], &p[i]) == 0) continue;
+        size_t len;
+        sk_slot_key(p[i].slot, &len);
+        *key_bytes += len;
+        p[kept++] = p[i];
+    }
+    return kept;
+}
+
+int sk_block_encode_keys(const sk_table *table, const sk_table_env *env, const char *name,
+                         uint32_t leaf, const sk_key *keys, size_t n, sk_buf *buf) {
+    if (n == 0) return SK_OK;
+    size_t long_bytes = 0;
+    for (size_t i = 0; i < n; i++) long_bytes += padded(sizeof(sk_long_key) + keys[i].len);
+    /* one piece: what was found, tombstones for what was not, and their long keys */
+    picked *p = sk_raw_alloc(n * (sizeof *p + sizeof(sk_slot)) + long_bytes);
+    if (p == NULL) return SK_NO_MEMORY;
+    sk_slot *tombstone = (sk_slot *)(p + n);
+    uint8_t *room = (uint8_t *)(tombstone + n);
+    for (size_t i = 0; i < n; i++, tombstone++) {
+        const sk_slot *slot =
+            sk_table_find(table, env->leaf_bits, keys[i].hash, keys[i].data, keys[i].len);
+        if (slot == NULL || sk_slot_is_expired(env, slot)) {
+            make_tombstone(tombstone, &keys[i], &room);
+            slot = tombstone;
+        }
+        p[i] = (picked){keys[i].hash, slot};
+    }
+    sk_block_info info = info_of(env, name, leaf, true);
+    void *scratch;
+    picked *sorted = sort_picked(p, n, env->leaf_bits, &scratch);
+    int status = SK_NO_MEMORY;
+    if (sorted != NULL) {
+        info.entries = drop_repeated(sorted, n, &info.key_bytes);
+        status = write_block(buf, table, &info, env->timing, sorted);
+    }
+    sk_raw_free(scratch);
     sk_raw_free(p);
     return status;
 }

@@ -31,8 +31,11 @@ prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
                                       (uintptr_t)sk_group_of(hash, leaf_bits, groups) * SK_GROUP));
 }
 
+/* What a call is about to do. */
+enum { READS, WRITES, INSTALLS };
+
 static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8_t *data,
-                 size_t len, bool writes, sk_at *at, sk_key *key) {
+                 size_t len, int access, sk_at *at, sk_key *key) {
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL) return SK_BAD_ARGUMENT;
     if (!(kinds >> state->kind & 1))
@@ -45,19 +48,23 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     bool is_timed = state->flags & SK_TIMED, touches = is_timed && state->on_read;
     __builtin_prefetch(&store->leaves[leaf_no], 1);
     prefetch_tags(&state->tables[leaf_no], key->hash, store->leaf_bits);
-    if (writes || touches)
+    if (access != READS || touches)
         status = sk_leaf_lock_write(store, leaf_no, &epoch);
     else
         sk_leaf_lock(&store->leaves[leaf_no]);
     if (status != SK_OK) return status;
-    if (__builtin_expect(store->leaves[leaf_no].residency == SK_AWAY, 0)) {
-        sk_leaf_unlock(&store->leaves[leaf_no]);
-        return sk_away_fail(leaf_no);
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    if (__builtin_expect(leaf->residency >= SK_AWAY, 0)) {
+        status = sk_leaf_refuse(leaf, leaf_no);
+        if (access != INSTALLS || status != SK_UNKNOWN) {
+            sk_leaf_unlock(leaf);
+            return status;
+        }
     }
     /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
-    sk_count_operation(state, at->table);
+    sk_count_operation(state, at->leaf, at->table);
     if (is_timed) {
         at->timing = sk_timing_of(store, state);
         at->timing.on_read = touches; /* as the lock was taken */
@@ -68,7 +75,7 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
 
 int sk_entry_begin(sk_store *store, uint32_t state_id, int kind, const uint8_t *data, size_t len,
                    sk_at *at, sk_key *key) {
-    return begin(store, state_id, 1u << kind, data, len, true, at, key);
+    return begin(store, state_id, 1u << kind, data, len, WRITES, at, key);
 }
 
 static void end(sk_at *at) { sk_leaf_unlock(at->leaf); }
@@ -239,7 +246,7 @@ int sk_contains(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     sk_at at;
     sk_key key;
     sk_slot *slot;
-    int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
+    int status = begin(store, state, ANY_KIND, data, len, READS, &at, &key);
     if (status != SK_OK) return status;
     status = sk_entry_find(&at, &key, &slot);
     if (status == SK_OK) sk_entry_read(&at, slot);
@@ -250,7 +257,7 @@ int sk_contains(sk_store *store, uint32_t state, const uint8_t *data, size_t len
 int sk_delete(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int flags) {
     sk_at at;
     sk_key key;
-    int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
+    int status = begin(store, state, ANY_KIND, data, len, WRITES, &at, &key);
     if (status != SK_OK) return status;
     status = sk_entry_delete(&at, &key, (flags & SK_BLIND) != 0);
     end(&at);
@@ -261,7 +268,7 @@ int64_t sk_get(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     sk_at at;
     sk_key key;
     sk_slot *slot;
-    int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
+    int status = begin(store, state, ANY_KIND, data, len, READS, &at, &key);
     if (status != SK_OK) return -status;
     status = sk_entry_find(&at, &key, &slot);
     buf->len = 0;
@@ -275,7 +282,7 @@ int sk_put(sk_store *store, uint32_t state, const uint8_t *data, size_t len, con
            size_t value_len) {
     sk_at at;
     sk_key key;
-    int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
+    int status = begin(store, state, ANY_KIND, data, len, WRITES, &at, &key);
     if (status != SK_OK) return status;
     status = sk_entry_put_encoded(&at, &key, value, value_len);
     end(&at);
@@ -287,7 +294,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     sk_at at;
     sk_key key;
     sk_slot *slot;
-    int status = begin(store, state, ANY_KIND, data, len, true, &at, &key);
+    int status = begin(store, state, ANY_KIND, data, len, INSTALLS, &at, &key);
     if (status != SK_OK) return status;
     if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
         uint32_t changed = at.leaf->changed;
@@ -311,6 +318,9 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
             at.leaf->changed = changed;
         }
     }
+    /* What was expected begins to come. */
+    if (status == SK_OK && at.leaf->residency == SK_LEAF_EXPECTED)
+        at.leaf->residency = SK_PARTIAL;
     end(&at);
     return status;
 }
@@ -319,7 +329,7 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
     sk_at at = {0};
     sk_key key;
     uint32_t cost = 0;
-    int status = begin(store, state, ANY_KIND, data, len, false, &at, &key);
+    int status = begin(store, state, ANY_KIND, data, len, READS, &at, &key);
     if (status != SK_OK) return -status;
     sk_table_find_counted(at.table, at.env.leaf_bits, key.hash, data, len, &cost);
     end(&at);
@@ -379,7 +389,7 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
         sk_at at;                                                                                  \
         sk_key key;                                                                                \
         sk_slot *slot;                                                                             \
-        int status = begin(store, state, KIND(KIND_OF), data, len, false, &at, &key);              \
+        int status = begin(store, state, KIND(KIND_OF), data, len, READS, &at, &key);              \
         if (status != SK_OK) return status;                                                        \
         status = sk_entry_find(&at, &key, &slot);                                                  \
         if (status == SK_OK) {                                                                     \
@@ -393,7 +403,7 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
                         TYPE value) {                                                              \
         sk_at at;                                                                                  \
         sk_key key;                                                                                \
-        int status = begin(store, state, KIND(KIND_OF), data, len, true, &at, &key);               \
+        int status = begin(store, state, KIND(KIND_OF), data, len, WRITES, &at, &key);             \
         if (status != SK_OK) return status;                                                        \
         status = sk_entry_put(&at, &key, (sk_value){.NAME = value});                               \
         end(&at);                                                                                  \
@@ -403,7 +413,7 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
                          int fold, TYPE operand, TYPE initial, TYPE *result) {                     \
         sk_at at;                                                                                  \
         sk_key key;                                                                                \
-        int status = begin(store, state, KIND(KIND_OF), data, len, true, &at, &key);               \
+        int status = begin(store, state, KIND(KIND_OF), data, len, WRITES, &at, &key);             \
         if (status != SK_OK) return status;                                                        \
         status = entry_fold_##NAME(&at, &key, fold, operand, initial, result);                     \
         end(&at);                                                                                  \
@@ -414,7 +424,7 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
         sk_at at;                                                                                  \
         sk_key key;                                                                                \
         sk_slot *slot;                                                                             \
-        int status = begin(store, state, KIND(KIND_OF), data, len, true, &at, &key);               \
+        int status = begin(store, state, KIND(KIND_OF), data, len, WRITES, &at, &key);             \
         if (status != SK_OK) return status;                                                        \
         status = sk_entry_find(&at, &key, &slot);                                                  \
         bool is_there = status == SK_OK;                                                           \
@@ -474,7 +484,7 @@ int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     sk_at at;
     sk_key key;
     sk_slot *slot;
-    int status = begin(store, state, CONTAINERS, data, len, false, &at, &key);
+    int status = begin(store, state, CONTAINERS, data, len, READS, &at, &key);
     if (status != SK_OK) return -status;
     buf->len = 0;
     status = sk_entry_find(&at, &key, &slot);
@@ -493,7 +503,7 @@ int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     sk_key key;
     sk_slot *slot;
     if (elements_max == 0) return -sk_fail(SK_BAD_ARGUMENT, "a page has at least one element");
-    int status = begin(store, state, CONTAINERS, data, len, false, &at, &key);
+    int status = begin(store, state, CONTAINERS, data, len, READS, &at, &key);
     if (status != SK_OK) return -status;
     buf->len = 0;
     status = sk_entry_find(&at, &key, &slot);
@@ -539,7 +549,7 @@ int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *data, size_t le
                  size_t arg_len, int64_t i, int64_t j, sk_buf *buf) {
     sk_at at;
     sk_key key;
-    int status = begin(store, state, CONTAINERS, data, len, true, &at, &key);
+    int status = begin(store, state, CONTAINERS, data, len, WRITES, &at, &key);
     if (status != SK_OK) return -status;
     buf->len = 0;
     int64_t result = sk_entry_write(&at, &key, op, path, path_len, shape, arg, arg_len, i, j, buf);

@@ -16,6 +16,7 @@ static sk_table *table_of(sk_store *store, uint32_t state_id, uint32_t leaf_no) 
 static sk_table_env env_at(sk_store *store, uint32_t state_id, uint32_t leaf_no, uint32_t epoch) {
     sk_table_env env;
     sk_env_set(&env, store, store->states[state_id], &store->leaves[leaf_no], epoch);
+    env.is_whole = sk_leaf_held(&store->leaves[leaf_no]) == SK_WHOLE; /* shut or not */
     return env;
 }
 
@@ -41,20 +42,21 @@ int sk_leaf_forget(sk_store *store, uint32_t leaf_no) {
 int sk_leaf_residency(sk_store *store, uint32_t leaf_no) {
     if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
     sk_leaf_lock(&store->leaves[leaf_no]);
-    int residency = store->leaves[leaf_no].residency;
+    int residency = sk_leaf_held(&store->leaves[leaf_no]);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return residency;
 }
 
 static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch) {
     bool drops = residency == SK_ABSENT || residency == SK_AWAY;
-    store->leaves[leaf_no].residency = (uint8_t)residency;
+    sk_leaf_hold(&store->leaves[leaf_no], residency);
     for (uint32_t s = 0; s < store->state_count; s++) {
         sk_table_env env = env_at(store, s, leaf_no, epoch);
         if (residency == SK_WHOLE) sk_table_purge(table_of(store, s, leaf_no), &env);
         if (drops) sk_table_clear(table_of(store, s, leaf_no), env.kind);
     }
     if (drops) {
+        store->leaves[leaf_no].residency = (uint8_t)residency; /* there is nothing left to shut in */
         store->leaves[leaf_no].is_writing = false;
         forget_leaf(store, leaf_no, epoch);
     }
@@ -67,9 +69,13 @@ int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency) {
         return sk_fail(SK_BAD_ARGUMENT, "there is no residency %d", residency);
     uint32_t epoch;
     if ((status = sk_leaves_lock_write(store, from, to, &epoch)) != SK_OK) return status;
-    for (uint32_t i = from; i < to; i++) set_residency(store, i, residency, epoch);
+    for (uint32_t i = from; i < to && (residency == SK_WHOLE || residency == SK_PARTIAL); i++)
+        if (store->leaves[i].residency == SK_LEAF_SHUT)
+            status = sk_leaf_refuse(&store->leaves[i], i);
+    for (uint32_t i = from; i < to && status == SK_OK; i++)
+        set_residency(store, i, residency, epoch);
     sk_leaves_unlock(store, from, to);
-    return SK_OK;
+    return status;
 }
 
 static void entomb_all(sk_table *table, int kind, uint32_t epoch) {
@@ -93,16 +99,18 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
     if (state == NULL) return SK_BAD_ARGUMENT;
     uint32_t epoch;
     if ((status = sk_leaves_lock_write(store, from, to, &epoch)) != SK_OK) return status;
-    for (uint32_t i = from; i < to && !(flags & SK_BLIND); i++)
-        if (store->leaves[i].residency != SK_WHOLE && store->leaves[i].residency != SK_AWAY)
-            status = SK_UNKNOWN;
+    for (uint32_t i = from; i < to; i++) {
+        int residency = store->leaves[i].residency;
+        bool is_part = residency == SK_PARTIAL || residency == SK_ABSENT;
+        if (residency == SK_LEAF_EXPECTED || (is_part && !(flags & SK_BLIND))) status = SK_UNKNOWN;
+    }
     for (uint32_t i = from; i < to && status == SK_OK; i++) {
         sk_table *table = table_of(store, state_id, i);
         /* A table of a leaf that is not whole may be empty here and full at home, or have been: it
          * counts as changed all the same, or the next delta would not mention it. */
         int residency = store->leaves[i].residency;
         bool is_empty = table->live + table->tombs == 0;
-        if (residency == SK_AWAY || (residency == SK_WHOLE && is_empty)) continue;
+        if (residency >= SK_AWAY || (residency == SK_WHOLE && is_empty)) continue;
         if (store->writes_back && residency == SK_WHOLE)
             entomb_all(table, state->kind, epoch); /* the home has them still, and must be told */
         else
@@ -148,6 +156,7 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
     for (uint32_t s = 0; s < count && status == SK_OK; s++) {
         sk_table_env env;
         sk_env_set(&env, store, states[s], &store->leaves[leaf_no], 0);
+        env.is_whole = sk_leaf_held(&store->leaves[leaf_no]) == SK_WHOLE; /* shut or not */
         sk_timing timing;
         if (env.is_timed) {
             timing = sk_timing_of(store, states[s]);
@@ -341,7 +350,8 @@ static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, in
         return SK_OK;
     }
     if ((status = reserve_all(store, leaf_no, list)) != SK_OK) return status;
-    if (leaf->residency == SK_ABSENT && list->count > 0) leaf->residency = SK_PARTIAL;
+    int held = sk_leaf_held(leaf);
+    sk_leaf_hold(leaf, held == SK_ABSENT && list->count > 0 ? SK_PARTIAL : held);
     commit_merge(store, leaf_no, list, mode == SK_OVER);
     if (mode == SK_OVER) forget_leaf(store, leaf_no, epoch);
     if (mode == SK_UNDER_ALL) set_residency(store, leaf_no, SK_WHOLE, epoch);
@@ -356,14 +366,17 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     fresh_list list = {0};
     int status = sk_leaf_lock_write(store, leaf_no, &epoch);
     if (status != SK_OK) return status;
-    if (mode != SK_REPLACE && store->leaves[leaf_no].residency == SK_AWAY)
-        status = sk_away_fail(leaf_no);
+    /* A leaf that is shut may be completed, so that all of it can go; nothing else may change it. */
+    const sk_leaf *leaf = &store->leaves[leaf_no];
+    bool is_under = mode == SK_UNDER || mode == SK_UNDER_ALL;
+    if ((mode != SK_REPLACE && leaf->residency == SK_AWAY) ||
+        (!is_under && leaf->residency == SK_LEAF_SHUT))
+        status = sk_leaf_refuse(leaf, leaf_no);
     else
         status = decode_all(store, leaf_no, blocks, len, &list);
     /* A whole leaf has nothing to learn from its home: a late or repeated answer must not bring
      * back what was deleted here in the meantime. */
-    bool is_late =
-        (mode == SK_UNDER || mode == SK_UNDER_ALL) && store->leaves[leaf_no].residency == SK_WHOLE;
+    bool is_late = is_under && sk_leaf_held(leaf) == SK_WHOLE;
     if (status == SK_OK && !is_late) status = commit_decode(store, leaf_no, &list, mode, epoch);
     free_fresh(&list);
     sk_leaf_unlock(&store->leaves[leaf_no]);
@@ -378,6 +391,10 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf)
     size_t start = buf->len;
     bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
+    if (leaf->residency == SK_LEAF_SHUT) { /* whoever gets it has its changes too */
+        sk_leaf_unlock(leaf);
+        return 0;
+    }
     int status =
         leaf->is_writing
             ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
@@ -452,7 +469,8 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
     for (uint64_t step = 0; step < 2 * (uint64_t)store->leaf_count + 1 && status == SK_OK; step++) {
         uint32_t leaf_no = hand->leaf, epoch;
         if ((status = sk_leaf_lock_write(store, leaf_no, &epoch)) != SK_OK) break;
-        for (; hand->state < store->state_count && freed < bytes_wanted;) {
+        bool is_shut = store->leaves[leaf_no].residency == SK_LEAF_SHUT;
+        while (!is_shut && hand->state < store->state_count && freed < bytes_wanted) {
             sk_at at;
             sk_at_set(&at, store, store->states[hand->state], leaf_no, epoch);
             freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
@@ -461,6 +479,7 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
         sk_leaf_unlock(&store->leaves[leaf_no]);
         if (freed >= bytes_wanted) break;
         hand->state = 0;
+        hand->slot = 0;
         hand->leaf = leaf_no + 1 == store->leaf_count ? 0 : leaf_no + 1;
     }
     pthread_mutex_unlock(&store->clock_lock);
@@ -471,7 +490,7 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
 
 typedef struct detached_leaf {
     uint64_t seq;
-    uint8_t residency;
+    uint8_t residency; /* SK_LEAF_EXPECTED too */
 } detached_leaf;
 
 struct sk_leaves {
@@ -556,7 +575,8 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         return status;
     }
     for (uint32_t i = from; i < to && status == SK_OK; i++)
-        if (store->leaves[i].residency == SK_AWAY) status = sk_away_fail(i);
+        if (store->leaves[i].residency == SK_AWAY || store->leaves[i].residency == SK_LEAF_SHUT)
+            status = sk_leaf_refuse(&store->leaves[i], i);
     if (status != SK_OK) {
         sk_leaves_unlock(store, from, to);
         free_shell(leaves);
@@ -573,7 +593,10 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++) {
         uint64_t operations = 0;
-        for (uint32_t i = from; i < to; i++) operations += store->states[s]->tables[i].operations;
+        for (uint32_t i = from; i < to; i++) {
+            operations += store->states[s]->tables[i].operations;
+            store->leaves[i].past += store->states[s]->tables[i].operations;
+        }
         store->states[s]->operations += operations;
         leaves->budget.used +=
             move_tables(leaves->states[s].tables, store->states[s]->tables + from, to - from,
@@ -611,6 +634,9 @@ static int match_states(sk_store *store, const sk_leaves *leaves, uint32_t *ids)
 }
 
 static int check_unoccupied(sk_store *store, uint32_t from, uint32_t to) {
+    for (uint32_t i = from; i < to; i++)
+        if (store->leaves[i].residency == SK_LEAF_SHUT)
+            return sk_leaf_refuse(&store->leaves[i], i);
     for (uint32_t s = 0; s < store->state_count; s++)
         for (uint32_t i = from; i < to; i++) {
             const sk_table *table = &store->states[s]->tables[i];

@@ -162,7 +162,8 @@ void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
 static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     uint32_t since = snapshot->since != NULL ? snapshot->since[leaf_no] : 0;
-    snapshot->residency[leaf_no] = store->leaves[leaf_no].residency;
+    snapshot->residency[leaf_no] = (uint8_t)sk_leaf_seen(&store->leaves[leaf_no]);
+    if (snapshot->residency[leaf_no] == SK_AWAY) return SK_OK; /* or shut */
     if (since > 0 && store->leaves[leaf_no].changed <= since) return SK_OK;
     return sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
                                  since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since,
@@ -308,7 +309,8 @@ static uint8_t residency_of(sk_snapshot *snapshot, uint32_t leaf_no) {
     pthread_mutex_lock(&store->snapshots_lock);
     bool is_encoded = snapshot->progress[leaf_no] != WANTED;
     pthread_mutex_unlock(&store->snapshots_lock);
-    return is_encoded ? snapshot->residency[leaf_no] : store->leaves[leaf_no].residency;
+    if (is_encoded) return snapshot->residency[leaf_no];
+    return (uint8_t)sk_leaf_seen(&store->leaves[leaf_no]);
 }
 
 int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf_no) {

@@ -58,7 +58,7 @@ typedef enum sk_status {
     SK_SCHEMA = 16,       /* the name is in use with another kind, key type or flags */
     SK_OCCUPIED = 17,     /* sk_attach: a leaf of that number has entries here */
     SK_OVERRUN = 18,      /* the snapshot was given up: its reader fell too far behind */
-    SK_NOT_OWNED = 19     /* the leaf is away: it is another store's */
+    SK_NOT_OWNED = 19     /* the leaf is away or shut: it is, or will be, another store's */
 } sk_status;
 
 /* What a state holds under each key. The numbers are stored in blocks. */
@@ -132,7 +132,8 @@ typedef struct sk_stats {
     uint64_t tombstones; /* deletions still remembered */
     uint64_t dirty;      /* entries and tombstones not yet written home */
     uint64_t bytes;      /* native memory: slots, keys, values, containers */
-    uint64_t leaves[4];  /* leaves whole, partial, absent, away */
+    uint64_t leaves[4];  /* leaves whole, partial, absent, away; a shut one counts as away, though
+                          * its entries and bytes count, an expected one as absent */
     uint64_t flooded;    /* tables that went over to the secret hash */
     uint64_t operations; /* calls about one key and records of batches, since the store was made */
 } sk_stats;
@@ -390,18 +391,57 @@ int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32
 
 /* ---- Leaves ------------------------------------------------------------- */
 
-int sk_leaf_residency(sk_store *store, uint32_t leaf); /* an sk_residency, or a negated status */
-/* Marks leaves [from, to). SK_ABSENT and SK_AWAY drop their entries, SK_WHOLE forgets tombstones
- * that neither sk_track nor (while they are dirty) sk_write_back still asks for. */
+/* How much of it is here, whatever its gate: an sk_residency, or a negated status. */
+int sk_leaf_residency(sk_store *store, uint32_t leaf);
+/* Marks leaves [from, to), and opens their gates. SK_ABSENT and SK_AWAY drop their entries, SK_WHOLE
+ * forgets tombstones that neither sk_track nor (while they are dirty) sk_write_back still asks for.
+ * SK_NOT_OWNED, and nothing is marked, if a shut leaf is to be whole or partial: open it instead. */
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
-/* Drops all entries of a state in [from, to), away leaves aside. A leaf that is not whole answers
- * SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is here goes. */
+
+/*
+ * Gates: leaves that one process hands over to another (csrc/gate.c).
+ *
+ * SHUT: the leaf is being handed over. It stays as it is, to be read out: sk_leaf_encode,
+ * sk_leaf_pick, sk_leaf_residency, sk_stats_read (which counts it among leaves that are away) and
+ * sk_leaf_heat do as ever. Else it is as if it were away: calls about a key, sk_install, sk_detach,
+ * sk_move and sk_attach answer SK_NOT_OWNED; sk_clear, sk_sweep, sk_evict, sk_dirty_take,
+ * sk_timers_due and sk_timers_next pass it over; a snapshot that is taken meanwhile does not have
+ * it. It can be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL, and stays shut. The one
+ * other thing that touches its entries is the first watermark (csrc/ttl.c).
+ *
+ * EXPECTED: the leaf is absent and its entries are on their way. Every call about a key answers
+ * SK_UNKNOWN, those too that do not ask what is there; so does sk_clear, blind or not. The first
+ * sk_leaf_decode or sk_install that succeeds opens the gate, even if it brings nothing. Snapshots
+ * see an absent leaf. Detached, it is expected where it is attached.
+ */
+typedef enum sk_gate { SK_GATE_OPEN = 0, SK_GATE_SHUT = 1, SK_GATE_EXPECTED = 2 } sk_gate;
+
+/* Sets the gates of leaves [from, to), all or (on failure) none. When it returns, no call that
+ * began before can still change a shut leaf. SK_NOT_OWNED if one is away and to be shut,
+ * SK_BAD_ARGUMENT if one is not absent and to be expected. Opening a shut leaf takes it back as it
+ * was, and deltas reach back over all of this. (If it was expected, and nothing has come, it is
+ * expected again.) */
+int sk_leaf_gate(sk_store *store, uint32_t from, uint32_t to, int gate);
+int sk_leaf_gate_of(sk_store *store, uint32_t leaf); /* an sk_gate, or a negated status */
+/* out[leaf] = operations on it since the store was made, of all states: calls about one key, and
+ * records of batches (of a batch that failed, up to 16384 that were not reached count too). */
+int sk_leaf_heat(sk_store *store, uint64_t *out);
+
+/* Drops all entries of a state in [from, to); leaves that are away or shut aside. A leaf that is not
+ * whole answers SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is here
+ * goes. */
 int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int flags);
 
 /* Appends one block per state that has entries (or the one state asked for). since > 0:
  * only what changed after that epoch, with deletions, as delta blocks; where that is more than half
  * of a state's entries, or not known, all of them as a full block. An away leaf has none. */
 int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t since, sk_buf *buf);
+/* Appends one delta block with the entries of some keys, for SK_UNDER elsewhere: a key without an
+ * entry is in it as a deletion, so that it is known to be missing there. keys: n encoded keys, in
+ * any order, as often as they come (SK_COL_I64 will do for int keys); no keys, no block.
+ * SK_BAD_ARGUMENT if one is of another leaf, SK_UNKNOWN if the leaf is not whole. */
+int64_t sk_leaf_pick(sk_store *store, uint32_t leaf, uint32_t state, const sk_column *keys,
+                     int64_t n, sk_buf *buf);
 
 typedef enum sk_decode_mode {
     SK_REPLACE = 0,   /* the leaf becomes what the blocks say, and whole */
@@ -411,7 +451,8 @@ typedef enum sk_decode_mode {
 } sk_decode_mode;
 
 /* blocks: any number of blocks of this leaf, one after the other. States that are not
- * declared yet are declared from the block. An away leaf takes SK_REPLACE only. */
+ * declared yet are declared from the block. An away leaf takes SK_REPLACE only, a shut one SK_UNDER
+ * and SK_UNDER_ALL. */
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
 
 /* What the home answered for one key: a clean entry, or (value NULL, or expired by its stamp) that

@@ -195,8 +195,6 @@ int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to) {
                    store->leaf_count);
 }
 
-int sk_away_fail(uint32_t leaf_no) { return sk_fail(SK_NOT_OWNED, "leaf %u is away", leaf_no); }
-
 int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, sk_stats *stats) {
     *stats = (sk_stats){0};
     int status = sk_leaf_range_check(store, from, to);
@@ -217,7 +215,7 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
             stats->flooded += table->is_flooded;
             if (is_all) stats->operations += table->operations;
         }
-        stats->leaves[leaf->residency]++;
+        stats->leaves[sk_leaf_seen(leaf)]++;
         sk_leaf_unlock(leaf);
     }
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;

@@ -1,8 +1,8 @@
 /*
- * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, snapshot.c,
- * ttl.c, timers.c and rewrite.c.
+ * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, gate.c,
+ * snapshot.c, ttl.c, timers.c and rewrite.c.
  *
- *   sk_store ── leaves[ ]   lock, epochs, residency                    128 bytes each
+ *   sk_store ── leaves[ ]   lock, epochs, residency and gate           128 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
  *                              └─ slots and tags (table.h)
  *
@@ -24,8 +24,13 @@
 #include "table.h"
 
 #include <pthread.h>
+#include <stddef.h>
 
 #define SK_NO_TRACKING UINT32_MAX
+
+/* What sk_leaf.residency is, in place of an sk_residency, while the gate is not open: so a call about
+ * a key finds out by the one test (>= SK_AWAY) that it makes anyway. */
+enum { SK_LEAF_SHUT = SK_AWAY + 1, SK_LEAF_EXPECTED = SK_AWAY + 2 };
 
 typedef struct sk_leaf {
     pthread_mutex_t lock;
@@ -33,9 +38,13 @@ typedef struct sk_leaf {
     _Atomic uint32_t
         guard;         /* the store's epoch when open snapshots were last served; see snapshot.c */
     uint32_t changed;  /* epoch of the last change to entries; 0 = never */
-    uint8_t residency; /* sk_residency */
+    uint8_t residency; /* sk_residency, or one of the above; sk_leaf_held, sk_leaf_seen */
+    uint8_t kept;      /* SK_LEAF_SHUT: what residency is when the gate opens */
     bool is_writing;   /* between sk_dirty_take and sk_dirty_done */
+    uint32_t records;  /* of batches, that fell into it; what does not fit goes to past */
+    uint64_t past;     /* operations no longer counted in records or in a table's head */
 } __attribute__((aligned(128))) sk_leaf;
+static_assert(offsetof(sk_leaf, past) <= 64, "what batches touch is one cache line");
 
 typedef struct sk_state {
     uint32_t id;
@@ -113,8 +122,26 @@ sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is 
 /* Epochs start again with each process: one that is yet to come is another store's. */
 int sk_since_fail(sk_store *store, uint32_t since);
 int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to);
-/* Sets the reason and returns SK_NOT_OWNED. */
-int sk_away_fail(uint32_t leaf_no);
+/* What a call about a key of a leaf with residency >= SK_AWAY answers: SK_NOT_OWNED, with the reason
+ * set, or SK_UNKNOWN if the leaf is expected (gate.c). */
+int sk_leaf_refuse(const sk_leaf *leaf, uint32_t leaf_no);
+
+/* How much of the leaf is here, whatever its gate: an sk_residency. */
+static inline int sk_leaf_held(const sk_leaf *leaf) {
+    int residency = leaf->residency == SK_LEAF_SHUT ? leaf->kept : leaf->residency;
+    return residency == SK_LEAF_EXPECTED ? SK_ABSENT : residency;
+}
+
+/* What snapshots and sums take the leaf for: an sk_residency. */
+static inline int sk_leaf_seen(const sk_leaf *leaf) {
+    if (leaf->residency == SK_LEAF_SHUT) return SK_AWAY;
+    return leaf->residency == SK_LEAF_EXPECTED ? SK_ABSENT : leaf->residency;
+}
+
+/* Content came or went: a shut leaf stays shut, an expected one is open from now on. */
+static inline void sk_leaf_hold(sk_leaf *leaf, int residency) {
+    *(leaf->residency == SK_LEAF_SHUT ? &leaf->kept : &leaf->residency) = (uint8_t)residency;
+}
 
 /* Takes the lock for changing the leaf (rule 4). On failure the lock is not held. *epoch is what
  * the changes are to be stamped with. */
@@ -147,9 +174,11 @@ static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state
 }
 
 /* Counts a call about one key; the table's head is in the cache by then. */
-static inline void sk_count_operation(sk_state *state, sk_table *table) {
-    if (__builtin_expect(++table->operations == 0, 0))
+static inline void sk_count_operation(sk_state *state, sk_leaf *leaf, sk_table *table) {
+    if (__builtin_expect(++table->operations == 0, 0)) {
         atomic_fetch_add(&state->operations, (uint64_t)1 << 32);
+        leaf->past += (uint64_t)1 << 32;
+    }
 }
 
 /* True if expired entries of the locked leaf may be removed: no open snapshot needs them. */
@@ -173,12 +202,6 @@ static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32
 }
 
 /* ---- Entries of a locked leaf (entry.c; also used by batches) ---- */
-
-typedef struct sk_key {
-    const uint8_t *data;
-    size_t len;
-    uint64_t hash; /* routing hash */
-} sk_key;
 
 /* Routes the key of a state of that kind and locks its leaf for writing; sk_leaf_unlock ends it. */
 int sk_entry_begin(sk_store *store, uint32_t state_id, int kind, const uint8_t *data, size_t len,

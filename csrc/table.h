@@ -122,6 +122,12 @@ typedef struct sk_timing {
     bool on_read;   /* reading touches */
 } sk_timing;
 
+typedef struct sk_key {
+    const uint8_t *data;
+    size_t len;
+    uint64_t hash; /* routing hash */
+} sk_key;
+
 /* What a table needs to know of its surroundings. */
 typedef struct sk_table_env {
     const sk_key_type *key_type;

@@ -231,9 +231,11 @@ static int64_t deliver(sk_store *store, sk_state *state, const uint32_t *leaves,
     due_list list = {0};
     int status = SK_OK;
     for (uint32_t k = 0; k < count && status == SK_OK; k++)
-        status = gather(&state->tables[leaves[k]], watermark, &list);
+        if (store->leaves[leaves[k]].residency != SK_LEAF_SHUT)
+            status = gather(&state->tables[leaves[k]], watermark, &list);
     if (status == SK_OK) status = write_records(&list, buf);
     for (uint32_t k = 0; k < count && status == SK_OK; k++) {
+        if (store->leaves[leaves[k]].residency == SK_LEAF_SHUT) continue;
         sk_at at;
         sk_at_set(&at, store, state, leaves[k], epoch);
         take_due(&at, watermark, takes);
@@ -282,10 +284,13 @@ int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
     for (uint32_t i = 0; i < store->leaf_count; i++) {
         if (atomic_load(&state->due_min[i]) >= next) continue;
         sk_at at;
+        int64_t due = INT64_MAX;
         sk_leaf_lock(&store->leaves[i]);
-        sk_at_set(&at, store, state, i, 0);
-        take_due(&at, INT64_MIN, false);
-        int64_t due = atomic_load(&state->due_min[i]);
+        if (store->leaves[i].residency != SK_LEAF_SHUT) { /* its timers are another's to fire */
+            sk_at_set(&at, store, state, i, 0);
+            take_due(&at, INT64_MIN, false);
+            due = atomic_load(&state->due_min[i]);
+        }
         sk_leaf_unlock(&store->leaves[i]);
         if (due < next) next = due;
     }

@@ -199,6 +199,8 @@ static bool can_expire(const sk_state *state) {
 /* The leaf under the hand, or what slots_left allows of it. */
 static uint32_t sweep_leaf(sk_store *store, sk_hand *hand, uint32_t epoch, uint64_t *slots_left) {
     uint32_t removed = 0;
+    /* what is shut is left as it is */
+    if (store->leaves[hand->leaf].residency == SK_LEAF_SHUT) hand->state = store->state_count;
     for (; hand->state < store->state_count; hand->state++) {
         sk_state *state = store->states[hand->state];
         if (!can_expire(state)) continue;
@@ -208,6 +210,7 @@ static uint32_t sweep_leaf(sk_store *store, sk_hand *hand, uint32_t epoch, uint6
         if (*slots_left == 0) return removed;
     }
     hand->state = 0;
+    hand->slot = 0;
     hand->leaf = hand->leaf + 1 == store->leaf_count ? 0 : hand->leaf + 1;
     --*slots_left; /* so that a sweep over empty leaves ends too */
     return removed;

@@ -183,7 +183,7 @@ class LeaseError(MigrationError):
 
 
 class NotOwnedError(StateKitError, LookupError):
-    """The key's leaf is away: it is not this store's, and nothing was read or changed here."""
+    """The key's leaf is away or shut: not this store's, and nothing was read or changed here."""
 
 
 class SnapshotOverrunError(StateKitError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Kinds of state, residencies of leaves, clocks: names in Python, numbers in C."""
+"""Kinds of state, residencies and gates of leaves, clocks: names in Python, numbers in C."""
 
 from typing import Literal, TypeAlias
 
@@ -21,6 +21,10 @@ NO_TIME = -(2**63)  # SK_NO_TIME: no time, not known yet
 Residency: TypeAlias = Literal["whole", "partial", "absent", "away"]
 
 RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent", "away")  # by number
+
+Gate: TypeAlias = Literal["open", "shut", "expected"]
+
+GATES: tuple[Gate, ...] = ("open", "shut", "expected")  # by number
 
 
 def clock_number(clock: str) -> int:

@@ -18,13 +18,16 @@ from statekit.errors import (
 from statekit.keys import KeyType, key_codec
 from statekit.store.block import Block
 from statekit.store.buffers import empty_buffer, native_text, push_buffer, readable
+from statekit.store.columns import column
 from statekit.store.containers import ContainerState
 from statekit.store.kinds import (
+    GATES,
     KIND_NAMES,
     KIND_NUMBERS,
     NO_TIME,
     RESIDENCIES,
     Clock,
+    Gate,
     Kind,
     Residency,
     clock_number,
@@ -63,7 +66,7 @@ class Stats(NamedTuple):
     whole: int  # leaves
     partial: int
     absent: int
-    away: int  # leaves that are not this store's
+    away: int  # leaves that are not this store's; shut ones too, whose entries and bytes count
     flooded: int  # tables that went over to the secret hash
     operations: int  # calls about one key and records of batches so far; 0 for some leaves only
 
@@ -319,11 +322,40 @@ class Store:
         return residency_name(lib.sk_leaf_residency(self._ptr, leaf))
 
     def mark(self, start: int, stop: int, residency: Residency) -> None:
-        """Says what leaves [start, stop) are now; "absent" and "away" drop their entries."""
+        """Says what leaves [start, stop) are now; "absent" and "away" drop their entries.
+
+        Their gates are open then. A leaf that is shut cannot become "whole" or "partial" so.
+        """
         if residency not in RESIDENCIES:
             raise ArgumentError(f"{shorten(residency)} is no residency. Use one of {RESIDENCIES}.")
         number = RESIDENCIES.index(residency)
         self._expect(lib.sk_leaf_mark(self._ptr, *_leaves(start, stop), number))
+
+    def gate(self, leaf: int) -> Gate:
+        """Whether operations on a leaf's keys are let in; see set_gate()."""
+        (leaf,) = _leaves(leaf)
+        answer: int = lib.sk_leaf_gate_of(self._ptr, leaf)
+        if answer < 0:
+            raise native_error(-answer)
+        return GATES[answer]
+
+    def set_gate(self, start: int, stop: int, gate: Gate) -> None:
+        """Lets operations on leaves [start, stop) in, or not: one process hands them to another.
+
+        "shut": they stay as they are, to be read out with encode_leaf() and pick(); for all else
+        they are away. "expected": they are absent and on their way, and every call about a key
+        raises UnknownEntryError, a blind write too, until decode_leaf() or install() brings
+        something. "open": as they were before. All of them, or (if it raises) none.
+        """
+        if gate not in GATES:
+            raise ArgumentError(f"{shorten(gate)} is no gate. Use one of {GATES}.")
+        self._expect(lib.sk_leaf_gate(self._ptr, *_leaves(start, stop), GATES.index(gate)))
+
+    def heat(self) -> "array[int]":
+        """How many operations each leaf has seen: calls about one key, and records of batches."""
+        heat = array("Q", bytes(8 * self.leaves))
+        self._expect(lib.sk_leaf_heat(self._ptr, ffi.from_buffer("uint64_t[]", heat)))
+        return heat
 
     def clear(
         self, state: State, start: int = 0, stop: int | None = None, *, blind: bool = False
@@ -344,6 +376,23 @@ class Store:
         (leaf,) = _leaves(leaf)
         buffer = empty_buffer()
         length = lib.sk_leaf_encode(self._ptr, leaf, _id(state), since, buffer.ptr)
+        return self._taken(length, buffer)
+
+    def pick(self, leaf: int, state: State, keys: Sequence[bytes]) -> bytes:
+        """A delta block with the entries of some encoded keys of a leaf, which must be whole.
+
+        A key that has none is in it as a deletion: where the block is decoded "under", it is
+        known to be missing. No keys, no block.
+        """
+        (leaf,) = _leaves(leaf)
+        col = column(keys, "b", f"the keys of state {state.name!r}")
+        native = ffi.new("sk_column *")
+        col.fill(native)
+        buffer = empty_buffer()
+        length = lib.sk_leaf_pick(self._ptr, leaf, state._id, native, col.n, buffer.ptr)
+        if length == -lib.SK_UNKNOWN:
+            push_buffer(buffer)
+            raise _not_whole(state, f"leaf {leaf} is not whole")
         return self._taken(length, buffer)
 
     def decode_leaf(self, leaf: int, blocks: bytes, mode: DecodeMode = "replace") -> None:

@@ -423,8 +423,8 @@ typedef enum sk_gate { SK_GATE_OPEN = 0, SK_GATE_SHUT = 1, SK_GATE_EXPECTED = 2 
  * expected again.) */
 int sk_leaf_gate(sk_store *store, uint32_t from, uint32_t to, int gate);
 int sk_leaf_gate_of(sk_store *store, uint32_t leaf); /* an sk_gate, or a negated status */
-/* out[leaf] = operations on it since the store was made, of all states: calls about one key, and
- * records of batches (of a batch that failed, up to 16384 that were not reached count too). */
+/* out[leaf] = about how many operations on it there were since the store was made, of all states:
+ * calls about one key, each of them, and records of batches, by a sample of one in 31. */
 int sk_leaf_heat(sk_store *store, uint64_t *out);
 
 /* Drops all entries of a state in [from, to); leaves that are away or shut aside. A leaf that is not

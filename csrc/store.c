@@ -38,14 +38,16 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->leaf_count = key_groups * subgroups;
     store->leaf_bits = (uint8_t)__builtin_ctz(store->leaf_count);
     store->leaves = sk_raw_zalloc_lines((size_t)store->leaf_count * sizeof(sk_leaf));
+    store->records = sk_raw_zalloc((size_t)store->leaf_count * sizeof *store->records);
     store->budget.max = bytes_max;
     store->epoch = 1;
     store->users = 1;
     store->keep_after = SK_NO_TRACKING;
     store->fixed_now = store->last_now = SK_NO_TIME;
     store->watermark = store->first_watermark = SK_NO_TIME;
-    if (store->leaves == NULL || init_locks(store) != SK_OK) {
+    if (store->leaves == NULL || store->records == NULL || init_locks(store) != SK_OK) {
         sk_raw_free(store->leaves);
+        sk_raw_free(store->records);
         sk_raw_free(store);
         return sk_fail(SK_NO_MEMORY, "could not allocate %u leaves", key_groups * subgroups);
     }
@@ -74,6 +76,7 @@ void sk_store_release(sk_store *store) {
     pthread_mutex_destroy(&store->clock_lock);
     pthread_cond_destroy(&store->snapshots_moved);
     sk_raw_free(store->leaves);
+    sk_raw_free(store->records);
     sk_raw_free(store);
 }
 

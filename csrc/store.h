@@ -24,7 +24,6 @@
 #include "table.h"
 
 #include <pthread.h>
-#include <stddef.h>
 
 #define SK_NO_TRACKING UINT32_MAX
 
@@ -41,10 +40,8 @@ typedef struct sk_leaf {
     uint8_t residency; /* sk_residency, or one of the above; sk_leaf_held, sk_leaf_seen */
     uint8_t kept;      /* SK_LEAF_SHUT: what residency is when the gate opens */
     bool is_writing;   /* between sk_dirty_take and sk_dirty_done */
-    uint32_t records;  /* of batches, that fell into it; what does not fit goes to past */
-    uint64_t past;     /* operations no longer counted in records or in a table's head */
+    uint64_t past;     /* operations no longer counted in a table's head: it wrapped, or left */
 } __attribute__((aligned(128))) sk_leaf;
-static_assert(offsetof(sk_leaf, past) <= 64, "what batches touch is one cache line");
 
 typedef struct sk_state {
     uint32_t id;
@@ -75,6 +72,8 @@ struct sk_store {
     uint32_t leaf_count;
     uint8_t leaf_bits; /* log2 leaf_count */
     sk_leaf *leaves;
+    uint64_t *records; /* per leaf: of batches, about; under the leaf's lock. Apart from the leaves,
+                        * because a batch counts in many of them */
     sk_budget budget;
     _Atomic uint32_t epoch;      /* starts at 1; entries of epoch 0 never changed here */
     _Atomic uint32_t keep_after; /* deletions after this epoch are remembered; SK_NO_TRACKING */

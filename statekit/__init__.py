@@ -15,8 +15,12 @@ from statekit.checkpoint import Checkpoint, CheckpointJob, PeriodicCheckpoints, 
 from statekit.errors import StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
+from statekit.migration.arrival import Arrival
+from statekit.migration.departure import Departure
 from statekit.opening import open, restore  # noqa: A004
 from statekit.provider import KVProvider
+from statekit.remote.calls import Limits
+from statekit.remote.security import TLS
 from statekit.state import (
     AggregateState,
     ListState,
@@ -35,12 +39,16 @@ from statekit.store import Store
 from statekit.ttl import TTL
 
 __all__ = [
+    "TLS",
     "TTL",
     "AggregateState",
+    "Arrival",
     "Checkpoint",
     "CheckpointJob",
+    "Departure",
     "Home",
     "KVProvider",
+    "Limits",
     "ListState",
     "ListView",
     "MapState",

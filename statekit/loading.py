@@ -114,6 +114,11 @@ class LeafSource(ABC):
         """Until nothing is still to come that comes by itself; False if it has not in time."""
         return True
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it can be let go of when all leaves are here. A peer must know of them first."""
+        return True
+
     def share(self) -> "LeafSource":
         """The same source once more; release() must follow."""
         with self._users_lock:
@@ -176,6 +181,10 @@ class JoinedSource(LeafSource):
         if not self._first.wait_here(timeout):
             return False
         return self._second.wait_here(None if until is None else max(0.0, until - monotonic()))
+
+    @property
+    def is_settled(self) -> bool:
+        return self._first.is_settled and self._second.is_settled
 
     def share(self) -> LeafSource:
         # Part by part: a peer must know whether somebody still reads what it hands over.

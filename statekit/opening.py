@@ -41,7 +41,7 @@ from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
 
-Place: TypeAlias = str | PathLike[str]
+Place: TypeAlias = str | PathLike[str] | Checkpoint
 
 _HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...
 _HOME_BYTES_MIN = 8 << 20  # ... but this much if it is no more than a quarter
@@ -164,7 +164,7 @@ def restore(
 ) -> KVProvider:
     """Makes a provider of a checkpoint, or of several that have different key-groups.
 
-    url: where kv.checkpoint() wrote; a list of such places to merge what is in them.
+    url: where kv.checkpoint() wrote, or what it returned; a list of these to merge what is in them.
     key_groups: those to restore; all that the checkpoints have unless told.
     lazy: be ready at once, and bring state when it is touched and in the background; see
     KVProvider.loading. False: return when everything is here.
@@ -178,7 +178,10 @@ def restore(
     with ExitStack() as undo:
         pinned = []
         for place in places:
-            pinned.append(open_pinned(place, at))
+            if isinstance(place, Checkpoint):
+                pinned.append(open_pinned(place.url, place.number))
+            else:
+                pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
         plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
         mine = plan.choose(key_groups)
@@ -193,7 +196,7 @@ def restore(
 
 
 def _places(url: Any) -> list[Place]:
-    if isinstance(url, str | PathLike):
+    if isinstance(url, str | PathLike | Checkpoint):
         return [url]
     if isinstance(url, Iterable) and not isinstance(url, bytes | bytearray | memoryview):
         return [*url]

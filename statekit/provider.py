@@ -530,6 +530,7 @@ class KVProvider(MovingProvider):
         base: Checkpoint | int | str | None = "auto",
         compression: str | None = None,
         metadata: dict[str, Any] | None = None,
+        barrier: int | None = None,
     ) -> Checkpoint:
         """Writes the state as it is now to a directory of checkpoints, and waits for it.
 
@@ -539,10 +540,18 @@ class KVProvider(MovingProvider):
         if there was none. None writes all of it.
         compression: "zstd" or "lz4", for storage that is slower than they are.
         metadata: what you want back when you restore, such as the offsets of your sources.
+        barrier: the number of a checkpoint that several providers take together, each when the
+        barrier of that number passes it. Key-groups that are handed over meanwhile are in the part
+        of one of them; see docs/migration.md.
         """
         self._check_open()
         return self._checkpointer.take(
-            url, base, compression=compression, metadata=metadata, gives_way=False
+            url,
+            base,
+            compression=compression,
+            metadata=metadata,
+            gives_way=False,
+            choose=self._part_of(barrier, url),
         )
 
     def checkpoint_async(
@@ -552,10 +561,12 @@ class KVProvider(MovingProvider):
         base: Checkpoint | int | str | None = "auto",
         compression: str | None = None,
         metadata: dict[str, Any] | None = None,
+        barrier: int | None = None,
     ) -> CheckpointJob:
         """As checkpoint(), in the background: the state as it is now, while it goes on changing."""
         self._check_open()
-        return self._checkpointer.start(url, base, compression, metadata)
+        choose = self._part_of(barrier, url)
+        return self._checkpointer.start(url, base, compression, metadata, choose=choose)
 
     def checkpoint_every(
         self,
@@ -578,6 +589,19 @@ class KVProvider(MovingProvider):
         return self._checkpointer.every(
             url, seconds, keep, compression=compression, metadata=metadata
         )
+
+    def _part_of(
+        self, barrier: int | None, url: str | PathLike[str]
+    ) -> Callable[[], tuple[range, ...]] | None:
+        """What tells, at the moment of a checkpoint, which key-groups belong into our part."""
+        if barrier is None:
+            return None
+        peer = self._as_peer()
+
+        def add_late(groups: tuple[range, ...]) -> CheckpointJob:
+            return self._checkpointer.start(url, None, choose=lambda: groups, is_extra=True)
+
+        return lambda: peer.take(barrier, add_late)
 
     def _holdings(self) -> Holdings:
         return Holdings(self._mine, tuple(self._meta.schemas))
@@ -670,8 +694,10 @@ class KVProvider(MovingProvider):
             other._let_go()
             raise
         other._residence.resume_loading()
-        self._mine = subtract(self._mine, part)
+        self._gave(part)
         other._take_over(part)
+        if self._peer is not None:
+            self._peer.moved_within(went=part)
         if own.budget is not None and share is not None:
             own.set_budget(own.budget - share)
         return other
@@ -763,8 +789,12 @@ class KVProvider(MovingProvider):
                 if here is not None:
                     self._residence.set_budget(here)
                 raise
-            other._mine = ()
+            other._gave(part)
             self._take_over(part)
+            if other._peer is not None:
+                other._peer.moved_within(went=part)
+            if self._peer is not None:
+                self._peer.moved_within(came=part)
             other._residence.forget_given()
             if there is not None:
                 other._residence.set_budget(0)

@@ -51,6 +51,7 @@ from statekit.rows import block_rows, native_read, read_value, split_stamp
 from statekit.schema import StateSchema
 from statekit.store import Block, Store
 from statekit.store.columns import route
+from statekit.store.frames import bind, seal
 from statekit.store.states import State
 
 T = TypeVar("T")
@@ -135,6 +136,10 @@ class Residence:
             loading, stats = self.loading, self.store.stats()
             if loading is None or stats.partial or stats.absent:
                 return
+            if not loading.source.is_settled:
+                # One of several hand-overs is done. To let go of all of them now would leave the
+                # other peers with leaves that they keep for us for ever.
+                return
             try:
                 loading.stop()  # first: who finds no loading may rely on the source being let go of
             finally:
@@ -176,6 +181,7 @@ class Residence:
             else:
                 self.loading.join(source, (leaf for part in ranges for leaf in part))
             for part in ranges:
+                self.shut_leaves.difference_update(part)  # it was here before, and is back
                 self.store.mark(part.start, part.stop, "absent")
                 self.store.set_gate(part.start, part.stop, "expected")
 
@@ -711,22 +717,30 @@ class Residence:
                 self.shut_leaves.difference_update(part)
 
     def drop(self, leaf: int) -> None:
-        """Forgets a leaf that was shut: another process has it. Takes no lock of ours."""
-        self.store.mark(leaf, leaf + 1, "away")
-        self.shut_leaves.discard(leaf)
-        if self.home is not None:
-            self._given.append(range(leaf, leaf + 1))
+        """Forgets a leaf that was shut: another process has it. If it is still shut."""
+        with self._lock:
+            if leaf not in self.shut_leaves:
+                return  # it has come back since
+            self.store.mark(leaf, leaf + 1, "away")
+            self.shut_leaves.discard(leaf)
+            if self.home is not None:
+                self._given.append(range(leaf, leaf + 1))
 
-    def encode_shut(self, leaf: int, state: State | None = None, since: int = 0) -> bytes:
-        """The blocks of a leaf that was shut, whatever of it is in memory.
+    def encode_shut(
+        self, leaf: int, state: State | None, since: int, pack_id: bytes, place: int
+    ) -> bytes:
+        """The blocks of a leaf that was shut, wherever its entries are, bound to a place.
 
         since: only what changed after that epoch, where that is known.
         """
         if self.store.residency(leaf) != "whole":
             if self.home is not None:
-                return self._encode_completed(self.home, leaf, state)
+                blocks = bytearray(self._encode_completed(self.home, leaf, state))
+                seal(blocks)
+                bind(blocks, pack_id, place)
+                return bytes(blocks)
             self.load_leaves((leaf,))
-        return self.store.encode_leaf(leaf, state, since)
+        return self.store.encode_bound(leaf, state, since, pack_id, place)
 
     def _encode_completed(self, home: Home, leaf: int, state: State | None) -> bytes:
         with self._lock:

@@ -71,7 +71,7 @@ LAYERS = [
     {"cli.options", "cli.output", "cli.typetext"},
     {"cli.files", "cli.places"},
     {"cli.bench", "cli.looking"},
-    {"cli.changing", "cli.moving"},
+    {"cli.changing", "cli.moving", "cli.serving"},
     {"cli.app"},
     {"cli"},
     {"cli.__main__"},

@@ -36,8 +36,8 @@ from statekit.errors import (
     SchemaError,
     StorageError,
 )
-from statekit.loading import CheckpointSource, LeafSource
-from statekit.opening import _open_pinned, _Plan, _restore_here
+from statekit.loading import CheckpointSource, LeafSource, open_pinned
+from statekit.opening import _Plan, _restore_here
 from statekit.schema import StateSchema
 from statekit.store import Block
 
@@ -1014,7 +1014,7 @@ def test_event_time_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 def untouched(url: str, at: int | None = None, regroup: int | None = None) -> sk.KVProvider:
     """A restored provider to which leaves come only when they are touched."""
-    pinned = [_open_pinned(url, at)]
+    pinned = [open_pinned(url, at)]
     plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
     source = CheckpointSource(pinned, plan.leaves)
     return _restore_here(plan, plan.choose(None), source, None, True, background=False)

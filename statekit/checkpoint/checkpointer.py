@@ -126,11 +126,15 @@ class Checkpointer:
         storage: Storage | None = None,
         must_own: bool = False,
         gives_way: bool = True,
+        choose: Callable[[], tuple[range, ...]] | None = None,
+        is_extra: bool = False,
     ) -> CheckpointJob:
         """Freezes the state now and writes it in the background.
 
         gives_way: to those who use the state; not if somebody waits for it.
         must_own: NothingOwnedError if no key-group is owned at that moment.
+        choose: asked at that moment which of the owned key-groups belong into it.
+        is_extra: not one that the next one can be based on.
         """
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
@@ -160,6 +164,8 @@ class Checkpointer:
                 holdings = self._holdings()
                 if must_own and not holdings.owned:
                     raise NothingOwnedError("no key-group is owned")
+                if choose is not None:
+                    holdings = holdings._replace(owned=choose())
                 frozen = self._residence.freeze(
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
                 )
@@ -167,7 +173,7 @@ class Checkpointer:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
             run = _Run(job, storage, frozen, lineage, holdings, kept)
-            run.compression, run.gives_way = compression, gives_way
+            run.compression, run.gives_way, run.is_extra = compression, gives_way, is_extra
             job._leaves_total = sum(map(len, run.parts))
         except BaseException as error:
             run = None
@@ -256,10 +262,11 @@ class Checkpointer:
                 result = run.write()
             finally:
                 run.frozen.close()
-            self._remember(result, run.epoch)
-            with self._lock:
-                oldest = min(known.epoch for known in self._lineages.values())
-            self._residence.store.track(oldest)
+            if not run.is_extra:
+                self._remember(result, run.epoch)
+                with self._lock:
+                    oldest = min(known.epoch for known in self._lineages.values())
+                self._residence.store.track(oldest)
         except _BaseGoneError as gone:
             error = CheckpointError(str(gone))
             job._is_base_gone = True
@@ -342,6 +349,7 @@ class _Run:
 
     compression: str | None = None
     gives_way = False
+    is_extra = False
 
     def __init__(
         self,

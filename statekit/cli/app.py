@@ -16,12 +16,13 @@ import rich  # noqa: F401  (so that its absence is told at once, whatever the ou
 from click.shell_completion import get_completion_class
 
 import statekit
-from statekit.cli import bench, changing, looking, moving
+from statekit.cli import bench, changing, looking, moving, serving
 from statekit.errors import StateKitError
 
 _SECTIONS: dict[str, list[click.Command]] = {
     "Looking": [looking.ls, looking.inspect, looking.get, looking.verify, looking.diff],
     "Moving": [moving.export, moving.import_, moving.checkpoint, moving.restore],
+    "Handing over": [serving.serve, serving.fetch],
     "Changing": [
         changing.edit,
         changing.rescale,
@@ -68,6 +69,7 @@ class App(click.Group):
 _EXTRAS = {
     "pyarrow": "arrow", "numpy": "arrow", "fsspec": "storage", "s3fs": "s3", "redis": "redis",
     "rocksdict": "rocksdb", "lz4": "compression", "zstandard": "compression",
+    "grpc": "remote", "google": "remote",
 }  # fmt: skip
 
 

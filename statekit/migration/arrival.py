@@ -26,9 +26,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from tempfile import SpooledTemporaryFile
 from time import monotonic, perf_counter
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from statekit.assignment import show_groups
+from statekit.checkpoint.job import CheckpointJob
 from statekit.errors import (
     ClosedError,
     DamagedError,
@@ -43,7 +44,7 @@ from statekit.errors import (
 )
 from statekit.loading import LeafSource, Loading, block_pieces
 from statekit.migration.departure import LARGE_LEAF_BYTES, Progress, place_of
-from statekit.migration.messages import Here, Moved, Never, Released
+from statekit.migration.messages import GivenBack, Here, Moved, Never, Released
 from statekit.remote.calls import (
     BeginReply,
     FetchCall,
@@ -58,7 +59,6 @@ from statekit.store.block import rewrite
 from statekit.store.frames import verify
 
 if TYPE_CHECKING:
-    from statekit.migration.peer import Peer
     from statekit.remote.channel import PeerChannel
 
 Strategy: TypeAlias = Literal[
@@ -69,13 +69,39 @@ _FETCHING = ("prioritised", "on_demand")  # strategies in which touching a leaf 
 
 REQUEST_BYTES = 4 << 20  # of leaves that are asked for in one request
 WINDOW_BYTES = 4 << 20  # that the stream may be ahead of us
-FLUID_BYTES = 1  # the next leaf is sent when the last one is here
 REPORTS_MAX = 1024  # leaves in one report
-REPORT_SECONDS = 0.005  # that a report waits for others to come along
+REPORT_SECONDS = 0.02  # that a report waits for others to come along
 RETRY_SECONDS = 1.0  # before a peer that was lost is told again what it must know
 CLOSE_SECONDS = 2.0  # to give back what has not come, when the provider is closed
 KEPT_BYTES = 16 << 20  # of leaves kept for a checkpoint in memory; the rest waits in a file
 _TRIES = 2  # for a leaf that arrives damaged: the old owner has it still
+
+
+class Taker(Protocol):
+    """The peer that leaves come to (peer.py)."""
+
+    subgroups: int
+
+    @property
+    def loading(self) -> Loading | None: ...
+
+    def tell(self, sender: str, message: Any) -> Any:
+        """The participant is to know of this."""
+
+    def fence(self, generation: int) -> None:
+        """A later generation has begun."""
+
+    def end_leases(self, arrival: "Arrival", ended: Sequence[Moved]) -> None:
+        """The source has taken leaves back."""
+
+    def return_leaves(self, arrival: "Arrival") -> tuple[range, ...]:
+        """Gives back what has not come."""
+
+    def return_at_end(self, arrival: "Arrival") -> None:
+        """The same when the provider is being closed."""
+
+    def finish(self, arrival: "Arrival") -> None:
+        """Everything is here, and the source knows."""
 
 
 class Arrival(LeafSource):
@@ -87,7 +113,7 @@ class Arrival(LeafSource):
 
     def __init__(
         self,
-        peer: "Peer",
+        peer: Taker,
         channel: "PeerChannel",
         reply: BeginReply,
         key_groups: tuple[range, ...],
@@ -116,14 +142,18 @@ class Arrival(LeafSource):
         self._missing = set(self._epochs)  # not here as a whole
         self._claimed: set[int] = set()  # being fetched, by somebody
         self._waiting = 0  # threads that wait for a fetch
+        self._awaiting = 0  # threads that wait for a leaf that somebody else brings
         self._unreported: list[int] = []  # here, and the source does not know
         self._partial: list[int] = []  # of which the rest is to be fetched
         self._ended: list[Moved] = []  # leases that ended, as the source says
+        self._returned: list[tuple[int, int]] = []  # given back, and the source does not know
         self._kept: list[_Kept] = []
         self._error: StateKitError | None = None  # why nothing comes by itself any more
         self._is_closed = False
         self._streaming: threading.Thread | None = None
         self._reporting: threading.Thread | None = None
+        #: Adds to our part of a checkpoint what its source had not passed the barrier of.
+        self.late_checkpoint: CheckpointJob | None = None
         self.bytes_received = 0
         self.fetches = 0  # leaves that came on demand
 
@@ -173,17 +203,28 @@ class Arrival(LeafSource):
         is_told = not self._unreported or self._error is not None
         return self._is_closed or (not self._missing and is_told)
 
+    @property
+    def is_settled(self) -> bool:
+        return self._is_closed or self._is_finished()
+
     def wait_reported(self, leaves: "set[int]", until: float) -> None:
         """Until the source has let go of these leaves. MigrationError if it does not in time."""
         with self._moved:
-            while not leaves.isdisjoint(self._missing) or not leaves.isdisjoint(self._unreported):
-                left = until - monotonic()
-                if left <= 0 or self._is_closed:
-                    raise MigrationError(
-                        f"leaves that came from {self.source} cannot go on yet: it has not let go "
-                        "of them. Try again when it answers."
-                    )
-                self._moved.wait(left)
+            self._awaiting += 1
+            try:
+                is_told = self._moved.wait_for(
+                    lambda: (
+                        leaves.isdisjoint(self._missing) and leaves.isdisjoint(self._unreported)
+                    ),
+                    until - monotonic(),
+                )
+            finally:
+                self._awaiting -= 1
+        if not is_told:
+            raise MigrationError(
+                f"leaves that came from {self.source} cannot go on yet: it has not let go of "
+                "them. Try again when it answers."
+            )
 
     def give_back(self) -> tuple[range, ...]:
         """Gives the key-groups back of which nothing has come; which ones.
@@ -247,7 +288,11 @@ class Arrival(LeafSource):
     def _await_claim(self, leaf: int, loading: Loading) -> None:
         """Waits for who fetches the leaf; if that one fails, tries it here."""
         with self._moved:
-            self._moved.wait_for(lambda: leaf not in self._claimed or leaf not in self._missing)
+            self._awaiting += 1
+            try:
+                self._moved.wait_for(lambda: leaf not in self._claimed or leaf not in self._missing)
+            finally:
+                self._awaiting -= 1
             is_here = leaf not in self._missing
         if not is_here and not self._is_closed:
             loading.load(leaf)
@@ -256,12 +301,16 @@ class Arrival(LeafSource):
         """Waits until the stream has brought the leaf."""
         self.start_stream()
         with self._moved:
-            while leaf in self._missing:
-                if self._is_closed:
-                    raise ClosedError("the provider was closed while a leaf was on its way.")
-                if self._error is not None:
-                    raise self._lost_leaf(leaf, self._error)
-                self._moved.wait()
+            self._awaiting += 1
+            try:
+                while leaf in self._missing:
+                    if self._is_closed:
+                        raise ClosedError("the provider was closed while a leaf was on its way.")
+                    if self._error is not None:
+                        raise self._lost_leaf(leaf, self._error)
+                    self._moved.wait()
+            finally:
+                self._awaiting -= 1
 
     def _requests(self, leaves: Sequence[int]) -> Iterator[list[int]]:
         """Leaves in portions that one request should bring."""
@@ -338,6 +387,8 @@ class Arrival(LeafSource):
     def _refused(self, piece: Piece) -> None:
         """The source says why a leaf is not there."""
         leaf, epoch = piece.leaf, piece.epoch
+        if leaf not in self._missing:
+            return  # it came by the stream while it was being asked for, and was let go of
         group = leaf // self._peer.subgroups
         if piece.kind is PieceKind.FENCED:
             self._peer.fence(piece.generation)
@@ -399,14 +450,17 @@ class Arrival(LeafSource):
             if steps is not None:
                 kept.keep(leaf, steps)
         with self._moved:
-            if is_whole:
-                if leaf in self._missing:
-                    self._missing.discard(leaf)
-                    self._unreported.append(leaf)
-            else:
+            is_news = not (self._unreported or self._partial)
+            if not is_whole:
                 self._partial.append(leaf)
-            self._moved.notify_all()
-        self._start_reports()
+            elif leaf in self._missing:
+                self._missing.discard(leaf)
+                self._unreported.append(leaf)
+            # Every leaf wakes whoever waits for leaves, but not who waits for the last one.
+            if is_news or self._awaiting or not self._missing:
+                self._moved.notify_all()
+        if self._reporting is None:
+            self._start_reports()
 
     def forget(self, leaves: Iterable[int]) -> None:
         """Leaves are not to come any more."""
@@ -464,15 +518,13 @@ class Arrival(LeafSource):
             self._moved.notify_all()
 
     def _take_stream(self, first: tuple[int, ...]) -> None:
-        is_fluid = self.strategy == "gradual"
-        window = FLUID_BYTES if is_fluid else WINDOW_BYTES
         parts = _Parts()
-        received = 0
+        received = granted = 0
         batch: list[tuple[int, list[bytes]]] = []
         batch_size = self._peer.subgroups if self.strategy == "gradual_batched" else 1
-        stream = self._channel.stream(StreamCall(self.id, self._offer.generation, first))
+        call = StreamCall(self.id, self._offer.generation, first)
+        stream = self._channel.stream(call, credit=WINDOW_BYTES)
         try:
-            stream.grant(window)
             for piece in stream:
                 if self._is_closed:
                     return
@@ -490,7 +542,9 @@ class Arrival(LeafSource):
                     if len(batch) >= batch_size:
                         self._fill(batch)
                 self._give_way()
-                stream.grant(received + window)
+                if received - granted >= WINDOW_BYTES // 4:  # not for every leaf: it is a message
+                    granted = received
+                    stream.grant(received + WINDOW_BYTES)
             self._fill(batch)
         finally:
             stream.close()
@@ -547,6 +601,7 @@ class Arrival(LeafSource):
             try:
                 self._settle_ended()
                 self._report()
+                self.send_returned()
                 if partial and self._streaming is None:
                     self._bring_rest(partial)
             except StateKitError as error:
@@ -562,11 +617,12 @@ class Arrival(LeafSource):
     def _has_chores(self) -> bool:
         return (
             bool(self._is_closed or self._unreported or self._ended or self._partial)
+            or bool(self._returned)
             or self._is_finished()
         )
 
     def _is_finished(self) -> bool:
-        return not (self._missing or self._unreported or self._ended)
+        return not (self._missing or self._unreported or self._ended or self._returned)
 
     def _report(self) -> None:
         while self._unreported and not self._is_closed:
@@ -580,6 +636,33 @@ class Arrival(LeafSource):
             with self._moved:
                 del self._unreported[: len(leaves)]
                 self._moved.notify_all()
+
+    def returning(self, leases: Iterable[tuple[int, int]]) -> None:
+        """Leaves are the source's again, which send_returned() tells it."""
+        with self._moved:
+            self._returned += leases
+
+    def unheard(self) -> tuple[tuple[int, int], ...]:
+        """What was given back, and the source may not know."""
+        with self._moved:
+            return tuple(self._returned)
+
+    def send_returned(self) -> None:
+        """Tells the source what was given back. If it does not answer, it is told again later.
+
+        Until it knows nobody has these leaves: we let nothing in any more, and it waits for us.
+        """
+        leases = self.unheard()
+        try:
+            if leases:
+                self.send_back(leases)
+                generation = self._offer.generation
+                self._peer.tell(self._offer.source, GivenBack(self.id, generation, 0, leases))
+                with self._moved:
+                    self._returned = [lease for lease in self._returned if lease not in leases]
+                    self._moved.notify_all()
+        finally:
+            self._start_reports()  # which also ends an arrival of which nothing is left
 
     def _bring_rest(self, leaves: Iterable[int]) -> None:
         loading = self._peer.loading
@@ -613,7 +696,7 @@ class Arrival(LeafSource):
     def _close(self) -> None:
         with self._moved:
             self._is_closed = True
-            is_open = bool(self._missing)
+            is_open = bool(self._missing or self._returned)
             self._moved.notify_all()
         if is_open:
             self._peer.return_at_end(self)

@@ -80,17 +80,17 @@ class Coordinator:
     @property
     def is_settled(self) -> bool:
         """Every member has what the newest table gives it, and nothing else."""
+        if self._is_stranded or self.wanted is not self.record:
+            return False
         version = self.record.version
-        return self.wanted is self.record and all(
-            self._settled.get(member) == version for member in self.record.members
-        )
+        return all(self._settled.get(member) == version for member in self.record.members)
 
     @property
     def is_recovered(self) -> bool:
         """Every member is in the newest generation."""
-        return self.wanted.generation == self.record.generation and all(
-            member in self._recovered for member in self.record.members
-        )
+        if self._is_stranded or self.wanted.generation != self.record.generation:
+            return False
+        return all(member in self._recovered for member in self.record.members)
 
     def workers(self) -> list[str]:
         """Workers that can be given leaves."""

@@ -24,6 +24,7 @@ from statekit.migration.messages import Offer
 from statekit.remote.calls import CHUNK_BYTES, Piece, PieceKind
 from statekit.residence import Residence
 from statekit.store.frames import bind, seal
+from statekit.store.states import State
 
 LARGE_LEAF_BYTES = 1 << 20  # from here on wanted entries come first, and the rest follows
 _YIELD_SECONDS_MAX = 0.05  # that the stream holds still for those who wait
@@ -168,36 +169,38 @@ class Departure:
     def read(self, leaf: int, epoch: int) -> Iterator[Piece]:
         """All of a leaf, or what changed since the base."""
         since = 0 if self.since is None else self.since[leaf]
-        blocks = self._residence.encode_shut(leaf, since=since)
+        blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
 
     def read_states(self, leaf: int, epoch: int, names: Sequence[str]) -> Iterator[Piece]:
         """Only some states of a leaf."""
-        residence = self._residence
-        blocks = b"".join(
-            residence.encode_shut(leaf, raw)
-            for raw in residence.store.states()
-            if raw.name in names
-        )
+        states = self._residence.store.states()
+        blocks = b"".join(self._encode(leaf, epoch, raw) for raw in states if raw.name in names)
         return self._pieces(leaf, epoch, blocks, is_whole=False)
 
     def read_entries(
         self, leaf: int, epoch: int, keys: Sequence[tuple[str, bytes]]
     ) -> Iterator[Piece]:
         """Only some entries of a leaf."""
-        residence = self._residence
+        store = self._residence.store
         wanted: dict[str, list[bytes]] = {}
         for name, key in keys:
             wanted.setdefault(name, []).append(key)
-        known = {raw.name: raw for raw in residence.store.states()}
+        known = {raw.name: raw for raw in store.states()}
         if unknown := wanted.keys() - known.keys():
             raise MigrationError(f"there is no state {', '.join(map(repr, sorted(unknown)))} here.")
-        if residence.store.residency(leaf) != "whole":
+        if store.residency(leaf) != "whole":
             return self.read(leaf, epoch)  # some of it is at home, or still to come
-        blocks = b"".join(
-            residence.store.pick(leaf, known[name], some) for name, some in wanted.items()
-        )
-        return self._pieces(leaf, epoch, blocks, is_whole=False)
+        blocks = bytearray()
+        for name, some in wanted.items():
+            blocks += store.pick(leaf, known[name], some)
+        seal(blocks)
+        bind(blocks, self._pack_id, place_of(leaf, epoch))
+        return self._pieces(leaf, epoch, bytes(blocks), is_whole=False)
+
+    def _encode(self, leaf: int, epoch: int, state: State | None, since: int = 0) -> bytes:
+        place = place_of(leaf, epoch)
+        return self._residence.encode_shut(leaf, state, since, self._pack_id, place)
 
     def _pieces(
         self,
@@ -207,14 +210,11 @@ class Departure:
         is_whole: bool = True,
         is_delta: bool = False,
     ) -> Iterator[Piece]:
-        data = bytearray(blocks)
-        seal(data)
-        bind(data, self._pack_id, place_of(leaf, epoch))
-        total = len(data)
+        total = len(blocks)
         self.bytes_sent += total
         for at in range(0, total or 1, CHUNK_BYTES):
             stop = at + CHUNK_BYTES
-            chunk = bytes(data) if total <= CHUNK_BYTES else bytes(memoryview(data)[at:stop])
+            chunk = blocks if total <= CHUNK_BYTES else blocks[at:stop]
             yield Piece(
                 PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total
             )

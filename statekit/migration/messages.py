@@ -50,6 +50,7 @@ class Offer(NamedTuple):
     sequence: int
     source: str
     grants: tuple[Grant, ...]
+    version: int = 0  # of the table that says so; 0: none does
 
 
 class Accept(NamedTuple):

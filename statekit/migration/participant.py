@@ -92,7 +92,17 @@ _HANDLERS = {
 class _Leaf:
     """What is known of a leaf. It stays when the leaf has gone: late messages are told by it."""
 
-    __slots__ = ("covered", "epoch", "is_closed", "is_sent", "migration", "peer", "state", "wanted")
+    __slots__ = (
+        "covered",
+        "epoch",
+        "is_closed",
+        "is_sent",
+        "migration",
+        "peer",
+        "state",
+        "version",
+        "wanted",
+    )
 
     def __init__(self, state: str, epoch: int, covered: int, peer: str, migration: str) -> None:
         self.state = state
@@ -100,6 +110,7 @@ class _Leaf:
         self.covered = covered  # the last checkpoint that the leaf is in
         self.peer = peer  # EXPECTED, PARTIAL: the source; OFFERED: the target; NONE: who has it
         self.migration = migration  # the last one that it was part of
+        self.version = 0  # of the table that brought it here
         self.is_closed = True  # OWNED: nobody else holds a copy that could become the leaf again
         self.is_sent = False  # OFFERED: something of it was sent, so the target may own it
         self.wanted: tuple[Any, ...] | None = None  # EXPECTED, PARTIAL: somebody waits for it
@@ -484,7 +495,8 @@ class Participant:
                 self._end(leaf, known)
                 superseded.append(leaf)
             state = NONE if self.refuses else EXPECTED
-            self._leaves[leaf] = _Leaf(state, epoch, covered, source, migration)
+            self._leaves[leaf] = new = _Leaf(state, epoch, covered, source, migration)
+            new.version = offer.version
             if self.refuses:
                 refused.append((leaf, epoch))
             else:
@@ -497,6 +509,10 @@ class Participant:
             arrival.leaves.update(dict.fromkeys(expected))
             actions.append(Expect(tuple(expected), source))
         if refused:
+            # The source may take our Accept for a word about all leaves, so a refusal that is
+            # lost must be said again, as a GiveBack.
+            arrival = self._arrivals.setdefault(migration, _Arrival(source))
+            arrival.returned.update(refused)
             actions.append(self._to(sender, Refuse, migration, tuple(refused), self.refuses))
         if returned:
             actions.append(self._to(sender, GiveBack, migration, tuple(returned)))
@@ -748,7 +764,9 @@ class Participant:
         moving: dict[str, list[int]] = {}
         for leaf in leaves:
             known = self._leaves[leaf]
-            if known.state is OWNED and known.is_closed:
+            # What a later table than ours has brought here stays: by ours we would send it back,
+            # and so on to and fro until we are told of the later one.
+            if known.state is OWNED and known.is_closed and known.version <= self.version:
                 owner = self.owners[leaf]
                 if owner != self.name:
                     moving.setdefault(owner, []).append(leaf)
@@ -785,7 +803,7 @@ class Participant:
         for leaf in departure.leaves:
             known = self._leaves[leaf]
             grants.append(Grant(leaf, known.epoch, known.covered))
-        return self._to(departure.target, Offer, migration, self.name, tuple(grants))
+        return self._to(departure.target, Offer, migration, self.name, tuple(grants), self.version)
 
     def _to(self, peer: str, kind: Callable[..., Any], migration: str, *fields: Any) -> Send:
         self._sequence += 1

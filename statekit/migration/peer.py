@@ -20,13 +20,15 @@ import socket
 import threading
 import uuid
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.checkpoint.job import CheckpointJob
 from statekit.errors import (
     ArgumentError,
+    CheckpointError,
     ClosedError,
     FencedError,
     MigrationError,
@@ -46,7 +48,6 @@ from statekit.migration.messages import (
     Fence,
     Fetch,
     GiveBack,
-    GivenBack,
     Installed,
     InTransit,
     Moved,
@@ -58,6 +59,7 @@ from statekit.migration.messages import (
     Serve,
     Shut,
     Unexpect,
+    WritePart,
 )
 from statekit.migration.participant import Participant
 from statekit.remote.calls import (
@@ -85,10 +87,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("statekit")
 
+# Begins a checkpoint of these key-groups only, as they are at that moment.
+AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob]
 # A checkpoint to begin from: how to read it, its place, its number.
 Base: TypeAlias = tuple[LeafSource, str, int]
 
 TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
+JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
 
@@ -142,6 +147,11 @@ class Peer:
         self.credentials = Credentials()
         self.limits = Limits()
         self.is_closed = False
+        self._dropped: list[int] = []  # leaves whose memory is still to be freed
+        self._janitor: threading.Thread | None = None
+        self._streams = 0  # that are being sent
+        self._idle = threading.Condition()  # of the number of streams
+        self._add_late: AddLate | None = None  # to our part of the last checkpoint
         with owner.lock:
             self._participant.own(_leaves(owner.owned(), self.subgroups))
 
@@ -303,6 +313,7 @@ class Peer:
                 )
             self._residence.expect(arrival, leaf_ranges(granted, self.subgroups))
             self._owner.took(granted)
+            self._complete_part(arrival, reply.offer)
         return arrival
 
     def return_leaves(self, arrival: Arrival) -> tuple[range, ...]:
@@ -315,15 +326,13 @@ class Peer:
                 groups = self._untouched(arrival)
                 leaves = _leaves(groups, self.subgroups)
                 actions = self._participant.give_back(arrival.id, leaves)
-            if not actions:
-                return ()
-            self._disown(arrival, groups)
-        for action in actions:
-            if isinstance(action, Send) and isinstance(action.message, GiveBack):
-                leases = action.message.leases
-                arrival.send_back(leases)
-                self.tell(action.to, GivenBack(arrival.id, self.generation, 0, leases))
-        return groups
+            if actions:
+                self._disown(arrival, groups)
+            for action in actions:
+                if isinstance(action, Send) and isinstance(action.message, GiveBack):
+                    arrival.returning(action.message.leases)
+        arrival.send_returned()
+        return groups if actions else ()
 
     def _untouched(self, arrival: Arrival) -> tuple[range, ...]:
         """Key-groups of which no leaf has come."""
@@ -344,17 +353,21 @@ class Peer:
         with self._lock:
             leaves = _leaves(self._untouched(arrival), self.subgroups)
             actions = self._participant.give_back(arrival.id, leaves)
+        leases = arrival.unheard()
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, GiveBack):
-                try:
-                    arrival.send_back(action.message.leases, timeout_s=CLOSE_SECONDS)
-                except (StateKitError, ValueError) as error:
-                    _log.warning(
-                        "%s was closed before all leaves had come, and %s could not be told: %s",
-                        arrival,
-                        arrival.source,
-                        error,
-                    )
+                leases += action.message.leases
+        if not leases:
+            return
+        try:
+            arrival.send_back(leases, timeout_s=CLOSE_SECONDS)
+        except (StateKitError, ValueError) as error:
+            _log.warning(
+                "%s was closed before all leaves had come, and %s could not be told: %s",
+                arrival,
+                arrival.source,
+                error,
+            )
 
     def end_leases(self, arrival: Arrival, ended: Sequence[Moved]) -> None:
         """The source has taken leaves back."""
@@ -394,11 +407,39 @@ class Peer:
         if loading is not None:
             loading.end()
 
-    def moved_within(self, came: Iterable[range], went: Iterable[range]) -> None:
-        """Key-groups were split off to, or merged from, another provider of this process."""
+    def moved_within(self, came: Iterable[range] = (), went: Iterable[range] = ()) -> None:
+        """Key-groups were merged from, or split off to, another provider of this process."""
         with self._lock:
             self._participant.disown(_leaves(went, self.subgroups))
             self._participant.own(_leaves(came, self.subgroups), self._participant.barrier)
+
+    # ---- Checkpoints that several providers take together
+
+    def take(self, barrier: int, add_late: AddLate) -> tuple[range, ...]:
+        """Barrier n has passed here. The key-groups that belong into our part of checkpoint n.
+
+        Not those that came from a process whose part has them. Those that come later from a
+        process that n has not passed are added then, with add_late. The owner's lock is held.
+        """
+        with self._lock:
+            actions = self._participant.take(barrier)
+            if not actions:
+                raise CheckpointError(
+                    f"barrier {barrier} cannot pass here: {self._participant.barrier} has. "
+                    "Number barriers upwards, and take the part of each once."
+                )
+            (part,) = (action for action in actions if isinstance(action, WritePart))
+            self._add_late = add_late
+        return group_ranges(sorted({leaf // self.subgroups for leaf in part.leaves}))
+
+    def _complete_part(self, arrival: Arrival, offer: Offer) -> None:
+        """Key-groups that no part of the last checkpoint has are added to ours, as they come."""
+        barrier = self._participant.barrier
+        late = sorted(
+            {grant.leaf // self.subgroups for grant in offer.grants if grant.covered < barrier}
+        )
+        if late and self._add_late is not None:
+            arrival.late_checkpoint = self._add_late(group_ranges(late))
 
     def tell(self, sender: str, message: Any) -> list[Action]:
         """A message whose effects are on their way already."""
@@ -507,9 +548,31 @@ class Peer:
                 self._fenced()
 
     def _drop(self, leaf: int) -> None:
-        self._residence.drop(leaf)
+        """Another process has the leaf. Its memory is freed when nobody is being served."""
+        with self._lock:
+            self._dropped.append(leaf)
+            if self._janitor is None:
+                self._janitor = threading.Thread(
+                    target=self._run_janitor, name="statekit-janitor", daemon=True
+                )
+                self._janitor.start()
         for departure in [*self._departures.values()]:
             departure.gone(leaf)
+
+    def _run_janitor(self) -> None:
+        # Freeing takes a third as long as sending, and whoever waits for a leaf comes first. What
+        # is not freed yet is shut, and was there before: memory does not grow by it.
+        while True:
+            with self._idle:
+                self._idle.wait_for(lambda: not self._streams or self.is_closed, JANITOR_SECONDS)
+            with self._owner.lock:
+                with self._lock:
+                    dropped, self._dropped = self._dropped, []
+                    if not dropped or self.is_closed:
+                        self._janitor = None
+                        return
+                for leaf in dropped:
+                    self._residence.drop(leaf)
 
     def _fenced(self) -> None:
         store = self._residence.store
@@ -658,6 +721,21 @@ class Peer:
         if departure is None or call.generation != self.generation:
             self._check_generation(call.generation)
             raise MigrationError(f"there is no migration {call.migration} from here.")
+        with self._idle:
+            self._streams += 1
+        try:
+            yield from self._send(departure, call, credits)
+        finally:
+            with self._idle:
+                self._streams -= 1
+                self._idle.notify_all()
+
+    def _send(
+        self,
+        departure: Departure,
+        call: StreamCall,
+        credits: Iterator[int],  # noqa: A002
+    ) -> Iterator[Piece]:
         granted = sent = 0
         for leaf in dict.fromkeys((*call.first, *departure.order)):
             departure.give_way()
@@ -750,6 +828,8 @@ class Peer:
         if self.is_closed:
             return
         self.is_closed = True
+        with self._idle:
+            self._idle.notify_all()
         for departure in self.departures:
             if not departure.done:
                 done, total, _ = departure.progress

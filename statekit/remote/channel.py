@@ -67,7 +67,11 @@ _RECONNECT_MS, _RECONNECT_MS_MAX = 50, 500
 _METHOD = "/statekit.v1.Peer/"
 T = TypeVar("T")
 
-_UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNAVAILABLE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,  # by a Watch, here or there
+)
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # gRPC reports a failed handshake as "unavailable", and only its text tells it from a peer that is
 # down. Whatever certificate is wrong, it is so the next time too.
@@ -180,22 +184,20 @@ class PeerChannel:
     ) -> Iterator[Piece]:
         """The rest. Each message has timeout_s to come; a broken stream begins anew."""
         tries = _Tries(self, timeout_s)
-        while answers.rest:
-            leaf = answers.rest[0][0]
-            what = f"for leaf {leaf}"
+        while (leaf := answers.leaf) is not None:
             request = wire.put_fetch(call._replace(leases=answers.rest))
             messages = self._many("FetchLong", iter((request,)))
             try:
-                while answers.rest:
+                while answers.leaf is not None:
                     data = self._next(messages, tries.limit_s)
                     if data is None:
-                        raise _nonsense(self.address, f"nothing about leaf {answers.rest[0][0]}")
+                        raise _nonsense(self.address, f"nothing about leaf {answers.leaf}")
                     for piece in self._read_pieces(data)[0]:
                         yield from answers.add(piece)
                     tries.restart()
             except grpc.RpcError as error:
                 answers.forget_midway()
-                tries.after(error, what, leaf)
+                tries.after(error, f"for leaf {leaf}", leaf)
             finally:
                 messages.cancel()
 
@@ -356,12 +358,12 @@ class PeerChannel:
         except ValueError:
             raise self._was_closed() from None
 
-    def _next(self, messages: Any, _limit_s: float) -> bytes | None:
+    def _next(self, messages: Any, limit_s: float) -> bytes | None:
         """The next message, or None at the end; one that does not come in time is cancelled."""
         watch = self._watch
         if watch is None:
             raise self._was_closed()
-        wait = watch.begin(messages.cancel)
+        wait = watch.begin(messages.cancel, limit_s)
         try:
             message: bytes = next(messages)
             return message
@@ -396,27 +398,26 @@ class _Tries:
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         left = self._began + self.limit_s - time.monotonic() - pause
         if left <= 0:
-            raise self._lost(error, what, leaf) from None
+            seconds = time.monotonic() - self._began
+            raise _given_up(self._channel.address, what, seconds, error, leaf) from None
         self._channel._closed.wait(pause)
         return left
 
-    def _lost(self, error: Any, what: str, leaf: int | None) -> StateKitError:
-        address, seconds = self._channel.address, time.monotonic() - self._began
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return PeerRefusedError(
-                f"the peer at {address} has had too many calls for {seconds:.1f} s: "
-                f"{error.details()}. Ask less at once, or raise its Limits."
-            )
-        return lost(address, what, seconds, error.details(), leaf)
 
-
-def lost(
-    address: str, what: str, seconds: float, details: str | None, leaf: int | None = None
-) -> PeerLostError:
+def _given_up(
+    address: str, what: str, seconds: float, error: Any, leaf: int | None = None
+) -> StateKitError:
+    """The exception for a peer that was asked in vain for so long."""
+    details = error.details() or "no reason given"
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return PeerRefusedError(
+            f"the peer at {address} has had too many calls for {seconds:.1f} s, and was not free "
+            f"for this one: {what} ({details}). Ask less at once, or raise its Limits."
+        )
     return PeerLostError(
         f"the peer at {address} was asked {what} and has not answered for {seconds:.1f} s "
-        f"({details or 'no reason given'}). Check that it runs there, that the network lets this "
-        "process reach it, and that both or neither use TLS.",
+        f"({details}). Check that it runs there, that the network lets this process reach it, and "
+        "that both or neither use TLS.",
         peer=address,
         leaf=leaf,
         seconds=seconds,
@@ -441,9 +442,20 @@ class _Answers:
     def __init__(self, address: str, call: FetchCall, leaf_bytes: int) -> None:
         self._address = address
         self._leaf_bytes = leaf_bytes
-        self.rest = call.leases
+        self._leases = call.leases
+        self._at = 0  # of the lease whose turn it is
         self._held: list[Piece] = []
         self._bytes = 0
+
+    @property
+    def rest(self) -> tuple[tuple[int, int], ...]:
+        """The leases that are not answered yet."""
+        return self._leases[self._at :]
+
+    @property
+    def leaf(self) -> int | None:
+        """The leaf whose turn it is; None: all are here."""
+        return self._leases[self._at][0] if self._at < len(self._leases) else None
 
     @property
     def is_midway(self) -> bool:
@@ -451,7 +463,7 @@ class _Answers:
 
     def add(self, piece: Piece) -> list[Piece]:
         """All pieces of the leaf, if this is the last one of it; else none."""
-        if not self.rest or piece.leaf != self.rest[0][0]:
+        if piece.leaf != self.leaf:
             raise _nonsense(self._address, f"leaf {piece.leaf}, out of turn")
         self._bytes += len(piece.blocks)
         most = piece.bytes_total or self._leaf_bytes
@@ -462,7 +474,8 @@ class _Answers:
             return []
         if self._bytes < piece.bytes_total:
             raise _nonsense(self._address, f"less than {most} bytes of leaf {piece.leaf}")
-        found, self.rest = self._held, self.rest[1:]
+        found = self._held
+        self._at += 1
         self.forget_midway()
         return found
 
@@ -470,7 +483,7 @@ class _Answers:
         self._held, self._bytes = [], 0
 
     def check_end(self) -> None:
-        if self.rest or self._held:
+        if self.leaf is not None or self._held:
             raise _nonsense(self._address, "not all of what it was asked for")
 
 
@@ -538,8 +551,8 @@ class PeerStream:
                 raise StopIteration from None
             self.close()
             failed = channel.fail(error, what)
-            if failed is None or error.code() is grpc.StatusCode.CANCELLED:
-                failed = lost(channel.address, what, time.monotonic() - began, error.details())
+            if failed is None:
+                failed = _given_up(channel.address, what, time.monotonic() - began, error)
             raise failed from None
         if data is None:
             self.close()

@@ -499,13 +499,18 @@ class _Outbox:
     The pieces that are there when the last message has gone make up the next one: so messages are
     large when the network is the slower side, and nothing waits when it is the faster one. And a
     service that waits or works for long does not keep the stream from saying that it is alive.
+
+    The deque is shared without a lock, as leaves may be small and many. Who finds it empty or full
+    says so before looking at it once more, and the other side looks whether that was said after
+    each change: so one of the two always sees the other.
     """
 
     def __init__(self, service: PeerService, call: StreamCall, credits_: Iterator[int]) -> None:
         self._pieces = service.stream(call, credits_)
-        self._change = threading.Condition(threading.Lock())
         self._queue: collections.deque[Piece] = collections.deque()
-        self._bytes = 0
+        self._made = self._taken = 0  # bytes, each written by one side
+        self._change = threading.Condition(threading.Lock())
+        self._is_full = self._is_empty = False  # a side waits
         self._ended = False  # by the service
         self._closed = False  # by the stream
         self._error: BaseException | None = None
@@ -514,15 +519,15 @@ class _Outbox:
     def _make(self) -> None:
         try:
             for piece in self._pieces:
-                with self._change:
-                    # One message is being sent and one is ready: more would only take memory.
-                    while self._bytes >= CHUNK_BYTES and not self._closed:
-                        self._change.wait()
-                    if self._closed:
-                        break
-                    self._queue.append(piece)
-                    self._bytes += len(piece.blocks)
-                    self._change.notify_all()
+                self._queue.append(piece)
+                self._made += len(piece.blocks)
+                if self._is_empty:
+                    self._notify()
+                # One message is being sent and one is ready: more would only take memory.
+                if self._made - self._taken >= 2 * CHUNK_BYTES or len(self._queue) >= 2 * _PIECES:
+                    self._wait_for_room()
+                if self._closed:
+                    break
         except BaseException as error:
             self._error = error
         finally:
@@ -530,46 +535,60 @@ class _Outbox:
                 _close(self._pieces)
             except Exception:
                 _log.exception("a stream of leaves did not end as it should")
-            with self._change:
-                self._ended = True
-                self._change.notify_all()
+            self._ended = True
+            self._notify()
+
+    def _notify(self) -> None:
+        with self._change:
+            self._change.notify_all()
+
+    def _wait_for_room(self) -> None:
+        with self._change:
+            self._is_full = True
+            while not self._closed and (
+                self._made - self._taken >= CHUNK_BYTES or len(self._queue) >= _PIECES
+            ):
+                self._change.wait()
+            self._is_full = False
 
     def messages(self, beat_s: float, patience_s: float) -> Iterator[bytes]:
         self._thread.start()
         try:
-            while True:
-                taken = self._take(beat_s)
-                if taken is None:
-                    break
-                yield wire.put_pieces(taken)
+            while self._queue or self._wait_for_pieces(beat_s):
+                yield wire.put_pieces(self._take())
         finally:
-            with self._change:
-                self._closed = True
-                self._queue.clear()
-                self._change.notify_all()
+            self._closed = True
+            self._notify()
             # Its slot is not free before its thread is; one that hangs cannot be waited for.
             self._thread.join(patience_s)
+            self._queue.clear()
         if self._error is not None:
             raise self._error
 
-    def _take(self, beat_s: float) -> list[Piece] | None:
-        """The next message's pieces; none after beat_s without any, and None at the end."""
+    def _wait_for_pieces(self, beat_s: float) -> bool:
+        """False at the end. True without any piece if none has come for beat_s."""
         until = time.monotonic() + beat_s
         with self._change:
-            while not self._queue:
-                if self._ended:
-                    return None
+            self._is_empty = True
+            while not self._queue and not self._ended:
                 left = until - time.monotonic()
                 if left <= 0:
-                    return []
-                self._change.wait(left)
-            taken = [self._queue.popleft()]
-            size = len(taken[0].blocks)
-            while self._queue and len(taken) < _PIECES:
-                size += len(self._queue[0].blocks)
-                if size > CHUNK_BYTES:
                     break
-                taken.append(self._queue.popleft())
-            self._bytes -= sum(len(piece.blocks) for piece in taken)
-            self._change.notify_all()
-            return taken
+                self._change.wait(left)
+            self._is_empty = False
+            return bool(self._queue) or not self._ended
+
+    def _take(self) -> list[Piece]:
+        """The pieces of the next message: none if there are none."""
+        taken: list[Piece] = []
+        size = 0
+        while self._queue and len(taken) < _PIECES:
+            size += len(self._queue[0].blocks)
+            if size > CHUNK_BYTES and taken:
+                size -= len(self._queue[0].blocks)
+                break
+            taken.append(self._queue.popleft())
+        self._taken += size
+        if self._is_full:
+            self._notify()
+        return taken

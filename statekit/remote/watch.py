@@ -6,6 +6,7 @@ threads of a server (slow loris), and one that is stopped in its tracks keeps it
 gRPC's own deadlines are the caller's to set, so a server cannot rely on them.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,16 +23,17 @@ class Watch:
 
     def __init__(self, limit_s: float, name: str) -> None:
         self._limit_s = limit_s
-        self._waits: dict[object, tuple[float, Cancel]] = {}  # oldest first
+        # When it began, how long it may take, what ends it; the oldest first.
+        self._waits: dict[object, tuple[float, float, Cancel]] = {}
         self.expired = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"statekit-{name}", daemon=True)
         self._thread.start()
 
-    def begin(self, cancel: Cancel) -> object:
+    def begin(self, cancel: Cancel, limit_s: float | None = None) -> object:
         """A wait begins; returns what end() is to be told."""
         wait = object()
-        self._waits[wait] = (time.monotonic(), cancel)
+        self._waits[wait] = (time.monotonic(), limit_s or self._limit_s, cancel)
         return wait
 
     def end(self, wait: object) -> None:
@@ -40,15 +42,14 @@ class Watch:
     def __len__(self) -> int:
         return len(self._waits)
 
-    def expire(self, limit_s: float) -> None:
-        """Cancels all that have waited longer than this."""
-        before = time.monotonic() - limit_s
-        late = [wait for wait, (since, _) in self._waits.copy().items() if since < before]
-        for wait in late:
-            found = self._waits.pop(wait, None)
-            if found is not None:
+    def expire(self, limit_s: float = math.inf) -> None:
+        """Cancels all that have waited for too long, or longer than this."""
+        now = time.monotonic()
+        for wait, (since, limit, cancel) in self._waits.copy().items():
+            is_late = now - since > min(limit, limit_s)
+            if is_late and self._waits.pop(wait, None) is not None:
                 self.expired += 1
-                found[1]()
+                cancel()
 
     def close(self) -> None:
         self._stop.set()
@@ -57,4 +58,4 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._limit_s / 4):
-            self.expire(self._limit_s)
+            self.expire()

@@ -378,6 +378,21 @@ class Store:
         length = lib.sk_leaf_encode(self._ptr, leaf, _id(state), since, buffer.ptr)
         return self._taken(length, buffer)
 
+    def encode_bound(
+        self, leaf: int, state: State | None, since: int, pack_id: bytes, offset: int
+    ) -> bytes:
+        """encode_leaf() with checksums, bound as frames.bind() does it: for a way to somewhere."""
+        (leaf,) = _leaves(leaf)
+        buffer = empty_buffer()
+        length = lib.sk_leaf_encode(self._ptr, leaf, _id(state), since, buffer.ptr)
+        if length > 0:
+            data = buffer.ptr.data
+            status = lib.sk_frames_seal(data, length) or lib.sk_frames_bind(
+                data, length, pack_id, offset
+            )
+            assert status == 0, f"frames that were just made cannot be sealed: {status}"
+        return self._taken(length, buffer)
+
     def pick(self, leaf: int, state: State, keys: Sequence[bytes]) -> bytes:
         """A delta block with the entries of some encoded keys of a leaf, which must be whole.
 

@@ -111,6 +111,7 @@ class Rule:
         self.at = at  # CORRUPT: which byte; None: the middle one
         self.is_reached = threading.Event()  # the message is here
         self.release = threading.Event()  # DELAY, HOLD: go on now
+        self.is_over = threading.Event()  # what was to become of it has: it arrived, or never will
         self._seen = 0
 
     def matches(self, method: str, direction: Direction) -> bool:
@@ -122,6 +123,10 @@ class Rule:
 
     def wait_reached(self, seconds: float = SECONDS_MAX) -> bool:
         return self.is_reached.wait(seconds)
+
+    def wait_over(self, seconds: float = SECONDS_MAX) -> bool:
+        """Also a message that is late has arrived then; if it was reached at all."""
+        return not self.is_reached.is_set() or self.is_over.wait(seconds)
 
     def __repr__(self) -> str:
         kind = f"{self.method or 'any'} {self.direction or 'message'}"
@@ -324,11 +329,15 @@ class Proxy(grpc.GenericRpcHandler):
         rule = self._arrived(call, Direction.REQUEST, len(message))
         if rule is not None and rule.fault is Fault.DUPLICATE:
             self._again(call, message)
-        passed = self._delayed(call, Direction.REQUEST, message, rule)
-        if call.is_over.is_set():
-            # Its caller gave up while it was on its way. The server does not know that.
-            self._again(call, passed)
-            raise _Broken
+        try:
+            passed = self._delayed(call, Direction.REQUEST, message, rule)
+            if call.is_over.is_set():
+                # Its caller gave up while it was on its way. The server does not know that.
+                self._again(call, passed)
+                raise _Broken
+        finally:
+            if rule is not None:
+                rule.is_over.set()
         self._is_delivered(Direction.REQUEST)
         if rule is not None and rule.fault is Fault.HOLD_AFTER:
             call.gate = rule
@@ -366,11 +375,15 @@ class Proxy(grpc.GenericRpcHandler):
                 yield message
             elif fault is Fault.DUPLICATE:
                 self._again(call, call.request)
-            yield (
-                message
-                if is_stream and fault is Fault.REORDER
-                else self._delayed(call, direction, message, rule)
-            )
+            try:
+                yield (
+                    message
+                    if is_stream and fault is Fault.REORDER
+                    else self._delayed(call, direction, message, rule)
+                )
+            finally:
+                if rule is not None:
+                    rule.is_over.set()
             self._is_delivered(direction)
             if fault is Fault.HOLD_AFTER:
                 assert rule is not None

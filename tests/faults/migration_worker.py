@@ -1,0 +1,385 @@
+"""Workers of the migration tests: real processes that hold providers and do what a test says.
+
+    pytest ──(unix socket)── nursery ──fork──> worker    one socket per worker, a thread per caller
+       └──────(unix socket)──────────────────────┘
+
+A worker has *nodes*: a provider each, with its counters, arrivals and departures. A test opens one
+per case, so that a process serves hundreds of cases. The nursery has imported everything and used
+nothing: gRPC does not survive fork, but it can be imported before. So a worker that was killed is
+replaced in 20 ms rather than half a second.
+
+What a node raises goes to the test as it is. Times are of CLOCK_MONOTONIC, which all processes of a
+machine share; workers whose clock is turned (row 17) turn the other one, time.time().
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import statekit as sk
+from statekit.migration import arrival as arrival_module
+from statekit.migration import peer as peer_module
+from statekit.remote import channel, server  # noqa: F401  (imported once, in the nursery)
+from statekit.remote.calls import CHUNK_BYTES, Limits
+
+KEY_GROUPS, SUBGROUPS = 8, 2
+SECONDS_MAX = 30.0  # of anything; then it hangs
+# Half a megabyte is all that one Fetch may bring, so that leaves of half a megabyte need FetchLong.
+LIMITS = Limits(message_bytes=2 * CHUNK_BYTES)
+
+_SIZE = struct.Struct("<i")
+
+
+class Gone(Exception):
+    """The worker was killed: whether it did what it was asked is not known."""
+
+
+# ---- In the worker
+
+
+class Node:
+    """A provider in a worker: what a test can ask of it."""
+
+    def __init__(self, kv: sk.KVProvider, generation: int | None) -> None:
+        self.kv = kv
+        self.counts = kv.value("counts", int, default=0, key=int)
+        self.blobs = kv.value("blobs", bytes, default=b"", key=int)
+        self.server = kv.serve(limits=LIMITS, generation=generation)
+        self.arrivals: dict[str, Any] = {}
+        self.departures: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def be_at(self, address: str) -> None:
+        """Tells others that it is reached there: through a proxy."""
+        self.server.address = address
+
+    # Work
+
+    def add(self, key: int) -> tuple[int, float, float]:
+        """The new count, and when it was counted."""
+        began = time.monotonic()
+        count = self.counts.add(key, 1)
+        return count, began, time.monotonic()
+
+    def preload(self, keys: Sequence[int], blobs: Sequence[int], size: int) -> None:
+        for key in keys:
+            self.counts.add(key, 1)
+        for key in blobs:
+            self.blobs[key] = key.to_bytes(4, "little") * (size // 4)
+
+    def get(self, keys: Sequence[int]) -> list[int]:
+        return [self.counts[key] for key in keys]
+
+    def get_blobs(self, keys: Sequence[int]) -> list[bytes]:
+        return [self.blobs[key] for key in keys]
+
+    def groups(self) -> list[int]:
+        return [group for part in self.kv.key_groups for group in part]
+
+    # Moving
+
+    def fetch(
+        self, address: str, groups: Sequence[int], strategy: str, timeout: float
+    ) -> str:
+        arrival = self.kv.fetch_from(
+            address, key_groups=groups, strategy=strategy, timeout=timeout
+        )
+        self.arrivals[arrival.id] = arrival
+        return arrival.id
+
+    def migrate(self, address: str, groups: Sequence[int], strategy: str, timeout: float) -> str:
+        departure = self.kv.migrate(
+            address, key_groups=groups, strategy=strategy, timeout=timeout
+        )
+        return departure.id
+
+    def load(self, keys: Sequence[int]) -> None:
+        """Brings the leaves of keys here as wholes."""
+        self.kv.prefetch(keys, key=int).result(SECONDS_MAX)
+
+    def is_here(self, keys: Sequence[int]) -> bool:
+        return self.kv.is_here(keys, key=int)
+
+    def wait(self, migration: str, timeout: float) -> None:
+        for one in self.kv.migrations:
+            if one.id == migration:
+                one.wait(timeout)
+
+    def wait_all(self, timeout: float) -> None:
+        """Until everything that is on its way has come, or has gone."""
+        until = time.monotonic() + timeout
+        for one in self.kv.migrations:
+            one.wait(max(until - time.monotonic(), 0.001))
+
+    def moving(self) -> list[str]:
+        return [one.id for one in self.kv.migrations]
+
+    def give_back(self, migration: str) -> list[int]:
+        return [group for part in self.arrivals[migration].give_back() for group in part]
+
+    def abort(self, target_is_dead: bool) -> None:
+        for one in self.kv.migrations:
+            if hasattr(one, "abort"):
+                one.abort(target_is_dead=target_is_dead)
+
+    def fence(self, generation: int) -> None:
+        self.kv.fence(generation)
+
+    def checkpoint(self, place: str) -> None:
+        self.kv.checkpoint(place)
+
+    def close(self) -> None:
+        self.kv.close()
+
+
+class Worker:
+    """All nodes of a process."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.faults: list[str] = []  # that nobody foresaw
+
+    def open(self, node: str, owned: Sequence[int]) -> str:
+        kv = sk.open(key_groups=KEY_GROUPS, subgroups=SUBGROUPS, owned=owned)
+        return self._add(node, kv, None)
+
+    def restore(self, node: str, place: str, owned: Sequence[int], generation: int) -> str:
+        return self._add(node, sk.restore(place, key_groups=owned), generation)
+
+    def _add(self, node: str, kv: sk.KVProvider, generation: int | None) -> str:
+        made = self.nodes[node] = Node(kv, generation)
+        return made.address
+
+    def forget(self, node: str) -> None:
+        self.nodes.pop(node).close()
+
+    def set_patience(self, seconds: float) -> None:
+        """For what has no time-out of its own: fetching when asked to, closing, telling again."""
+        peer_module.TIMEOUT_S = seconds
+        peer_module.CLOSE_SECONDS = seconds
+        arrival_module.RETRY_SECONDS = seconds
+
+    def turn_clock(self, offset: float, speed: float) -> None:
+        """Wall clock: so far off from now on, and so fast; 0: it stands still."""
+        real, now = time.monotonic, time.monotonic()
+        base = _TIME() + offset
+
+        def shown() -> float:
+            return base + (real() - now) * speed
+
+        time.time = shown
+        time.time_ns = lambda: int(shown() * 1e9)
+
+    def bytes_max(self) -> int:
+        """The most memory that the process ever had."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+    def bytes_now(self) -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def threads(self) -> int:
+        return threading.active_count()
+
+    def seen_faults(self) -> list[str]:
+        seen, self.faults = self.faults, []
+        return seen
+
+    # Calls
+
+    def serve(self, path: str) -> None:
+        listener = Listener(path, backlog=64)
+        while True:
+            connection = listener.accept()
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                node, name, args = connection.recv()
+                try:
+                    owner = self if node is None else self.nodes[node]
+                    reply = (True, getattr(owner, name)(*args))
+                except Exception as error:
+                    reply = (False, _plain(error))
+                connection.send(reply)
+
+
+_TIME = time.time
+
+
+def _plain(error: Exception) -> Exception:
+    """The error without what cannot travel."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(repr(error))
+    return error
+
+
+class _Faults(logging.Handler):
+    """Keeps what was logged as an error: a test that sees any has found something."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(logging.ERROR)
+        self._worker = worker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._worker.faults.append(logging.Formatter().format(record))
+
+
+def _run_worker(path: str) -> None:
+    worker = Worker()
+    logging.getLogger("statekit").addHandler(_Faults(worker))
+
+    def unraised(args: Any) -> None:
+        worker.faults.append(f"{args.thread}: {args.exc_value!r}")
+        sys.__excepthook__(args.exc_type, args.exc_value, args.exc_traceback)
+
+    threading.excepthook = unraised
+    worker.serve(path)
+
+
+# ---- In the nursery
+
+
+def _run_nursery(fd: int) -> None:
+    """Forks a worker for each path that it is told."""
+    assert threading.active_count() == 1, "fork copies only the thread that calls it"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=fd) as test:
+        while path := test.recv(4096):
+            pid = os.fork()
+            if pid == 0:
+                test.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                try:
+                    _run_worker(path.decode())
+                finally:
+                    os._exit(1)
+            test.send(_SIZE.pack(pid))
+
+
+# ---- In the test
+
+
+class Process:
+    """A worker, from outside. Threads may share it: each has a connection of its own."""
+
+    def __init__(self, pid: int, path: str) -> None:
+        self.pid = pid
+        self._path = path
+        self._local = threading.local()
+        self._all: list[Connection] = []
+        self.call(None, "set_patience", 0.5)
+
+    def _connection(self) -> Connection:
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            until = time.monotonic() + SECONDS_MAX
+            while connection is None:
+                try:
+                    connection = Client(self._path)
+                except FileNotFoundError:  # being forked: not listening yet
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.001)
+                except OSError as error:
+                    raise Gone(f"worker {self.pid}: {error}") from None
+            self._local.connection = connection
+            self._all.append(connection)
+        return connection
+
+    def call(self, node: str | None, name: str, *args: Any) -> Any:
+        """Raises what the worker raises, and Gone if it is gone."""
+        connection = self._connection()
+        try:
+            connection.send((node, name, args))
+            is_good, result = connection.recv()
+        except (EOFError, OSError) as error:
+            raise Gone(f"worker {self.pid}: {error!r}") from None
+        if not is_good:
+            raise result
+        return result
+
+    def kill(self) -> None:
+        """SIGKILL, and returns when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(Gone):
+            while True:
+                self.call(None, "threads")
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        self.kill()
+        for connection in self._all:
+            connection.close()
+
+
+class Nursery:
+    """Where workers come from. A context manager: all of them end with it."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="statekit-workers-")
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._workers: list[Process] = []
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
+        )
+        theirs.close()
+
+    def worker(self) -> Process:
+        with self._lock:
+            path = f"{self._directory.name}/{next(self._numbers)}"
+            self._socket.send(path.encode())
+            (pid,) = _SIZE.unpack(self._socket.recv(_SIZE.size))
+            made = Process(pid, path)
+            self._workers.append(made)
+        return made
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._socket.close()
+        self._process.wait(SECONDS_MAX)
+        self._directory.cleanup()
+
+
+Call = Callable[..., Any]
+
+if os.environ.get("DUMP"):
+    sys.modules["migration_worker"] = sys.modules[__name__]; exec(open("/tmp/dump.py").read())
+
+if __name__ == "__main__":
+    _run_nursery(int(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""Row 15: every single message of a migration between processes is lost, late, doubled or damaged.
+
+Each migration is run undisturbed and its messages are counted; then once for every message and
+fault. Threads decide how many messages there are exactly, so a fault may find none to befall; that
+happens to few.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import local
+from typing import NamedTuple
+
+import migration_cases as cases
+import pytest
+from migration_cases import TIMEOUT_S, Case
+from migration_worker import Nursery, Process
+from proxy import Direction, Fault, Rule
+
+FAULTS = [
+    Fault.DROP,
+    Fault.BREAK,
+    Fault.DUPLICATE,
+    Fault.DELAY,
+    Fault.REORDER,
+    Fault.CORRUPT,
+    Fault.TRUNCATE,
+]
+MIGRATIONS = {each.__name__: each for each in (cases.on_demand, cases.stream, cases.proposed)}
+COUNTING_RUNS = 3
+AT_ONCE = 4  # cases: most of the time they wait for time-outs
+SEEDS = 500 if os.environ.get("STATEKIT_NIGHTLY") else 20
+REACHED_MIN = 0.6  # of all cases
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tuple[Process, Process]]:
+    with Nursery() as nursery:
+        yield nursery.worker(), nursery.worker()
+
+
+Workers = tuple[Process, Process]
+Kind = tuple[str, Direction]
+
+
+class Point(NamedTuple):
+    """A message of a migration."""
+
+    method: str
+    direction: Direction
+    nth: int
+
+
+def open_case(workers: Workers, name: str, seed: int = 0) -> Case:
+    return Case(*workers, seed, large=True, quiet=name == "on_demand")
+
+
+@pytest.fixture(scope="module")
+def points(workers: Workers) -> dict[str, list[Point]]:
+    """The messages of each migration, as many as came in any of some runs."""
+    found = {}
+    for name, migrate in MIGRATIONS.items():
+        most: Counter[Kind] = Counter()
+        for seed in range(COUNTING_RUNS):
+            with open_case(workers, name, seed) as case:
+                case.check(migrate(case))
+                for proxy in (case.to_source, case.to_target):
+                    most |= Counter((each.method, each.direction) for each in proxy.log)
+        found[name] = [Point(*kind, nth) for kind, count in most.items() for nth in range(1, count + 1)]
+    return found
+
+
+def test_all_calls_of_the_protocol_are_in_these_migrations(points: dict[str, list[Point]]) -> None:
+    methods = {point.method for each in points.values() for point in each}
+    assert methods == {
+        "Hello", "Begin", "Fetch", "FetchLong", "Stream", "Installed", "GiveBack", "Propose",
+    }  # fmt: skip
+    assert sum(map(len, points.values())) >= 40
+
+
+def run_one(workers: Workers, name: str, fault: Fault, point: Point, seed: int) -> str:
+    """What is wrong after a migration of which one message met a fault; "" if nothing is."""
+    with open_case(workers, name, seed) as case:
+        proxy = case.to_target if point.method == "Propose" else case.to_source
+        rule = Rule(fault, point.nth, point.method, point.direction, seconds=2 * TIMEOUT_S)
+        proxy.arm(rule)
+        try:
+            where = MIGRATIONS[name](case)
+            assert rule.wait_over(), "a message hangs in the proxy"
+            case.check(where)
+        except Exception as error:
+            return f"{fault} of {point.method} {point.direction} {point.nth}: {error!r}"
+        return "" if rule.is_reached.is_set() else "not reached"
+
+
+def run_all(tasks: list[Callable[[], str]]) -> list[str]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [each.result() for each in [pool.submit(task) for task in tasks]]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", MIGRATIONS)
+def test_every_message(
+    name: str, fault: Fault, workers: Workers, points: dict[str, list[Point]]
+) -> None:
+    chosen = points[name]
+    results = run_all(
+        [
+            lambda at=at, point=point: run_one(workers, name, fault, point, at)
+            for at, point in enumerate(chosen)
+        ]
+    )
+    wrong = [result for result in results if result not in ("", "not reached")]
+    assert not wrong, f"{len(wrong)} of {len(chosen)}:\n" + "\n".join(wrong)
+    assert results.count("") >= REACHED_MIN * len(chosen), results
+    faults = [fault for worker in workers for fault in worker.call(None, "seen_faults")]
+    assert not faults, faults

@@ -1,0 +1,33 @@
+"""A deterministic simulator of the migration protocol; see docs/protocol.md.
+
+world.py        what is true, and the invariants
+worker.py       the process around a Participant, on a model of content
+chief.py        the process around a Coordinator
+run.py          a run with coordinators, from one seed
+peers.py        a run without any: hand-overs that are asked for directly
+script.py       one migration, with crashes at chosen events
+transitions.py  counts which transitions were visited
+"""
+
+from typing import Any
+
+from .peers import PeerRun
+from .run import Run
+from .world import Violation, World
+
+__all__ = ["PeerRun", "Run", "Violation", "World", "explain", "run_of"]
+
+
+def run_of(seed: int, **arguments: Any) -> Run:
+    """The run of this seed: every fourth is one without a coordinator."""
+    return (Run if seed % 4 else PeerRun)(seed, **arguments)
+
+
+def explain(seed: int) -> str:
+    """Runs it once more: its steps, and what is wrong; "" if nothing is."""
+    trace: list[str] = []
+    try:
+        run_of(seed, trace=trace).play()
+    except Exception as error:
+        return "\n".join([*trace, f"seed {seed}: {type(error).__name__}: {error}"])
+    return ""

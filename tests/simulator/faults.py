@@ -1,0 +1,34 @@
+"""What is drawn once a run: how large it is, and how likely each fault is (ranges as in VOPR)."""
+
+from random import Random
+
+
+class Faults:
+    """How likely what is, drawn once a run."""
+
+    def __init__(self, rng: Random) -> None:
+        def upto(most: float) -> float:
+            return rng.random() * most if rng.random() < 0.6 else 0.0
+
+        self.loss = upto(0.3)
+        self.duplicates = upto(0.5)
+        self.disorder = upto(1.0)  # that not the oldest message is delivered
+        self.disk = upto(0.1)
+        self.partition = upto(0.03)
+        self.pause = upto(0.02)
+        self.crash = upto(0.02)
+        self.chief = upto(0.02)
+        self.suspect = upto(0.01)
+        self.clock = upto(0.02)
+        self.whims = upto(0.03)  # a participant gives back, aborts, refuses
+        self.misled = upto(0.01)  # somebody asks the wrong one
+
+
+def draw_size(rng: Random) -> tuple[int, int, int]:
+    """Workers, leaves, steps. Small runs are quick and find nearly everything."""
+    size = rng.random()
+    if size < 0.9:
+        return 2 + (size > 0.5), 4, 60 + int(rng.random() * 140)
+    if size < 0.99:
+        return 4, 8, 100 + int(rng.random() * 200)
+    return rng.randint(4, 8), rng.choice((16, 32, 64, 128)), 600

@@ -1,0 +1,190 @@
+"""PeerRun: participants without a coordinator, as KVProvider.migrate() uses them.
+
+Nobody has a table: hand-overs are asked for directly, taken back, refused, given back. A process may die
+for good if whoever it had leaves from still has them, or whoever it gave leaves to has them all;
+then an authority says so (declare_dead), and there is no new generation: the source of records
+goes back for those leaves alone.
+"""
+
+from statekit.migration.participant import EXPECTED, OFFERED, OWNED
+
+from .run import CALM_ROUNDS_MAX, CALM_STEPS_MAX, Run
+from .worker import Copy, Worker
+from .world import Violation
+
+
+class PeerRun(Run):
+    first_generation = 0
+    migrations = 0
+
+    def boot(self) -> None:
+        world = self.world
+        workers = list(self.workers.values())
+        for index, worker in enumerate(workers):
+            count = len(workers)
+            mine = range(index * world.leaves // count, (index + 1) * world.leaves // count)
+            worker.act(worker.participant.own(mine))
+            for leaf in mine:
+                worker.copies[leaf] = Copy(dict.fromkeys(range(world.keys), 0), True, True)
+                world.opened(worker, leaf, worker.copies[leaf].content, True)
+                world.at[leaf] = worker.name
+
+    def route(self, leaf: int) -> str:
+        """The source of records finds out: to whoever has the leaf, or is to have it."""
+        owner = self.world.opener[leaf]
+        if owner is not None:
+            return str(owner.name)
+        found = ""
+        for worker in self.workers.values():
+            state = worker.participant.state_of(leaf)
+            if state is EXPECTED:
+                return worker.name
+            if state is OFFERED:
+                found = worker.name
+        return found
+
+    def tick(self, worker: Worker) -> None:
+        self.step("says again", worker.name, "")
+        era = self.world.era
+        if worker.participant.barrier < era and self.world.is_aligned(era):
+            self.step("barrier", worker.name, era)
+            worker.act(worker.participant.take(era))
+        worker.act(worker.participant.resend())
+
+    def _order(self) -> None:
+        rng, world = self.rng, self.world
+        if rng.random() < 0.25:
+            if world.era == world.abandoned or self._is_taken(world.era):
+                self.step("checkpoint", "", world.era + 1)
+                world.barrier(world.era + 1)
+            return
+        workers = [w for w in self.workers.values() if not w.is_paused]
+        if len(workers) < 2:
+            return
+        source, target = rng.sample(workers, 2)
+        participant = source.participant
+        free = [
+            leaf
+            for leaf, known in participant._leaves.items()
+            if known.state is OWNED and known.is_closed
+        ]
+        if free:
+            leaves = rng.sample(free, rng.randint(1, len(free)))
+            self.migrations += 1
+            self.step("begins", source.name, (target.name, leaves))
+            source.act(participant.begin(f"m{self.migrations}", target.name, leaves))
+
+    def _is_taken(self, number: int) -> bool:
+        return all(worker.participant.barrier >= number for worker in self.workers.values())
+
+    def _storage(self) -> None:
+        pass
+
+    def _job(self) -> None:
+        workers = [w for w in self.workers.values() if w.jobs and not w.is_paused]
+        if workers:
+            worker = self.rng.choice(workers)
+            fails = self.rng.random() < self.faults.disk
+            if fails:
+                self.world.abandoned = self.world.era
+            worker.finish(int(self.rng.random() * len(worker.jobs)), fails)
+
+    def _crash_or_restart(self) -> None:
+        rng = self.rng
+        dead = [w for w, i in self.incarnations.items() if f"{w}.{i}" not in self.workers]
+        if dead and rng.random() < 0.5:
+            self.start_worker(rng.choice(dead))
+            return
+        for worker in list(self.workers.values()):
+            if self._may_die(worker):
+                self._die(worker)
+                return
+
+    def _peer_of(self, worker: Worker, leaf: int) -> Worker | None:
+        return self.workers.get(worker.participant._leaves[leaf].peer)
+
+    def _may_die(self, worker: Worker) -> bool:
+        """Nothing is lost with it that only a checkpoint has."""
+        participant = worker.participant
+        for leaf in participant.held():
+            known = participant._leaves[leaf]
+            if known.state is OWNED and known.is_closed:
+                return False
+            peer = self._peer_of(worker, leaf)
+            needed = OWNED if known.state is OFFERED else OFFERED
+            if (
+                peer is None
+                or peer.participant.state_of(leaf) is not needed
+                or peer.participant.epoch_of(leaf) != known.epoch
+            ):
+                return False
+        return True
+
+    def _die(self, worker: Worker) -> None:
+        world = self.world
+        back = []
+        for leaf in worker.participant.held():
+            if worker.participant.state_of(leaf) is not OFFERED:
+                source = self._peer_of(worker, leaf)
+                assert source is not None
+                back.append((leaf, source.copies[leaf].content))
+        self.crash(worker.name)
+        # What the dead had put into its part of a checkpoint may be in another's, too.
+        world.abandoned = world.era
+        for leaf, content in back:
+            world.roll_back(leaf, content)
+        for other in self.workers.values():
+            self.step("is told dead", other.name, worker.name)
+            actions, lost = other.participant.declare_dead(worker.name)
+            if lost:
+                raise Violation(f"I1: {lost} are lost at {other.name} with {worker.name}")
+            other.act(actions)
+
+    def calm(self, is_boot: bool = False) -> None:
+        world = self.world
+        steps, number = 0, 0
+        for _ in range(CALM_ROUNDS_MAX):
+            busy = True
+            while busy:
+                steps += 1
+                if steps > CALM_STEPS_MAX:
+                    raise Violation("I9: there is no end to it")
+                busy = self._calm_step()
+            open_ones = [
+                w.name
+                for w in self.workers.values()
+                if w.participant._departures or w.participant._arrivals
+            ]
+            if not open_ones and not world.waiting:
+                if not number:
+                    if self._is_taken(world.era):
+                        number = world.era + 1
+                        world.barrier(number)
+                elif self._is_taken(number) and not any(w.jobs for w in self.workers.values()):
+                    if len(world.disk.get(number, {})) != world.leaves:
+                        raise Violation(f"I5: checkpoint {number} lacks leaves")
+                    return
+            for worker in list(self.workers.values()):
+                self.tick(worker)
+        raise Violation("I9: faults have stopped, and it does not settle")
+
+    def check_end(self) -> None:
+        world = self.world
+        for leaf in range(world.leaves):
+            worker = world.opener[leaf]
+            if worker is None:
+                raise Violation(f"I1: nobody has leaf {leaf}")
+            copy = worker.copies[leaf]
+            if not (copy.is_open and copy.is_whole):
+                raise Violation(f"I1: leaf {leaf} is not whole")
+            world.compare(worker, leaf, copy.content, True)
+            if world.done[leaf] != world.emitted[leaf]:
+                raise Violation(
+                    f"I3: leaf {leaf} has {world.done[leaf]}, not {world.emitted[leaf]}"
+                )
+        for number in range(world.abandoned + 1, world.era + 1):
+            if len(world.disk.get(number, {})) != world.leaves:
+                raise Violation(f"I5: checkpoint {number} lacks leaves")
+
+    def epilogue(self) -> None:
+        pass

@@ -1,0 +1,570 @@
+"""Run: participants and coordinators on a virtual network, from one seed.
+
+A run has two phases. In the first anything may fail, and nothing may be wrong (World checks each
+step). In the second nothing fails any more, the dead stay dead or come back, and within a bounded
+number of rounds everything must be in its place (I9).
+
+There is no time: what happens next is drawn. A slow network and a paused process are the same thing
+here, that somebody's turn does not come. A worker's clock only says how often it says things again.
+"""
+
+from random import Random
+from typing import Any
+
+from statekit.migration.coordinator import Coordinator
+from statekit.migration.messages import (
+    OUTSIDE,
+    Fetch,
+    Hello,
+    Lost,
+    Persist,
+    life_of,
+)
+from statekit.migration.participant import Participant
+
+from .chief import Chief
+from .faults import Faults, draw_size
+from .worker import Worker
+from .world import Violation, World
+
+MESSAGES_MAX = 150  # on the network at once; more are lost
+CALM_ROUNDS_MAX = 60  # until everything is in its place: I9
+CALM_STEPS_MAX = 20_000
+CLOCKS = (0.0, 0.1, 1.0, 4.0)  # stands still, is slow, is right, jumps ahead
+
+
+class Run:
+    """One run. `trace` is None, or a list that gets a line for each step."""
+
+    first_generation = OUTSIDE
+
+    def __init__(
+        self,
+        seed: int,
+        participant_class: type[Participant] = Participant,
+        coordinator_class: type[Coordinator] = Coordinator,
+        trace: list[str] | None = None,
+        **size: int,
+    ) -> None:
+        self.seed = seed
+        self.rng = rng = Random(seed)
+        self.participant_class = participant_class
+        self.coordinator_class = coordinator_class
+        self.trace = trace
+        workers, leaves, self.steps = draw_size(rng)
+        keys = rng.choice((1, 2, 3))
+        self.world = World(size.get("leaves", leaves), size.get("keys", keys))
+        self.spares = rng.random() < 0.4  # the last worker has nothing at first
+        self.large = rng.random() < 0.6  # wanted entries come first
+        self.streaming = rng.choice((0.0, 0.5, 1.0))  # how fast the background stream is
+        self.network: list[tuple[str, str, Any]] = []  # to, sender, message
+        self.writes: list[tuple[Chief, Persist]] = []
+        self.replies: list[tuple[Chief, int, bool]] = []
+        self.workers: dict[str, Worker] = {}  # by name, those that live
+        self.incarnations: dict[str, int] = {}
+        self.chiefs: dict[str, Chief] = {}  # by name, those that live
+        self.chiefs_started = 0
+        self.blocked: dict[tuple[str, str], None] = {}
+        self.lost_leaves = 0
+        for index in range(size.get("workers", workers)):
+            self.start_worker(f"w{index}")
+
+    # ---- What happens to processes
+
+    def start_worker(self, worker: str) -> None:
+        incarnation = self.incarnations.get(worker, 0) + 1
+        self.incarnations[worker] = incarnation
+        started = Worker(self, worker, incarnation)
+        self.workers[started.name] = started
+        self.step("starts", started.name, "")
+
+    def start_chief(self) -> None:
+        self.chiefs_started += 1
+        chief = Chief(self, self.chiefs_started)
+        self.chiefs[chief.name] = chief
+        self.step("starts", chief.name, "")
+        chief.act(chief.coordinator.take_over(self.world.stored))
+
+    def crash(self, name: str) -> None:
+        self.step("crashes", name, "")
+        process: Any = self.workers.pop(name, None) or self.chiefs.pop(name, None)
+        if process is not None:
+            process.crash()
+
+    def leader(self) -> Chief | None:
+        """As far as the stored record tells."""
+        stored = self.world.stored
+        chief = self.chiefs.get(stored.coordinator) if stored else None
+        if chief is None or not chief.coordinator.is_leading or chief.is_paused:
+            return None
+        return chief
+
+    # ---- What workers and chiefs do
+
+    def send(self, sender: str, to: str, message: Any) -> None:
+        if len(self.network) < MESSAGES_MAX:
+            self.network.append((to, sender, message))
+
+    def lost(self, worker: Worker, action: Lost) -> None:
+        self.step("lost", worker.name, action)
+        self.lost_leaves += 1
+
+    def is_large(self, leaf: int) -> bool:
+        return self.large
+
+    def step(self, what: str, who: str, detail: Any) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{len(self.trace):5} {who:6} {what} {detail}")
+
+    # ---- Single steps
+
+    def deliver(self, index: int) -> None:
+        to, sender, message = self.network.pop(index)
+        process: Any = self.workers.get(to) or self.chiefs.get(to)
+        if process is None:
+            return
+        if process.is_paused:
+            self.network.append((to, sender, message))
+            return
+        process.on(sender, message)
+
+    def tick(self, worker: Worker) -> None:
+        """The worker's clock says that it is time to say things again."""
+        self.step("says again", worker.name, "")
+        hello = Hello(worker.worker, worker.incarnation, worker.participant.generation)
+        for name in self.chiefs:
+            self.send(worker.name, name, hello)
+        worker.act(worker.participant.resend())
+
+    def stream(self, worker: Worker, most: int) -> bool:
+        """The background stream of one worker sends a few leaves."""
+        participant = worker.participant
+        sent = 0
+        for migration in list(participant._departures):
+            for leaf in participant.unsent(migration)[: most - sent]:
+                self.step("streams", worker.name, leaf)
+                worker.act(participant.send(migration, leaf))
+                sent += 1
+            if sent == most:
+                break
+        return sent > 0
+
+    def land(self, index: int, is_lost: bool = False) -> None:
+        """A write of the record is carried out, and its answer is on its way."""
+        chief, persist = self.writes.pop(index)
+        if is_lost:
+            return
+        is_stored = self.world.store(persist.expected, persist.record)
+        self.step("stores" if is_stored else "cannot store", chief.name, persist.record)
+        self.replies.append((chief, persist.record.revision, is_stored))
+
+    def answer(self, index: int) -> None:
+        chief, revision, is_stored = self.replies.pop(index)
+        if not chief.is_alive:
+            return
+        self.step("is told of revision", chief.name, (revision, is_stored))
+        if is_stored:
+            chief.act(chief.coordinator.persisted(revision))
+        else:
+            chief.act(chief.coordinator.conflicted())
+
+    def route(self, leaf: int) -> str:
+        """Where the source sends the leaf's records: by the newest table."""
+        assert self.world.stored is not None
+        return self.world.stored.owners[leaf]
+
+    def process_record(self, leaf: int) -> None:
+        """The next record of the leaf, wherever it is: counts, waits there, or is sent on."""
+        world = self.world
+        name = world.at[leaf]
+        worker = self.workers.get(name)
+        if worker is None or worker.participant.generation != world.generation:
+            world.at[leaf] = self.route(leaf)
+            return
+        if worker.is_paused:
+            return
+        participant = worker.participant
+        copy = worker.copies.get(leaf)
+        key, era = world.pending[leaf][0]
+        if copy is not None and (copy.is_open or not copy.is_whole):
+            if not copy.is_open or key not in copy.content:
+                self.step("wants", name, (leaf, key))
+                worker.act(participant.want(leaf, (key,)))
+                return
+            if era > participant.barrier:
+                if not world.is_aligned(era):
+                    return
+                self.step("barrier", name, era)
+                worker.act(participant.take(era))  # the barrier, in the stream of records
+                if not worker.is_alive:
+                    return
+                if participant.barrier < era:
+                    raise Violation(f"{name} does not take {era}")
+            self.step("counts", name, (leaf, key, copy.content[key] + 1))
+            world.count(worker, leaf, key, copy.content)
+            return
+        to = participant.moved_to(leaf)
+        if to is None or to == name or to not in self.workers:
+            to = self.route(leaf)
+        world.at[leaf] = to
+
+    # ---- The first phase
+
+    def play(self) -> None:
+        """Everything. Violation if anything is wrong."""
+        rng = self.rng
+        self.boot()
+        self.faults = Faults(rng)
+        random = rng.random
+        for _ in range(self.steps):
+            self.faulty_step(random())
+        self.heal()
+        self.calm()
+        self.check_end()
+        self.epilogue()
+
+    def boot(self) -> None:
+        rng = self.rng
+        self.start_chief()
+        self.calm(is_boot=True)
+        if rng.random() < 0.4:
+            for leaf in range(0, self.world.leaves, 2):
+                self.world.emit(leaf, 0)
+            self.calm()  # begins from a complete checkpoint
+
+    def faulty_step(self, draw: float) -> None:
+        """Whatever comes next, by the draw."""
+        if draw < 0.42:
+            if self.network:
+                self._deliver_faulty()
+            else:
+                self._tick()
+        elif draw < 0.60:
+            self._record()
+        elif draw < 0.67:
+            self._job()
+        elif draw < 0.74:
+            worker = self.rng.choice(list(self.workers.values())) if self.workers else None
+            if worker and not worker.is_paused and self.rng.random() < self.streaming:
+                self.stream(worker, 1)
+        elif draw < 0.82:
+            self._storage()
+        elif draw < 0.87:
+            self._order()
+        elif draw < 0.93:
+            self._fault()
+        else:
+            self._tick()
+
+    def _deliver_faulty(self) -> None:
+        faults, random, network = self.faults, self.rng.random, self.network
+        index = int(random() * len(network)) if random() < faults.disorder else 0
+        if random() < faults.loss:
+            network.pop(index)
+            return
+        entry = network[index]
+        if self.blocked and (entry[1], entry[0]) in self.blocked:
+            network.pop(index)
+            return
+        if faults.misled and type(entry[2]) is Fetch and random() < faults.misled * 10:
+            to = self.rng.choice(list(self.workers) or [entry[0]])
+            network.append((to, entry[1], entry[2]))
+        if random() < faults.duplicates:
+            network.append(entry)
+        self.deliver(index)
+
+    def _record(self) -> None:
+        world, random = self.world, self.rng.random
+        leaf = int(random() * world.leaves)
+        if world.waiting < 2 * world.leaves and random() < 0.5:
+            world.emit(leaf, int(random() * world.keys))
+        else:
+            for _ in range(world.leaves):
+                if world.pending[leaf]:
+                    self.process_record(leaf)
+                    return
+                leaf = (leaf + 1) % world.leaves
+
+    def _job(self) -> None:
+        workers = [w for w in self.workers.values() if w.jobs and not w.is_paused]
+        if workers:
+            worker = self.rng.choice(workers)
+            index = int(self.rng.random() * len(worker.jobs))
+            worker.finish(index, self.rng.random() < self.faults.disk)
+
+    def _storage(self) -> None:
+        random = self.rng.random
+        if self.writes and (not self.replies or random() < 0.5):
+            index = int(random() * len(self.writes))
+            write = self.writes[index]
+            self.land(index, random() < self.faults.disk)
+            if random() < self.faults.disk * 3:
+                self.writes.append(write)  # carried out once more, much later
+        elif self.replies:
+            index = int(random() * len(self.replies))
+            if random() < self.faults.disk * 2:
+                self.replies.pop(index)
+            elif not self.replies[index][0].is_paused:
+                self.answer(index)
+
+    def _order(self) -> None:
+        """The user, or the engine, asks the coordinator for something."""
+        chief = self.leader()
+        if chief is None:
+            if self.rng.random() < 0.1 and len(self.chiefs) < 3:
+                self.start_chief()
+            return
+        coordinator = chief.coordinator
+        if self.rng.random() < 0.5:
+            self.step("checkpoint", chief.name, "")
+            chief.act(coordinator.checkpoint())
+        else:
+            self._rescale(chief)
+
+    def _rescale(self, chief: Chief) -> None:
+        rng = self.rng
+        workers = chief.coordinator.workers()
+        if not workers:
+            return
+        leaves = self.world.leaves
+        kind = rng.random()
+        if kind < 0.4:
+            owners = [rng.choice(workers) for _ in range(leaves)]
+        elif kind < 0.8:
+            some = rng.sample(workers, rng.randint(1, len(workers)))
+            owners = [some[leaf * len(some) // leaves] for leaf in range(leaves)]
+        else:
+            owners = [life_of(name)[0] for name in chief.coordinator.wanted.owners]
+            owners = [owner if owner in workers else workers[0] for owner in owners]
+            if not owners:
+                return
+            owners[rng.randrange(leaves)] = rng.choice(workers)
+        self.step("rescale", chief.name, owners)
+        chief.act(chief.coordinator.rescale(owners))
+
+    def _tick(self) -> None:
+        rng = self.rng
+        names = list(self.workers) + list(self.chiefs)
+        process: Any = self.workers.get(name := rng.choice(names)) if names else None
+        if process is not None:
+            if not process.is_paused and rng.random() < process.clock:
+                for _ in range(max(1, int(process.clock))):
+                    self.tick(process)
+        elif names:
+            chief = self.chiefs[name]
+            if not chief.is_paused:
+                self.step("says again", name, "")
+                chief.act(chief.coordinator.resend())
+
+    def _fault(self) -> None:
+        rng, faults = self.rng, self.faults
+        scale = 16  # this is drawn in one of 16 steps
+        random = rng.random
+        if random() < faults.partition * scale:
+            names = list(self.workers) + list(self.chiefs)
+            if self.blocked and random() < 0.5:
+                self.blocked.clear()
+            elif len(names) > 1:
+                one, other = rng.sample(names, 2)
+                self.blocked[one, other] = None
+                if random() < 0.5:
+                    self.blocked[other, one] = None
+                self.step("partition", one, other)
+        if random() < faults.pause * scale:
+            processes = [*self.workers.values(), *self.chiefs.values()]
+            if processes:
+                process = rng.choice(processes)
+                process.is_paused = not process.is_paused
+                self.step("pause", process.name, process.is_paused)
+        if random() < faults.crash * scale:
+            self._crash_or_restart()
+        if random() < faults.chief * scale:
+            if self.chiefs and random() < 0.6:
+                self.crash(rng.choice(list(self.chiefs)))
+            if len(self.chiefs) < 3:
+                self.start_chief()
+        if random() < faults.suspect * scale:
+            chief = self.leader()
+            if chief is not None and (workers := chief.coordinator.workers()):
+                worker = rng.choice(workers)
+                self.step("suspects", chief.name, worker)
+                chief.act(chief.coordinator.suspect(worker))
+        if faults.clock and self.workers and random() < faults.clock * scale:
+            rng.choice(list(self.workers.values())).clock = rng.choice(CLOCKS)
+        if random() < faults.whims * scale:
+            self._whim()
+        for worker in self.workers.values():
+            if worker.participant.generation < self.world.generation:
+                for leaf in worker.copies:
+                    worker.ghost(leaf)
+
+    def _crash_or_restart(self) -> None:
+        rng = self.rng
+        dead = [w for w, i in self.incarnations.items() if f"{w}.{i}" not in self.workers]
+        if dead and rng.random() < 0.5:
+            self.start_worker(rng.choice(dead))
+        elif self.workers:
+            name = rng.choice(list(self.workers))
+            self.crash(name)
+            if rng.random() < 0.5:
+                self.start_worker(life_of(name)[0])
+
+    def _whim(self) -> None:
+        rng = self.rng
+        workers = list(self.workers.values())
+        if not workers:
+            return
+        worker = rng.choice(workers)
+        participant = worker.participant
+        kind = rng.random()
+        if kind < 0.3:
+            for migration in list(participant._arrivals):
+                self.step("gives back", worker.name, migration)
+                worker.act(participant.give_back(migration))
+        elif kind < 0.6:
+            for migration in list(participant._departures):
+                self.step("aborts", worker.name, migration)
+                worker.act(participant.abort(migration)[0])
+        elif kind < 0.8:
+            participant.refuses = "" if participant.refuses else "no memory"
+            self.step("refuses", worker.name, participant.refuses)
+        else:
+            for migration in list(participant._arrivals):
+                worker.act(participant.grant(migration, 1000))
+
+    # ---- The second phase
+
+    def heal(self) -> None:
+        """Faults stop. Some of the dead come back; enough to go on with."""
+        rng = self.rng
+        self.step("faults stop", "", "")
+        self.blocked.clear()
+        for worker in self.workers.values():
+            worker.is_paused = False
+            worker.participant.refuses = ""
+        for chief in self.chiefs.values():
+            chief.is_paused = False
+        for worker, incarnation in list(self.incarnations.items()):
+            name = f"{worker}.{incarnation}"
+            if name not in self.workers and (rng.random() < 0.5 or not self.workers):
+                self.start_worker(worker)
+
+    def epilogue(self) -> None:
+        """Sometimes a worker that has nothing any more goes: nothing is restored because of that."""
+        if self.rng.random() > 0.1:
+            return
+        chief = self.leader()
+        assert chief is not None
+        workers = chief.coordinator.workers()
+        if len(workers) < 2:
+            return
+        chief.act(chief.coordinator.rescale([workers[0]] * self.world.leaves))
+        self.calm()
+        generation = self.world.generation
+        self.crash(f"{workers[1]}.{self.incarnations[workers[1]]}")
+        self.calm()
+        self.check_end()
+        if self.world.generation != generation:
+            raise Violation(f"{workers[1]} had nothing, and everything was restored")
+
+    def calm(self, is_boot: bool = False) -> None:
+        """Without faults, until everything is in its place."""
+        steps = 0
+        stage = 0  # boot: 0 first table, 1 settled. Else: 0 settle, 1 checkpoint under way
+        number = 0
+        for _ in range(CALM_ROUNDS_MAX):
+            busy = True
+            while busy:
+                steps += 1
+                if steps > CALM_STEPS_MAX:
+                    raise Violation("I9: there is no end to it")
+                busy = self._calm_step()
+            chief = self.leader()
+            if chief is None:
+                if not any(c.coordinator._writing for c in self.chiefs.values()):
+                    self.start_chief()
+            else:
+                self._detect(chief)
+                coordinator = chief.coordinator
+                if not coordinator.record.owners:
+                    workers = coordinator.workers()
+                    if len(workers) == len(self.workers):
+                        used = workers[:-1] if self.spares and is_boot else workers
+                        leaves = self.world.leaves
+                        owners = [used[leaf * len(used) // leaves] for leaf in range(leaves)]
+                        chief.act(coordinator.rescale(owners))
+                        continue
+                elif coordinator.is_settled and coordinator.is_recovered and not self.world.waiting:
+                    if is_boot:
+                        return
+                    if not stage and not coordinator.taking:
+                        number = coordinator.wanted.next_number
+                        self.step("checkpoint", chief.name, number)
+                        chief.act(coordinator.checkpoint())
+                        stage = 1
+                        continue
+                    if stage and coordinator.record.complete >= number:
+                        return
+                    if not coordinator.taking:
+                        stage = 0
+            for worker in list(self.workers.values()):
+                self.tick(worker)
+            for chief in list(self.chiefs.values()):
+                chief.act(chief.coordinator.resend())
+        raise Violation("I9: faults have stopped, and it does not settle")
+
+    def _calm_step(self) -> bool:
+        if self.network:
+            for _ in range(len(self.network)):
+                self.deliver(0)
+            return True
+        if self.writes:
+            self.land(0)
+            return True
+        if self.replies:
+            self.answer(0)
+            return True
+        for worker in list(self.workers.values()):
+            if worker.jobs:
+                self.finish_job(worker)
+                return True
+            if worker.participant._departures and self.stream(worker, 100):
+                return True
+        world = self.world
+        if world.waiting:
+            before = world.waiting
+            for leaf in range(world.leaves):
+                while (waiting := world.waiting) and world.pending[leaf]:
+                    self.process_record(leaf)
+                    if world.waiting == waiting:
+                        break
+            return world.waiting < before
+        return False
+
+    def finish_job(self, worker: Worker) -> None:
+        worker.finish(0, False)
+
+    def _detect(self, chief: Chief) -> None:
+        """Whoever does not live is found out."""
+        for worker in chief.coordinator.workers():
+            name = f"{worker}.{chief.coordinator._seen[worker]}"
+            if name not in self.workers:
+                self.step("suspects", chief.name, worker)
+                chief.act(chief.coordinator.suspect(worker))
+
+    def check_end(self) -> None:
+        world = self.world
+        stored = world.stored
+        assert stored is not None
+        for leaf in range(world.leaves):
+            worker = world.opener[leaf]
+            if worker is None or worker.name != stored.owners[leaf]:
+                raise Violation(f"I9: leaf {leaf} is not at {stored.owners[leaf]}")
+            copy = worker.copies[leaf]
+            if not (copy.is_open and copy.is_whole):
+                raise Violation(f"I1: leaf {leaf} is not whole")
+            world.compare(worker, leaf, copy.content, True)
+            if world.done[leaf] != world.emitted[leaf]:
+                raise Violation(
+                    f"I3: leaf {leaf} has {world.done[leaf]}, not {world.emitted[leaf]}"
+                )

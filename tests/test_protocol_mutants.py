@@ -1,0 +1,155 @@
+"""The simulator finds bugs: each of these, put into the protocol on purpose, within a few seeds.
+
+A mutant is the module with one piece of its text replaced. One that survives says that the
+simulator is too weak, or that the line is not needed.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+from simulator import run_of
+
+from statekit.migration import coordinator, participant
+
+SEEDS_MAX = 3000
+
+
+class Mutant(NamedTuple):
+    module: Any
+    old: str
+    new: str
+
+
+MUTANTS = {
+    "content of any epoch is let in": Mutant(
+        participant,
+        "if known is None or known.epoch != here.epoch or known.state is OFFERED:",
+        "if known is None or known.state is OFFERED:",
+    ),
+    "an old offer is taken for a new one": Mutant(
+        participant, "if known is not None and epoch <= known.epoch:", "if False:"
+    ),
+    "old generations are listened to": Mutant(
+        participant, "if message.generation < self.generation:", "if False:"
+    ),
+    "what was sent is reopened": Mutant(
+        participant, "if not self._leaves[leaf].is_sent]", "if self._leaves[leaf]]"
+    ),
+    "a fetched leaf does not count as sent": Mutant(
+        participant,
+        "        known.is_sent = True\n        if not fetch.keys:",
+        "        if not fetch.keys:",
+    ),
+    "leaves are offered without being shut": Mutant(
+        participant,
+        "return [Shut(leaves), self._offer(migration)]",
+        "return [self._offer(migration)]",
+    ),
+    "an offer does not tell what checkpoints have the leaf": Mutant(
+        participant, "Grant(leaf, known.epoch, known.covered)", "Grant(leaf, known.epoch, 0)"
+    ),
+    "a leaf that comes late is not added to the part": Mutant(
+        participant, "[AddToPart(n, leaf) for n in self._parts if n > known.covered]", "[]"
+    ),
+    "a checkpoint has offered leaves, too": Mutant(
+        participant,
+        "if (known.state is OWNED or known.state is PARTIAL) and known.covered < number:",
+        "if known.state not in (NONE, EXPECTED) and known.covered < number:",
+    ),
+    "partial leaves are frozen as if they were whole": Mutant(
+        participant,
+        "if known.state is PARTIAL:\n                    unfinished",
+        "if False:\n                    unfinished",
+    ),
+    "a leaf travels on before its source has let go": Mutant(
+        participant,
+        "if known.state is OWNED and known.is_closed and known.version <= self.version:",
+        "if known.state is OWNED and known.version <= self.version:\n"
+        "                known.is_closed = True",
+    ),
+    "an epoch is used again": Mutant(participant, "known.epoch += 1  # the offered", "#"),
+    "what was given back is let in": Mutant(
+        participant,
+        "        if known.state is NONE:\n            return [self._to(sender, GiveBack,",
+        "        if known.state is NONE and not here.is_whole:\n"
+        "            return [self._to(sender, GiveBack,",
+    ),
+    "a part of a leaf is taken for all of it": Mutant(
+        participant,
+        "        if here.is_whole:\n            known.state = OWNED",
+        "        if True:\n            known.state = OWNED",
+    ),
+    "a leaf goes to and fro between two tables": Mutant(
+        participant, " and known.version <= self.version:", ":"
+    ),
+    "a refusal is said once": Mutant(participant, "arrival.returned.update(refused)", "pass"),
+    "lost content is not sent again": Mutant(
+        participant, "departure.stream[leaf] = None  # if it was", "pass  #"
+    ),
+    "what is not stored is sent": Mutant(
+        coordinator,
+        "        return Persist(expected, self._writing)",
+        "        self.record = self._writing\n        return Persist(expected, self._writing)",
+    ),
+    "a checkpoint is complete without one leaf": Mutant(
+        coordinator, "len(self._parts) < self.leaves", "len(self._parts) < self.leaves - 1"
+    ),
+    "leaves of another life are restored again": Mutant(
+        coordinator, "restored=wanted.complete,", "restored=wanted.restored,"
+    ),
+    "parts of an old generation count": Mutant(
+        coordinator,
+        "        self.cancel()\n        owners = tuple(owners)",
+        "        owners = tuple(owners)",
+    ),
+    "latecomers restore by the newest table": Mutant(
+        coordinator,
+        "Recover(record.generation, 1, record.start, record.restored)",
+        "Recover(record.generation, record.version, record.owners, record.restored)",
+    ),
+    "a coordinator ignores that it was deposed": Mutant(
+        coordinator,
+        "        self.is_leading = False\n        self.is_deposed = True\n"
+        "        self._writing = self._next = None\n        return []",
+        "        return self.persisted(self._writing.revision) if self._writing else []",
+    ),
+    "a worker that has leaves is dropped as if it had none": Mutant(
+        coordinator, "and not any(d in wanted.owners for d in dead)", ""
+    ),
+    "a number of a checkpoint is used again": Mutant(
+        coordinator,
+        "return self._change(next_number=self.taking + 1)",
+        "return self._tell(wanted.members)",
+    ),
+}
+
+
+def mutated(mutant: Mutant) -> dict[str, Any]:
+    with open(mutant.module.__file__) as file:
+        source = file.read()
+    assert source.count(mutant.old) == 1, "say what is to be replaced: the code has changed"
+    scope: dict[str, Any] = {"__name__": mutant.module.__name__}
+    exec(compile(source.replace(mutant.old, mutant.new), mutant.module.__file__, "exec"), scope)
+    return scope
+
+
+def seeds_until_caught(name: str) -> tuple[int, str]:
+    """How many runs it takes, and what is wrong then; 0 if it survives."""
+    scope = mutated(MUTANTS[name])
+    for seed in range(SEEDS_MAX):
+        run = run_of(
+            seed,
+            participant_class=scope.get("Participant", participant.Participant),
+            coordinator_class=scope.get("Coordinator", coordinator.Coordinator),
+        )
+        try:
+            run.play()
+        except Exception as error:
+            return seed + 1, f"{type(error).__name__}: {error}"
+    return 0, ""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name: str) -> None:
+    runs, _ = seeds_until_caught(name)
+    assert runs, f"{name!r} survives {SEEDS_MAX} seeds"

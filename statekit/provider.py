@@ -670,6 +670,8 @@ class KVProvider(MovingProvider):
                     f"{show_groups(self._mine)}. Split what it has."
                 )
         made: _list[KVProvider] = []
+        if self._peer is not None:
+            self._peer.settle([group for part in parts for group in part])
         with self._lock:
             try:
                 for part in parts:
@@ -767,6 +769,8 @@ class KVProvider(MovingProvider):
         self._check_open()
         other._check_open()
         self._check_mergeable(other)
+        if other._peer is not None:
+            other._peer.settle(other._mine)
         first, second = sorted((self, other), key=id)
         with first._lock, second._lock:
             part = other._mine

@@ -113,7 +113,7 @@ class Checkpointer:
         lineage = self._lineages.get(url)
         if lineage is None or lineage.checkpoint.number != number:
             return None
-        return self._plan(self._residence.store, lineage, self._holdings())
+        return self._changes(self._residence.store, lineage, self._holdings())
 
     # ---- Taking one
 
@@ -226,8 +226,14 @@ class Checkpointer:
         self, store: Store, lineage: _Lineage | None, holdings: Holdings
     ) -> "array[int] | None":
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
-        if lineage is None:
-            return None
+        since = None if lineage is None else self._changes(store, lineage, holdings)
+        if left_out := subtract(self._holdings().owned, holdings.owned):
+            since = since or array("I", bytes(4 * store.leaves))
+            for part in leaf_ranges(left_out, store.subgroups):
+                since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none
+        return since
+
+    def _changes(self, store: Store, lineage: _Lineage, holdings: Holdings) -> "array[int]":
         since = lineage.since[:]
         base = lineage.checkpoint
         covered = leaf_ranges(base.key_groups, base.subgroups)
@@ -427,7 +433,7 @@ class _Run:
         if self.lineage is not None:
             manifest = self.lineage.checkpoint.manifest
             for leaf, chain in manifest.chains():
-                if self._is_based(leaf) and residencies[leaf] != _AWAY:
+                if self._is_based(leaf) and residencies[leaf] != _AWAY and self._has(leaf):
                     attempt.refer(leaf, chain, manifest.packs)
         unread = [
             leaf
@@ -440,6 +446,10 @@ class _Run:
             self.job._reach(len(unread) - at)
             self._add_source(attempt, leaf)
         self.job._reach(0)
+
+    def _has(self, leaf: int) -> bool:
+        """Whether the leaf belongs into this checkpoint."""
+        return any(leaf in part for part in self.parts)
 
     def _is_based(self, leaf: int) -> bool:
         since = self.frozen.since
@@ -482,7 +492,8 @@ class _Run:
         seen: set[int] = set()
         for leaf, blocks in frozen.snapshot:
             seen.add(leaf)
-            self._add_leaf(attempt, leaf, blocks)
+            if self._has(leaf):
+                self._add_leaf(attempt, leaf, blocks)
         residencies = frozen.snapshot.residencies()
         for leaf in (leaf for part in self.parts for leaf in part):
             if leaf in seen:

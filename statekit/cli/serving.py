@@ -278,7 +278,7 @@ class _Serving:
         lines = [
             "",
             *_map(kv.key_group_count, shades),
-            f"[dim]{_SHADES[3]} here  {_SHADES[2]}{_SHADES[1]} on its way  {_ELSEWHERE} elsewhere[/]",
+            f"[dim]{_SHADES[3]} here  {_SHADES[2]}{_SHADES[1]} on its way  {_ELSEWHERE} gone[/]",
             "",
         ]
         for one in self._departures[-8:]:

@@ -462,6 +462,10 @@ class Arrival(LeafSource):
         if self._reporting is None:
             self._start_reports()
 
+    def missing(self) -> set[int]:
+        """The leaves that are not here as a whole."""
+        return set(self._missing)
+
     def forget(self, leaves: Iterable[int]) -> None:
         """Leaves are not to come any more."""
         with self._moved:

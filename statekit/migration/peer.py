@@ -429,8 +429,18 @@ class Peer:
                     "Number barriers upwards, and take the part of each once."
                 )
             (part,) = (action for action in actions if isinstance(action, WritePart))
+            # And those that nothing has come of: nobody changes them before they are here, so
+            # they are as the barrier found them when they come.
+            covered = self._participant.covered_of
+            expected = [
+                leaf
+                for arrival in self._arrivals.values()
+                for leaf in arrival.missing()
+                if covered(leaf) < barrier
+            ]
             self._add_late = add_late
-        return group_ranges(sorted({leaf // self.subgroups for leaf in part.leaves}))
+        leaves = (*part.leaves, *expected)
+        return group_ranges(sorted({leaf // self.subgroups for leaf in leaves}))
 
     def _complete_part(self, arrival: Arrival, offer: Offer) -> None:
         """Key-groups that no part of the last checkpoint has are added to ours, as they come."""
@@ -606,7 +616,7 @@ class Peer:
         store = self._residence.store
         groups = group_ranges(call.key_groups, store.key_groups)
         leaves = _leaves(groups, self.subgroups)
-        self._settle_arrivals(groups)
+        self.settle(groups)
         with self._owner.lock:
             self._check_generation(call.generation)
             departure = self._departures.get(call.migration)
@@ -664,7 +674,7 @@ class Peer:
                     actions, _ = self._participant.abort(departure.id, again)
                     self._carry_out(actions)
 
-    def _settle_arrivals(self, groups: tuple[range, ...]) -> None:
+    def settle(self, groups: Sequence[range]) -> None:
         """Leaves that are still on their way here are completed before they go on."""
         ranges = leaf_ranges(groups, self.subgroups)
         self._residence.load_from_peers(ranges)

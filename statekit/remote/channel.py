@@ -63,6 +63,7 @@ except ImportError as error:
 
 TIMEOUT_S = 10.0
 _PAUSE_S, _PAUSE_S_MAX = 0.02, 0.5  # between two attempts: doubled, and half of it is random
+_SLAMMED_MAX = 4  # a restart of the server may look like that, but not so often
 _RECONNECT_MS, _RECONNECT_MS_MAX = 50, 500
 _METHOD = "/statekit.v1.Peer/"
 T = TypeVar("T")
@@ -117,6 +118,7 @@ class PeerChannel:
         self.timeout_s = timeout_s
         self.limits = (limits or Limits()).check()
         self._metadata = ((TOKEN_KEY, bearer(token)),) if token else None
+        self._has_tls = tls is not None
         self._leaves = wire.LEAVES_MAX
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -344,6 +346,19 @@ class PeerChannel:
             f"({code.name if code else 'no code'}: {details}). Look into its log."
         )
 
+    def is_slammed(self, error: Any) -> bool:
+        """The peer took the connection, and closed it before it said anything.
+
+        In TLS 1.3 a client is through with the handshake before the server has looked at its
+        certificate, so this is all it learns from one that does not like it.
+        """
+        details = error.details() or ""
+        return (
+            self._has_tls
+            and "failed to connect" in details
+            and ("Socket closed" in details or "reset by peer" in details)
+        )
+
     # ---- Many messages
 
     def _many(self, method: str, requests: Iterator[bytes]) -> Any:
@@ -383,6 +398,7 @@ class _Tries:
         self.limit_s = channel.timeout_s if timeout_s is None else timeout_s
         self._began = time.monotonic() if began is None else began
         self._pause_s = _PAUSE_S
+        self._slammed = 0  # attempts that ended with a closed connection, one after the other
 
     def restart(self) -> None:
         """Something has come: the time begins anew."""
@@ -394,6 +410,13 @@ class _Tries:
         failed = self._channel.fail(error, what)
         if failed is not None:
             raise failed from None
+        self._slammed = self._slammed + 1 if self._channel.is_slammed(error) else 0
+        if self._slammed == _SLAMMED_MAX:
+            raise PeerRefusedError(
+                f"the peer at {self._channel.address} closes each connection as soon as it is made "
+                f"({error.details()}). It does not accept this process' certificate, or wants "
+                "one: check cert and key of TLS. Or it has as many connections as it takes."
+            ) from None
         pause = self._pause_s * (0.5 + random.random() / 2)
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         left = self._began + self.limit_s - time.monotonic() - pause

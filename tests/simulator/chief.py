@@ -27,7 +27,7 @@ class Chief:
                 message = order.message
                 run.world.told(message)
                 if type(message) is Take:
-                    run.world.barrier(message.number)
+                    run.world.barrier(message.number, message.generation)
                 run.send(self.name, order.to, message)
             elif kind is Persist:
                 if len(run.writes) < WRITES_MAX:

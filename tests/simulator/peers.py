@@ -1,9 +1,9 @@
 """PeerRun: participants without a coordinator, as KVProvider.migrate() uses them.
 
-Nobody has a table: hand-overs are asked for directly, taken back, refused, given back. A process may die
-for good if whoever it had leaves from still has them, or whoever it gave leaves to has them all;
-then an authority says so (declare_dead), and there is no new generation: the source of records
-goes back for those leaves alone.
+Nobody has a table: hand-overs are asked for directly, taken back, refused, given back. A process
+may die for good if whoever it had leaves from still has them, or whoever it gave leaves to has them
+all; then an authority says so (declare_dead), and there is no new generation: the source of
+records goes back for those leaves alone.
 """
 
 from statekit.migration.participant import EXPECTED, OFFERED, OWNED

@@ -450,7 +450,7 @@ class Run:
                 self.start_worker(worker)
 
     def epilogue(self) -> None:
-        """Sometimes a worker that has nothing any more goes: nothing is restored because of that."""
+        """Sometimes a worker that has nothing any more goes; then nothing is to be restored."""
         if self.rng.random() > 0.1:
             return
         chief = self.leader()

@@ -47,9 +47,9 @@ class World:
         self.pending_of[self.era] = self.pending_of.get(self.era, 0) + 1
         self.waiting += 1
 
-    def barrier(self, number: int) -> None:
-        """The source's: one that is not greater than the last comes from a deposed coordinator."""
-        if number > self.era:
+    def barrier(self, number: int, generation: int = 0) -> None:
+        """The source's part: it ignores what a deposed coordinator still asks for."""
+        if number > self.era and generation == self.generation:
             self.era = number
             self.barriers[number] = [list(counts) for counts in self.emitted]
 

@@ -35,10 +35,11 @@ static int gate_of(const sk_leaf *leaf) {
 /* SK_OK if the gate of a locked leaf may be set so. */
 static int check_gate(const sk_leaf *leaf, uint32_t leaf_no, int gate) {
     if (gate == SK_GATE_SHUT && leaf->residency == SK_AWAY) return sk_leaf_refuse(leaf, leaf_no);
-    if (gate == SK_GATE_EXPECTED && sk_leaf_held(leaf) != SK_ABSENT)
+    if (gate == SK_GATE_EXPECTED && leaf->residency != SK_AWAY && sk_leaf_held(leaf) != SK_ABSENT)
         return sk_fail(SK_BAD_ARGUMENT,
-                       "leaf %u cannot be expected: it is %s; mark it absent first", leaf_no,
-                       leaf->residency == SK_AWAY ? "away" : "here, or part of it");
+                       "leaf %u cannot be expected: it is here, or part of it; mark it absent "
+                       "first",
+                       leaf_no);
     return SK_OK;
 }
 

@@ -482,8 +482,7 @@ class Loading:
         """Brings only the entries of one state here; the leaf remains as it is otherwise."""
         store = self._store
         if self.source.part_of(leaf).is_peer:
-            self.load(leaf)  # it comes anyway, and only once
-            return
+            return  # see LeafSource.bring_timers
         with self._gates[leaf % _GATES]:
             if store.residency(leaf) in _HERE:
                 return
@@ -499,8 +498,14 @@ class Loading:
         """Keeps the error of reading a leaf, or forgets an earlier one."""
         try:
             yield
-        except (NotOwnedError, ClosedError):
+        except NotOwnedError:
             raise  # nothing is wrong with the leaf
+        except ClosedError:
+            # If it came another way meanwhile, it may have been the last one that was missing: then
+            # its peer was let go of, and whoever was still asking it finds a closed channel.
+            if self._store.residency(leaf) in _HERE:
+                return
+            raise
         except StateKitError as error:
             if self._store.residency(leaf) in _HERE:
                 return  # it came another way, or went: what was read here does not matter

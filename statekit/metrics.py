@@ -87,6 +87,18 @@ class StateMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedMetrics:
+    """What came from other processes and went to them, since the provider was opened."""
+
+    migrations: int = 0  # that are not done
+    leaves_in: int = 0
+    leaves_out: int = 0
+    bytes_in: int = 0  # of blocks
+    bytes_out: int = 0
+    leaves_fetched: int = 0  # of those that came: because somebody touched them
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """A provider."""
 
@@ -95,6 +107,7 @@ class Metrics:
     bytes_max: int  # the budget; 0 for none
     leaves: dict[str, int]  # whole, partial, absent, away
     home: dict[str, float]  # the home's own figures
+    moved: MovedMetrics = field(default_factory=MovedMetrics)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for logs and JSON: latencies as count, p50 and p99 in seconds."""
@@ -118,6 +131,16 @@ _PER_STATE = {
     "hits": ("counter", "Operations that memory could answer"),
     "fetches": ("counter", "Entries asked of the home"),
     "spills": ("counter", "Rows written home"),
+}
+
+
+_MOVED = {
+    "migrations": "Hand-overs that are not done",
+    "leaves_in": "Leaves that came from other processes",
+    "leaves_out": "Leaves that went to other processes",
+    "bytes_in": "Bytes of leaves that came from other processes",
+    "bytes_out": "Bytes of leaves that were sent to other processes",
+    "leaves_fetched": "Leaves that came because somebody touched them",
 }
 
 
@@ -165,6 +188,11 @@ class PrometheusCollector:
         memory = GaugeMetricFamily("statekit_memory_bytes", "Native memory", labels=names)
         memory.add_metric(values, metrics.bytes)
         yield memory
+        for name, text in _MOVED.items():
+            family = GaugeMetricFamily if name == "migrations" else CounterMetricFamily
+            moved = family(f"statekit_{name}", text, labels=names)
+            moved.add_metric(values, getattr(metrics.moved, name))
+            yield moved
         home = GaugeMetricFamily("statekit_home", "The home's own figures", labels=[*names, "name"])
         for name, figure in metrics.home.items():
             home.add_metric([*values, name], figure)

@@ -44,7 +44,7 @@ from statekit.errors import (
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta
-from statekit.metrics import Metrics, StateCounters, StateMetrics
+from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
 from statekit.migration.moving import MovingProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema, Type, check_evolution, show, value_kind
@@ -868,7 +868,8 @@ class KVProvider(MovingProvider):
         figures: dict[str, float] = {}
         if residence.home is not None:
             figures = {"failed_writes": residence.failures, **residence.home.metrics()}
-        return Metrics(states, store.bytes_used, residence.budget or 0, leaves, figures)
+        moved = MovedMetrics() if self._peer is None else self._peer.moved()
+        return Metrics(states, store.bytes_used, residence.budget or 0, leaves, figures, moved)
 
     def __repr__(self) -> str:
         if self._is_closed:

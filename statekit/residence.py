@@ -107,8 +107,8 @@ class Residence:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is here: there is no home, and nothing is still to come."""
-        return self.home is None and self.loading is None
+        """Whether what is here is all that is ours: nothing is coming, going, or at home."""
+        return self.home is None and self.loading is None and not self.shut_leaves
 
     def restore_from(self, source: LeafSource, background: bool = True) -> None:
         """Says where leaves come from that are absent; the source is let go of in the end."""
@@ -182,7 +182,7 @@ class Residence:
                 self.loading.join(source, (leaf for part in ranges for leaf in part))
             for part in ranges:
                 self.shut_leaves.difference_update(part)  # it was here before, and is back
-                self.store.mark(part.start, part.stop, "absent")
+                self.store.mark(part.start, part.stop, "away")  # what is still kept of it
                 self.store.set_gate(part.start, part.stop, "expected")
 
     @property

@@ -752,6 +752,10 @@ def test_a_migration_says_how_far_it_is(stack: ExitStack) -> None:
     assert departure.progress.bytes == migration.progress.bytes > 0
     assert target.migrations == ()
     assert source.migrations == ()
+    moved = target.metrics().moved
+    assert (moved.migrations, moved.leaves_in, moved.bytes_in) == (0, 32, migration.progress.bytes)
+    assert source.metrics().moved.leaves_out == 32
+    assert source.metrics().as_dict()["moved"]["bytes_out"] == moved.bytes_in
 
 
 def test_leases_that_are_not_here_cannot_be_offered(stack: ExitStack) -> None:

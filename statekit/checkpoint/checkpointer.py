@@ -142,7 +142,7 @@ class Checkpointer:
         job = CheckpointJob(storage.shown, 0)
         with self._lock:
             running = self._jobs.get(storage.url)
-            if running is not None and not running.done:
+            if running is not None and not running.done and not is_extra:
                 raise CheckpointError(
                     f"a checkpoint to {storage.shown!r} is being written already "
                     f"({running.progress.fraction:.0%}). Wait for it, or cancel it, first."
@@ -174,6 +174,7 @@ class Checkpointer:
             failpoints.visit("checkpoint.frozen")
             run = _Run(job, storage, frozen, lineage, holdings, kept)
             run.compression, run.gives_way, run.is_extra = compression, gives_way, is_extra
+            run.predecessor = running
             job._leaves_total = sum(map(len, run.parts))
         except BaseException as error:
             run = None
@@ -356,6 +357,7 @@ class _Run:
     compression: str | None = None
     gives_way = False
     is_extra = False
+    predecessor: CheckpointJob | None = None  # that writes to the same directory
 
     def __init__(
         self,
@@ -379,6 +381,8 @@ class _Run:
         self._confirmed: set[Checkpoint] = set()  # origins that were looked for
 
     def write(self) -> Checkpoint:
+        if self.predecessor is not None:
+            self.predecessor._done.wait()
         if self.lineage is None:
             return self._write()
         base = self.lineage.checkpoint

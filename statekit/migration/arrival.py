@@ -24,6 +24,7 @@ owner's, who keeps it, shut: nothing was written to it here, so that it can stil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from tempfile import SpooledTemporaryFile
 from time import monotonic, perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
@@ -39,7 +40,6 @@ from statekit.errors import (
     PeerError,
     PeerLostError,
     StateKitError,
-    clear_frames,
     temporary_failed,
 )
 from statekit.loading import LeafSource, Loading, block_pieces
@@ -147,6 +147,7 @@ class Arrival(LeafSource):
         self._partial: list[int] = []  # of which the rest is to be fetched
         self._ended: list[Moved] = []  # leases that ended, as the source says
         self._returned: list[tuple[int, int]] = []  # given back, and the source does not know
+        self._returning = threading.Lock()  # held by who tells it
         self._kept: list[_Kept] = []
         self._error: StateKitError | None = None  # why nothing comes by itself any more
         self._is_closed = False
@@ -163,6 +164,11 @@ class Arrival(LeafSource):
     def progress(self) -> Progress:
         total = len(self._epochs)
         return Progress(total - len(self._missing), total, self.bytes_received)
+
+    @property
+    def is_based(self) -> bool:
+        """Whether only what changed since a checkpoint comes from the source."""
+        return self._base is not None
 
     @property
     def done(self) -> bool:
@@ -191,8 +197,8 @@ class Arrival(LeafSource):
         self.start_stream()
         with self._moved:
             while not self._is_over():
-                if self._error is not None and self._streaming is None:
-                    raise self._error
+                if self._error is not None:
+                    raise copy(self._error)
                 left = None if until is None else until - monotonic()
                 if left is not None and left <= 0:
                     return False
@@ -307,7 +313,7 @@ class Arrival(LeafSource):
                     if self._is_closed:
                         raise ClosedError("the provider was closed while a leaf was on its way.")
                     if self._error is not None:
-                        raise self._lost_leaf(leaf, self._error)
+                        raise copy(self._lost_leaf(leaf, self._error))
                     self._moved.wait()
             finally:
                 self._awaiting -= 1
@@ -358,8 +364,12 @@ class Arrival(LeafSource):
                 elif parts.add(piece, self._epochs):
                     self.fetches += 1
                     yield self._came(piece, parts)
-        except PeerLostError as error:
-            raise self._lost_leaf(leaves[0], error) from error
+        except StateKitError as error:
+            if self._missing.isdisjoint(leaves):
+                return  # they came by the stream, which may have ended everything
+            if isinstance(error, PeerLostError):
+                raise self._lost_leaf(leaves[0], error) from error
+            raise
         finally:
             with self._moved:
                 self._waiting -= 1
@@ -484,42 +494,57 @@ class Arrival(LeafSource):
 
     # ---- By itself
 
-    def start_stream(self) -> None:
-        """Has a thread take in what the source sends, unless one does."""
-        with self._moved:
-            if self._streaming is not None or self._is_closed or not self._missing:
-                return
-            self._error = None
-            self._streaming = threading.Thread(
-                target=self._run_stream, name="statekit-arrival", daemon=True
-            )
-            self._streaming.start()
-
     def start(self) -> None:
         if self.strategy != "on_demand":
             self.start_stream()
 
+    def start_stream(self) -> None:
+        """Has a thread take in what the source sends; one that waits to try again does so now."""
+        with self._moved:
+            if self._is_closed or not self._missing:
+                return
+            if self._error is not None:
+                self._error = None
+                self._moved.notify_all()
+            if self._streaming is None:
+                self._streaming = threading.Thread(
+                    target=self._run_stream, name="statekit-arrival", daemon=True
+                )
+                self._streaming.start()
+
     def _run_stream(self) -> None:
-        error: StateKitError | None = None
-        try:
-            first = self._timer_leaves if self.strategy == "prioritised" else sorted(self._missing)
-            while self._missing and not self._is_closed:
-                before = len(self._missing)
+        first = self._timer_leaves if self.strategy == "prioritised" else sorted(self._missing)
+        while self._missing and not self._is_closed:
+            before = len(self._missing)
+            try:
                 self._take_stream(tuple(leaf for leaf in first if leaf in self._missing))
                 if self._missing and len(self._missing) == before:
                     self._ask_rest()
-                first = sorted(self._missing)
-        except StateKitError as raised:
-            error = raised
-        except Exception as raised:  # nobody foresaw it, and nobody must wait for ever
-            error = PeerError(f"leaves from {self.source} cannot be taken in: {raised!r}.")
-            error.__cause__ = raised
-        if error is not None:
-            clear_frames(error)
+            except StateKitError as error:
+                if not self._may_retry(error):
+                    break
+            except Exception as error:  # nobody foresaw it, and nobody must wait for ever
+                unforeseen = PeerError(
+                    f"leaves from {self.source} cannot be taken in: {error!r}. Report this."
+                )
+                self._may_retry(unforeseen)
+                break
+            first = sorted(self._missing)
         with self._moved:
             self._streaming = None
-            self._error = error
             self._moved.notify_all()
+
+    def _may_retry(self, error: StateKitError) -> bool:
+        """Tells who waits what the matter is; True after a while if the peer may come back."""
+        if self._is_closed:
+            return False
+        with self._moved:
+            self._error = copy(error)  # without a traceback, which would hold blocks and us
+            self._moved.notify_all()
+            if not isinstance(error, PeerLostError):
+                return False
+            self._moved.wait_for(lambda: self._is_closed or self._error is None, RETRY_SECONDS)
+        return True
 
     def _take_stream(self, first: tuple[int, ...]) -> None:
         parts = _Parts()
@@ -536,6 +561,7 @@ class Arrival(LeafSource):
                     with suppress(NotOwnedError):
                         self._refused(piece)
                     continue
+                self._error = None
                 received += len(piece.blocks)
                 if parts.add(piece, self._epochs):
                     blocks = parts.take(piece.leaf)
@@ -611,7 +637,7 @@ class Arrival(LeafSource):
             except StateKitError as error:
                 with self._moved:
                     if self._error is None and self._streaming is None:
-                        self._error = error
+                        self._error = copy(error)
                     self._partial += partial
                     self._moved.notify_all()
                     self._moved.wait_for(lambda: self._is_closed, RETRY_SECONDS)
@@ -656,9 +682,11 @@ class Arrival(LeafSource):
 
         Until it knows nobody has these leaves: we let nothing in any more, and it waits for us.
         """
-        leases = self.unheard()
         try:
-            if leases:
+            with self._returning:
+                leases = self.unheard()
+                if not leases:
+                    return
                 self.send_back(leases)
                 generation = self._offer.generation
                 self._peer.tell(self._offer.source, GivenBack(self.id, generation, 0, leases))

@@ -252,7 +252,8 @@ class Coordinator:
         if part.number != self.taking or part.generation != self.wanted.generation:
             return []
         for leaf in part.leaves:
-            if self._parts.setdefault(leaf, part.worker) != part.worker:
+            is_twice = self._parts.setdefault(leaf, part.worker) != part.worker
+            if is_twice or not 0 <= leaf < self.leaves:
                 self.cancel()  # which of the two is right? nobody can say
                 return []
         if len(self._parts) < self.leaves or self.wanted.complete == part.number:

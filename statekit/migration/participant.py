@@ -272,7 +272,9 @@ class Participant:
 
         Leaves offered to it come back as they were when offered; what it did with them is lost
         and must be replayed. Leaves that came from it, all of them, are here for good. Those of
-        which something is missing are returned: only a recovery can complete them.
+        which something is missing are returned: only a recovery can complete them. Of these,
+        leaves of which nothing has come are given up here. They need not be lost: their source
+        may have taken them back, unknown to us, and handed them to another.
         """
         offered: list[int] = []
         for departure in self._departures.values():
@@ -281,15 +283,22 @@ class Participant:
         # Not into our part of a checkpoint that has begun: the dead may have put them into theirs.
         actions = self._take_back(offered, is_certain=False)
         lost: list[int] = []
+        given_up: list[int] = []
         for migration, arrival in list(self._arrivals.items()):
             if arrival.source == peer:
                 arrival.returned.clear()
                 for leaf in list(arrival.leaves):
-                    if self._leaves[leaf].state is OWNED:
+                    known = self._leaves[leaf]
+                    if known.state is OWNED:
                         actions += self._close(leaf)
-                    else:
-                        lost.append(leaf)
+                        continue
+                    lost.append(leaf)
+                    if known.state is EXPECTED:
+                        self._end(leaf, known)
+                        given_up.append(leaf)
                 self._forget_if_done(migration, arrival)
+        if given_up:
+            actions.append(Unexpect(tuple(given_up)))
         return actions, tuple(lost)
 
     def is_unsent(self, migration: str, leaf: int) -> bool:

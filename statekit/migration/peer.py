@@ -21,6 +21,8 @@ import threading
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -39,6 +41,7 @@ from statekit.errors import (
     shorten,
 )
 from statekit.loading import LeafSource, Loading
+from statekit.metrics import MovedMetrics
 from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
 from statekit.migration.departure import Departure
 from statekit.migration.messages import (
@@ -93,6 +96,7 @@ AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob]
 Base: TypeAlias = tuple[LeafSource, str, int]
 
 TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
+DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the first ones were
 JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
@@ -131,6 +135,24 @@ class Credentials:
         self.token = token
 
 
+class _Moved:
+    """Sums for MovedMetrics."""
+
+    def __init__(self) -> None:
+        self.migrations = 0
+        self.leaves_in = self.leaves_out = self.leaves_fetched = 0
+        self.bytes_in = self.bytes_out = 0
+
+    def count_in(self, arrival: Arrival) -> None:
+        self.leaves_in += arrival.progress.leaves_done
+        self.bytes_in += arrival.bytes_received
+        self.leaves_fetched += arrival.fetches
+
+    def count_out(self, departure: Departure) -> None:
+        self.leaves_out += departure.progress.leaves_done
+        self.bytes_out += departure.bytes_sent
+
+
 class Peer:
     """One per provider, from the first time it serves, fetches or passes a barrier."""
 
@@ -151,6 +173,7 @@ class Peer:
         self._janitor: threading.Thread | None = None
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
+        self._past = _Moved()  # by migrations that are not known any more
         self._add_late: AddLate | None = None  # to our part of the last checkpoint
         with owner.lock:
             self._participant.own(_leaves(owner.owned(), self.subgroups))
@@ -251,6 +274,8 @@ class Peer:
             if base is not None:
                 base[0].release()
             raise
+        if base is not None and not arrival.is_based:
+            base[0].release()
         arrival.start()
         return arrival
 
@@ -291,10 +316,34 @@ class Peer:
             BeginCall(migration, generation, self.name, groups, barrier, url, number)
         )
         granted = _check_offer(reply, migration, groups, self.subgroups, channel.address)
-        if source is not None and not reply.based:
-            source.release()
-            source = None
-        arrival = Arrival(self, channel, reply, granted, strategy, source)
+        try:
+            return self._accept(channel, reply, granted, strategy, source if reply.based else None)
+        except BaseException:
+            # Nothing was taken over: the source is to go on with it. But not with a leaf that has
+            # come in this very migration: to give that back would make two owners of it.
+            with self._lock:
+                self._participant.give_back(migration)
+                leases = tuple(
+                    (grant.leaf, grant.epoch)
+                    for grant in reply.offer.grants
+                    if self._participant.epoch_of(grant.leaf) < grant.epoch
+                    or self._participant.state_of(grant.leaf) == "none"
+                )
+            with suppress(StateKitError):
+                call = GiveBackCall(migration, generation, leases)
+                channel.give_back(call, timeout_s=CLOSE_SECONDS)
+            raise
+
+    def _accept(
+        self,
+        channel: "PeerChannel",
+        reply: BeginReply,
+        granted: tuple[range, ...],
+        strategy: str,
+        base: LeafSource | None,
+    ) -> Arrival:
+        """What is offered is ours, and comes from now on."""
+        arrival = Arrival(self, channel, reply, granted, strategy, base)
         store = self._residence.store
         with self._owner.lock:
             self._check_open()
@@ -302,7 +351,7 @@ class Peer:
             if store.time("event") is None and reply.watermark is not None:
                 store.set_time("event", reply.watermark)
             with self._lock:
-                self._arrivals[migration] = arrival
+                self._arrivals[arrival.id] = arrival
                 actions = self._participant.on(reply.offer.source, reply.offer)
             expected = [
                 leaf for action in actions if isinstance(action, Expect) for leaf in action.leaves
@@ -402,7 +451,8 @@ class Peer:
     def finish(self, arrival: Arrival) -> None:
         """Everything of an arrival is here, and its source knows."""
         with self._lock:
-            self._arrivals.pop(arrival.id, None)
+            if self._arrivals.pop(arrival.id, None) is not None:
+                self._past.count_in(arrival)
         loading = self.loading
         if loading is not None:
             loading.end()
@@ -661,6 +711,9 @@ class Peer:
         departure = Departure(offer, groups, call.target, self._residence, since, self._abort)
         with self._lock:
             self._departures[call.migration] = departure
+            done = [one.id for one in self._departures.values() if one.done]
+            for migration in done[:-DEPARTURES_KEPT]:
+                self._past.count_out(self._departures.pop(migration))
         return departure
 
     def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
@@ -766,11 +819,12 @@ class Peer:
 
     def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
         departure = self._departures.get(call.migration)
-        sender = departure.target if departure is not None else ""
         released = []
         for leaf, epoch in call.leases:
             message = Installed(call.migration, call.generation, 0, leaf, epoch)
             with self._lock:
+                owner = self._participant.moved_to(leaf) or ""
+                sender = owner if departure is None else departure.target
                 actions = self._participant.on(sender, message)
             for action in actions:
                 if isinstance(action, Drop):
@@ -826,6 +880,18 @@ class Peer:
 
     def figures(self) -> dict[str, Any]:
         return self._owner.figures()
+
+    def moved(self) -> MovedMetrics:
+        """What came and went."""
+        with self._lock:
+            total = copy(self._past)
+            for arrival in self._arrivals.values():
+                total.count_in(arrival)
+            for departure in self._departures.values():
+                total.count_out(departure)
+                total.migrations += not departure.done
+            total.migrations += len(self._arrivals)
+            return MovedMetrics(**vars(total))
 
     # ---- The end
 

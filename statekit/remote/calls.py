@@ -23,8 +23,8 @@ CHUNK_BYTES = 512 * 1024
 class Limits(NamedTuple):
     """What a peer may make this process hold, and for how long.
 
-    A server needs `threads + streams` threads at most, and `calls * message_bytes` of memory for
-    what it is sent; a peer that has not shown its token is let send nothing at all.
+    A server needs `threads + 2 * streams` threads at most, and `calls * message_bytes` of memory
+    for what it is sent; a peer that has not shown its token is let send nothing at all.
     """
 
     message_bytes: int = 8 << 20  # one message, either way

@@ -19,6 +19,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -164,11 +165,12 @@ class PeerChannel:
         The pieces of a leaf come when all of them are here: so a leaf that is asked for again,
         because the connection broke, is never seen twice.
         """
-        for start in range(0, len(call.leases), wire.ITEMS_MAX):
-            part = call._replace(leases=call.leases[start : start + wire.ITEMS_MAX])
-            yield from self._fetch_part(part, timeout_s)
+        if 0 < len(call.leases) <= wire.ITEMS_MAX:
+            return self._fetch(call, timeout_s)
+        parts = _parts(call) if call.leases else iter(())
+        return chain.from_iterable(self._fetch(part, timeout_s) for part in parts)
 
-    def _fetch_part(self, call: FetchCall, timeout_s: float | None) -> Iterator[Piece]:
+    def _fetch(self, call: FetchCall, timeout_s: float | None) -> Iterator[Piece]:
         leaf = call.leases[0][0]
         data = self._ask("Fetch", wire.put_fetch(call), f"for leaf {leaf}", timeout_s, leaf)
         pieces, more = self._read_pieces(data)

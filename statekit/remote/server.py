@@ -69,7 +69,7 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _FETCH_BYTES = 2 * CHUNK_BYTES  # of blocks in the one message that answers Fetch
 _PIECES = 1024  # in one message, at most: small leaves come by the thousand
 _BEAT_S = 2.0  # a stream with nothing to send says so this often
-_HASTE_S = 0.25  # how long a call may wait for its request while others need the thread
+_GRACE_S = 0.1  # for calls that are just being answered
 _METADATA_BYTES = 16 * 1024
 _log = logging.getLogger("statekit.remote")
 
@@ -144,8 +144,9 @@ class PeerServer:
         self._is_closed = False
         self._counting = threading.Lock()
         self._figures: collections.Counter[str] = collections.Counter()
-        self._opening = Watch(limits.call_s, "opening")  # calls whose request is to come
-        self._running = Watch(limits.call_s, "running")  # calls that are to give or take more
+        # Calls whose request is to come, and calls whose peer is to give or take more.
+        self._opening = Watch(limits.call_s, "opening", crowd=limits.threads)
+        self._running = Watch(limits.call_s, "running")
         self._handlers = self._make_handlers()
         self._refusal = _handler(self._refuse, is_stream=True)
         self._pool = ThreadPoolExecutor(
@@ -186,7 +187,7 @@ class PeerServer:
         with self._counting:
             self._figures[name] += 1
 
-    def close(self, grace: float | None = None) -> None:
+    def close(self, grace: float = _GRACE_S) -> None:
         """Lets nobody in any more, gives running calls `grace` seconds, and ends."""
         with self._closing:
             if self._is_closed:
@@ -216,8 +217,7 @@ class PeerServer:
         handler = self._handlers.get(method)
         if handler is None:
             return None
-        if len(self._opening) >= self.limits.threads:
-            self._opening.expire(_HASTE_S)
+        self._opening.hurry()
         # Health needs no token: it says yes or no, reads nothing, and probes have none.
         if self._bearer is None or method == _HEALTH or shows(self._bearer, metadata):
             return handler

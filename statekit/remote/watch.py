@@ -14,19 +14,26 @@ from collections.abc import Callable
 Cancel = Callable[[], object]
 
 
+HASTE_S = 0.25  # how long a wait may take while others want its thread
+
+
 class Watch:
     """Waits that end after `limit_s`, by one thread for all of them.
+
+    crowd: with so many waits at once each may take HASTE_S only; hurry() says that there are.
 
     begin() and end() are a dict's insertion and removal, because every call goes through them.
     They need no lock: each is one operation of the interpreter, and expire() works on a copy.
     """
 
-    def __init__(self, limit_s: float, name: str) -> None:
+    def __init__(self, limit_s: float, name: str, crowd: float = math.inf) -> None:
         self._limit_s = limit_s
+        self._crowd = crowd
         # When it began, how long it may take, what ends it; the oldest first.
         self._waits: dict[object, tuple[float, float, Cancel]] = {}
         self.expired = 0
         self._stop = threading.Event()
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"statekit-{name}", daemon=True)
         self._thread.start()
 
@@ -39,23 +46,32 @@ class Watch:
     def end(self, wait: object) -> None:
         self._waits.pop(wait, None)
 
+    def hurry(self) -> None:
+        """Somebody new has come: those who keep a crowd of threads are to be looked at soon."""
+        if len(self._waits) >= self._crowd:
+            self._hurry.set()
+
     def __len__(self) -> int:
         return len(self._waits)
 
-    def expire(self, limit_s: float = math.inf) -> None:
-        """Cancels all that have waited for too long, or longer than this."""
-        now = time.monotonic()
-        for wait, (since, limit, cancel) in self._waits.copy().items():
-            is_late = now - since > min(limit, limit_s)
-            if is_late and self._waits.pop(wait, None) is not None:
-                self.expired += 1
-                cancel()
-
     def close(self) -> None:
         self._stop.set()
+        self._hurry.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._limit_s / 4):
-            self.expire()
+        while not self._stop.is_set():
+            if len(self._waits) >= self._crowd or self._hurry.wait(self._limit_s / 4):
+                self._stop.wait(HASTE_S / 2)  # not more often, however many hurry
+                self._hurry.clear()
+            self._expire()
+
+    def _expire(self) -> None:
+        """Cancels all that have waited for too long."""
+        most = HASTE_S if len(self._waits) >= self._crowd else math.inf
+        now = time.monotonic()
+        for wait, (since, limit, cancel) in self._waits.copy().items():
+            if now - since > min(limit, most) and self._waits.pop(wait, None) is not None:
+                self.expired += 1
+                cancel()

@@ -64,7 +64,7 @@ _KINDS = (None, *PieceKind, None, None)  # by the lowest three bits of a head
 _FLAGS = tuple((bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(8))  # by the next three
 _new_piece: Callable[[Iterable[Any]], Piece] = partial(tuple.__new__, Piece)  # twice as fast
 _BLOCKS_TAG = pb.Pieces.BLOCKS_FIELD_NUMBER << 3 | 2  # of a field with a length
-_FIELDS_MAX = 2 * ITEMS_MAX  # of Pieces, without the blocks
+_FIELDS_MAX = 3 * ITEMS_MAX  # of Pieces, as they are written
 
 M = TypeVar("M", bound=Message)
 C = TypeVar("C", InstalledCall, GiveBackCall)
@@ -327,15 +327,19 @@ def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
 
 
 def put_fetch(call: FetchCall) -> bytes:
+    rare: dict[str, Any] = {}  # fields that are mostly empty, and would take half of the time
+    if call.states:
+        rare["states"] = call.states
+    if call.keys:
+        rare["key_state"] = [state for state, _ in call.keys]
+        rare["key"] = [key for _, key in call.keys]
     return _put(
         pb.FetchRequest,
         migration=call.migration,
         generation=call.generation,
         leaf=[leaf for leaf, _ in call.leases],
         epoch=[epoch for _, epoch in call.leases],
-        states=call.states,
-        key_state=[state for state, _ in call.keys],
-        key=[key for _, key in call.keys],
+        **rare,
     )
 
 
@@ -364,25 +368,25 @@ def read_fetch(data: bytes, leaves: int = LEAVES_MAX) -> FetchCall:
 
 def put_pieces(pieces: Sequence[Piece], more: bool = False) -> bytes:
     """One message. The blocks are joined behind it: fields may come in any order."""
-    heads, to, generation = [], [], []
+    heads = []
+    rare: dict[str, list[Any]] = {}
     parts: list[bytes] = [b""]
     for kind, _, _, blocks, is_last, is_whole, is_delta, _, moved_to, fenced_by in pieces:
         heads.append(kind | is_last << 3 | is_whole << 4 | is_delta << 5)
         parts.append(_blocks_head(len(blocks)))
         parts.append(blocks)
         if kind is PieceKind.MOVED:
-            to.append(moved_to)
+            rare.setdefault("to", []).append(moved_to)
         elif kind is PieceKind.FENCED:
-            generation.append(fenced_by)
+            rare.setdefault("generation", []).append(fenced_by)
     parts[0] = _put(
         pb.Pieces,
         head=heads,
         leaf=[piece.leaf for piece in pieces],
         epoch=[piece.epoch for piece in pieces],
         bytes_total=[piece.bytes_total for piece in pieces],
-        to=to,
-        generation=generation,
         more=more,
+        **rare,
     )
     return b"".join(parts)
 
@@ -444,10 +448,11 @@ def _split(data: bytes) -> tuple[bytes, list[bytes]]:
     """
     blocks: list[bytes] = []
     others: list[bytes] = []
-    at, end = 0, len(data)
+    at = fields = 0
+    other = 0  # where a run of other fields began
+    end = len(data)
     while at < end:
-        if len(blocks) + len(others) > ITEMS_MAX + _FIELDS_MAX:
-            _bad("pieces of too many fields")
+        fields += 1
         start = at
         tag = data[at]
         at += 1
@@ -456,16 +461,20 @@ def _split(data: bytes) -> tuple[bytes, list[bytes]]:
             at += 1
         else:
             size, at = _read_varint(data, at)
-        if tag & 7 == 2:  # that many bytes follow; else it is a number
-            if tag >= 0x80 or size > end - at:
+        if tag == _BLOCKS_TAG:
+            if size > end - at or fields > _FIELDS_MAX:
                 _bad("no Pieces")
+            if other < start:
+                others.append(data[other:start])
+            other = at + size
+            blocks.append(data[at:other])
+            at = other
+        elif tag & 7 == 2 and tag < 0x80:  # so many bytes follow
             at += size
-            if tag == _BLOCKS_TAG:
-                blocks.append(data[at - size : at])
-                continue
-        elif tag & 7 or tag >= 0x80:
+        elif tag & 7 or tag >= 0x80 or fields > _FIELDS_MAX:  # else it is a number
             _bad("no Pieces")
-        others.append(data[start:at])
+    if other < end:
+        others.append(data[other:])
     return b"".join(others), blocks
 
 

@@ -702,8 +702,8 @@ class Residence:
             done: list[range] = []
             try:
                 for part in ranges:
-                    done.append(part)
                     self.store.set_gate(part.start, part.stop, "shut")
+                    done.append(part)
             except BaseException:
                 self.reopen(done)
                 raise

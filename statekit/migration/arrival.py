@@ -151,6 +151,7 @@ class Arrival(LeafSource):
         self._kept: list[_Kept] = []
         self._error: StateKitError | None = None  # why nothing comes by itself any more
         self._is_closed = False
+        self._is_settled = False  # everything is here, the source knows, and so does the provider
         self._streaming: threading.Thread | None = None
         self._reporting: threading.Thread | None = None
         #: Adds to our part of a checkpoint what its source had not passed the barrier of.
@@ -206,8 +207,8 @@ class Arrival(LeafSource):
         return True
 
     def _is_over(self) -> bool:
-        is_told = not self._unreported or self._error is not None
-        return self._is_closed or (not self._missing and is_told)
+        is_untold = not self._missing and self._error is not None  # all the same it is all here
+        return self._is_closed or self._is_settled or is_untold
 
     @property
     def is_settled(self) -> bool:
@@ -643,6 +644,9 @@ class Arrival(LeafSource):
                     self._moved.wait_for(lambda: self._is_closed, RETRY_SECONDS)
         if not self._is_closed:
             self._peer.finish(self)
+        with self._moved:
+            self._is_settled = True
+            self._moved.notify_all()
 
     def _has_chores(self) -> bool:
         return (

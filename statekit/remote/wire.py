@@ -453,6 +453,8 @@ def _split(data: bytes) -> tuple[bytes, list[bytes]]:
     end = len(data)
     while at < end:
         fields += 1
+        if fields > _FIELDS_MAX:
+            _bad("pieces of too many fields")
         start = at
         tag = data[at]
         at += 1
@@ -462,7 +464,7 @@ def _split(data: bytes) -> tuple[bytes, list[bytes]]:
         else:
             size, at = _read_varint(data, at)
         if tag == _BLOCKS_TAG:
-            if size > end - at or fields > _FIELDS_MAX:
+            if size > end - at:
                 _bad("no Pieces")
             if other < start:
                 others.append(data[other:start])
@@ -471,7 +473,7 @@ def _split(data: bytes) -> tuple[bytes, list[bytes]]:
             at = other
         elif tag & 7 == 2 and tag < 0x80:  # so many bytes follow
             at += size
-        elif tag & 7 or tag >= 0x80 or fields > _FIELDS_MAX:  # else it is a number
+        elif tag & 7 or tag >= 0x80:  # else it is a number
             _bad("no Pieces")
     if other < end:
         others.append(data[other:])

@@ -359,6 +359,28 @@ static int64_t call_encode(fixture *f) {
     return sk_leaf_encode(f->store, 1, SK_ALL_STATES, 0, &f->buf);
 }
 
+static int64_t call_pick(fixture *f) { /* keys that are there and keys that are not */
+    static uint8_t keys[40 * UTIL_KEY_BYTES_MAX];
+    static int32_t at[41];
+    int64_t n = 0;
+    for (uint32_t k = 0; k < 40; k++) {
+        util_key key = key_of(k);
+        if (util_leaf_of("b", &key, 2) != 1) continue;
+        memcpy(keys + at[n], key.data, key.len);
+        at[n + 1] = at[n] + (int32_t)key.len;
+        n++;
+    }
+    sk_column column = {SK_COL_VAR32, 0, keys, at, sizeof keys};
+    return sk_leaf_pick(f->store, 1, M, &column, n, &f->buf);
+}
+
+static int64_t call_shut(fixture *f) { return -sk_leaf_gate(f->store, 0, LEAVES, SK_GATE_SHUT); }
+
+static int64_t call_heat(fixture *f) {
+    uint64_t heat[LEAVES];
+    return -sk_leaf_heat(f->store, heat);
+}
+
 static int64_t call_mark(fixture *f) { return -sk_leaf_mark(f->store, 0, LEAVES, SK_PARTIAL); }
 static int64_t call_clear(fixture *f) { return -sk_clear(f->store, M, 0, LEAVES, 0); }
 
@@ -375,6 +397,21 @@ static void other_blocks(fixture *f) {
 static void other_blocks_partial(fixture *f) {
     other_blocks(f);
     partial(f);
+}
+
+static void other_blocks_shut(fixture *f) {
+    other_blocks_partial(f);
+    CHECK_EQ(sk_leaf_gate(f->store, 0, LEAVES, SK_GATE_SHUT), SK_OK);
+}
+
+static void expected(fixture *f) {
+    CHECK_EQ(sk_leaf_mark(f->store, 0, LEAVES, SK_ABSENT), SK_OK);
+    CHECK_EQ(sk_leaf_gate(f->store, 0, LEAVES, SK_GATE_EXPECTED), SK_OK);
+}
+
+static void other_blocks_expected(fixture *f) {
+    other_blocks(f);
+    expected(f);
 }
 
 static int64_t decode(fixture *f, int mode) {
@@ -542,6 +579,10 @@ static const call calls[] = {
     CALL(snapshot, call_batch_map_put),
     CALL(nothing, call_pack_keys),
     CALL(nothing, call_encode),
+    CALL(nothing, call_pick),
+    CALL_SURE(nothing, call_shut),
+    CALL(snapshot, call_shut),
+    CALL_SURE(nothing, call_heat),
     CALL_SURE(nothing, call_mark),
     CALL(snapshot, call_mark),
     CALL_SURE(nothing, call_clear),
@@ -552,6 +593,12 @@ static const call calls[] = {
     CALL_GROWS(other_blocks_partial, call_under),
     CALL_GROWS(other_blocks_partial, call_under_all),
     CALL_GROWS(other_blocks_partial, call_over),
+    CALL_GROWS(other_blocks_shut, call_under),
+    CALL_GROWS(other_blocks_shut, call_under_all),
+    CALL_GROWS(other_blocks_expected, call_under),
+    CALL_GROWS(other_blocks_expected, call_over),
+    CALL(expected, call_install),
+    CALL(expected, call_install_missing),
     CALL(other_blocks, call_block_check),
     CALL(other_blocks, call_block_find),
     CALL(nothing, call_dirty_take),
@@ -572,6 +619,7 @@ typedef struct figures {
     uint64_t bytes;
     sk_stats stats;
     uint32_t states;
+    int gate; /* of the leaves, one digit each */
 } figures;
 
 static figures figures_of(sk_store *store) {
@@ -579,13 +627,14 @@ static figures figures_of(sk_store *store) {
                    .stats = util_stats(store, LEAVES),
                    .states = sk_state_count(store)};
     util_encode_all(store, LEAVES, &now.content);
+    for (uint32_t i = 0; i < LEAVES; i++) now.gate = 10 * now.gate + sk_leaf_gate_of(store, i);
     return now;
 }
 
 static void check_same(const call *c, const figures *was, figures *is) {
     bool is_same = util_same(&was->content, &is->content) && was->states == is->states &&
                    was->stats.entries == is->stats.entries && was->stats.dirty == is->stats.dirty &&
-                   was->stats.tombstones == is->stats.tombstones &&
+                   was->stats.tombstones == is->stats.tombstones && was->gate == is->gate &&
                    memcmp(was->stats.leaves, is->stats.leaves, sizeof is->stats.leaves) == 0;
     bool is_small = c->may_grow ? is->bytes >= was->bytes : is->bytes == was->bytes;
     if (!is_same || !is_small)

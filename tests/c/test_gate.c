@@ -1,0 +1,680 @@
+/*
+ * test_gate.c: leaves whose gate is shut or that are expected, how much leaves are used, and blocks
+ * of single entries (csrc/gate.c).
+ */
+#include "store_util.h"
+
+#define LEAVES 4
+#define KEYS 200
+
+enum { N, B, L, X, W, STATES }; /* ids: i64, bytes, list, timed i64, timers */
+
+static sk_store *open_filled(void) {
+    sk_store *store = util_open(2, 2);
+    CHECK_EQ(util_state(store, "n", SK_I64, "b"), N);
+    CHECK_EQ(util_state(store, "b", SK_BYTES, "b"), B);
+    CHECK_EQ(util_state(store, "l", SK_LIST, "b"), L);
+    CHECK_EQ(util_timed_state(store, "x", SK_I64, "b", 100, SK_EVENT_TIME, 0), X);
+    CHECK_EQ(util_state(store, "w", SK_TIMERS, "b"), W);
+    CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1000), SK_OK);
+    sk_buf buf = {0};
+    for (uint32_t k = 0; k < KEYS; k++) {
+        util_key key = util_bytes_key(k);
+        CHECK_EQ(sk_i64_put(store, N, key.data, key.len, k), SK_OK);
+        CHECK_EQ(sk_put(store, B, key.data, key.len, key.data, k % 20), SK_OK);
+        CHECK(sk_write(store, L, key.data, key.len, SK_W_APPEND, NULL, 0, "l",
+                       (const uint8_t *)"\x07", 1, 0, 0, &buf) >= 0);
+        CHECK_EQ(sk_i64_put(store, X, key.data, key.len, k), SK_OK);
+        CHECK_EQ(sk_timer_set(store, W, key.data, key.len, k), SK_OK);
+    }
+    sk_buf_free(&buf);
+    return store;
+}
+
+static util_key key_in(uint32_t leaf, uint32_t number) {
+    for (uint32_t k = number;; k++) {
+        util_key key = util_bytes_key(k);
+        if (util_leaf_of("b", &key, 2) == leaf) return key;
+    }
+}
+
+/* Every call about one key of a leaf answers so, those too that do not ask what is there. */
+static void check_answers(sk_store *store, uint32_t leaf, int expected) {
+    util_key key = key_in(leaf, 0);
+    int64_t value = 5;
+    uint64_t cursor = 0, version = 0;
+    uint8_t status = 0;
+    int32_t offsets[2] = {0, (int32_t)key.len}, one[2] = {0, 1};
+    int64_t out_offsets[2] = {-1, -1};
+    sk_buf buf = {0};
+    CHECK_EQ(sk_i64_get(store, N, key.data, key.len, &value), expected);
+    CHECK_EQ(sk_i64_put(store, N, key.data, key.len, 1), expected);
+    CHECK_EQ(sk_i64_fold(store, N, key.data, key.len, SK_ADD, 1, 0, NULL), expected);
+    CHECK_EQ(sk_i64_fold(store, N, key.data, key.len, SK_MAX, 1, 0, NULL), expected);
+    CHECK_EQ(sk_i64_cas(store, N, key.data, key.len, NULL, 1, NULL), expected);
+    CHECK_EQ(sk_i64_value(store, N, key.data, key.len), INT64_MIN);
+    CHECK_EQ(sk_value_status(), expected);
+    CHECK_EQ(sk_contains(store, B, key.data, key.len), expected);
+    CHECK_EQ(sk_delete(store, B, key.data, key.len, 0), expected);
+    CHECK_EQ(sk_delete(store, B, key.data, key.len, SK_BLIND), expected);
+    CHECK_EQ(sk_get(store, B, key.data, key.len, &buf), -expected);
+    CHECK_EQ(sk_put(store, B, key.data, key.len, key.data, 3), expected);
+    CHECK_EQ(sk_i64_put(store, X, key.data, key.len, 1), expected);
+    CHECK_EQ(sk_i64_get(store, X, key.data, key.len, &value), expected);
+    CHECK_EQ(sk_read(store, L, key.data, key.len, SK_R_LEN, NULL, 0, NULL, 0, 0, 0, &buf),
+             -expected);
+    CHECK_EQ(sk_write(store, L, key.data, key.len, SK_W_APPEND, NULL, 0, "l",
+                      (const uint8_t *)"\x07", 1, 0, 0, &buf),
+             -expected);
+    CHECK_EQ(sk_write(store, L, key.data, key.len, SK_W_SET, NULL, 0, "l", (const uint8_t *)"\x90",
+                      1, 0, 0, &buf),
+             -expected);
+    CHECK_EQ(sk_page(store, L, key.data, key.len, NULL, 0, &cursor, &version, 1, &buf), -expected);
+    CHECK_EQ(sk_timer_set(store, W, key.data, key.len, 7), expected);
+    CHECK_EQ(sk_timer_cancel(store, W, key.data, key.len, 7), expected);
+    CHECK_EQ(sk_probe_cost(store, N, key.data, key.len), -expected);
+    for (int op = SK_B_GET; op <= SK_B_APPEND; op++)
+        for (uint32_t s = N; s < STATES; s++) {
+            bool is_number = s == N || s == X;
+            if (op == SK_B_ADD && !is_number) continue;
+            if (op == SK_B_APPEND && s != L) continue;
+            sk_batch_args args = {.n = 1,
+                                  .flags = SK_BLIND,
+                                  .keys = {SK_COL_VAR32, 0, key.data, offsets, (int64_t)key.len},
+                                  .values = {SK_COL_I64, 0, &value, NULL, 8},
+                                  .out = &value,
+                                  .out_offsets = out_offsets,
+                                  .buf = &buf,
+                                  .status = &status};
+            if (!is_number) args.values = (sk_column){SK_COL_VAR32, 0, "\x90", one, 1};
+            int result = sk_batch(store, s, op, &args);
+            bool is_answer = expected == SK_UNKNOWN;
+            CHECK_EQ(result, is_answer ? SK_OK : expected);
+            CHECK_EQ(status, is_answer ? SK_UNKNOWN : SK_END);
+            CHECK_EQ(args.unknown, is_answer);
+            CHECK_EQ(args.failed, is_answer ? -1 : 0);
+            if (is_answer && op == SK_B_GET && !is_number) CHECK_EQ(out_offsets[1], 0);
+        }
+    sk_buf_free(&buf);
+}
+
+static sk_stats leaf_stats(sk_store *store, uint32_t leaf) {
+    sk_stats stats;
+    CHECK_EQ(sk_stats_read(store, SK_ALL_STATES, leaf, leaf + 1, &stats), SK_OK);
+    return stats;
+}
+
+static void check_encodes(sk_store *store, uint32_t leaf, uint32_t since, const sk_buf *expected) {
+    sk_buf buf = {0};
+    CHECK_EQ(sk_leaf_encode(store, leaf, SK_ALL_STATES, since, &buf), (int64_t)expected->len);
+    CHECK(util_same(&buf, expected));
+    sk_buf_free(&buf);
+}
+
+/* ---- Shut ---- */
+
+static void test_shut_leaf_stays_as_it_is_whatever_is_tried(void) {
+    sk_store *store = open_filled(), *other = util_open(2, 2);
+    sk_buf all = {0}, delta = {0}, buf = {0};
+    sk_leaves *leaves = NULL;
+    CHECK_EQ(sk_write_back(store, 1), SK_OK);
+    uint32_t since = sk_epoch_advance(store);
+    CHECK_EQ(sk_track(store, since), SK_OK);
+    util_key changed = key_in(1, 0), deleted = key_in(1, 50);
+    CHECK_EQ(sk_i64_put(store, N, changed.data, changed.len, -1), SK_OK);
+    CHECK_EQ(sk_delete(store, N, deleted.data, deleted.len, 0), SK_OK);
+    CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &all) > 0);
+    CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, since, &delta) > 0);
+    sk_stats was = leaf_stats(store, 1);
+    int64_t next = sk_timers_next(store, W);
+    uint64_t operations = util_stats(store, LEAVES).operations;
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_SHUT);
+    CHECK_EQ(sk_leaf_residency(store, 1), SK_WHOLE);
+    CHECK(next >= 0 && sk_timers_next(store, W) >= next);
+
+    check_answers(store, 1, SK_NOT_OWNED);
+    CHECK(strstr(sk_reason(), "route the key to its new owner") != NULL);
+    util_key key = key_in(1, 0);
+    CHECK_EQ(sk_install(store, N, key.data, key.len, key.data, 8, SK_NO_TIME), SK_NOT_OWNED);
+    CHECK_EQ(sk_install(store, N, key.data, key.len, NULL, 0, SK_NO_TIME), SK_NOT_OWNED);
+    CHECK_EQ(sk_detach(store, 0, 2, &leaves), SK_NOT_OWNED);
+    CHECK_EQ(sk_move(store, other, 0, 2, &leaves), SK_NOT_OWNED);
+    CHECK_EQ(sk_leaf_residency(store, 0), SK_WHOLE);
+    CHECK_EQ(sk_detach(other, 1, 2, &leaves), SK_OK);
+    CHECK_EQ(sk_attach(store, leaves), SK_NOT_OWNED);
+    sk_leaves_free(leaves);
+    CHECK_EQ(sk_leaf_mark(store, 0, 2, SK_WHOLE), SK_NOT_OWNED);
+    CHECK_EQ(sk_leaf_mark(store, 0, 2, SK_PARTIAL), SK_NOT_OWNED);
+    CHECK_EQ(sk_leaf_residency(store, 0), SK_WHOLE);
+    CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_REPLACE), SK_NOT_OWNED);
+    CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_OVER), SK_NOT_OWNED);
+    CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_UNDER), SK_OK); /* it has all */
+    for (int flags = 0; flags <= SK_COLD; flags++)
+        CHECK_EQ(sk_dirty_take(store, 1, flags, &buf), 0);
+    for (uint32_t s = 0; s < STATES; s++) CHECK_EQ(sk_clear(store, s, 1, 2, s % 2), SK_OK);
+    CHECK(sk_evict(store, 1 << 20) >= 0);
+    CHECK_EQ(sk_timers_due(store, W, 1, 2, INT64_MAX, 0, &buf), 0);
+    CHECK_EQ(sk_timers_due(store, W, 1, 2, INT64_MAX, SK_PEEK, &buf), 0);
+
+    check_encodes(store, 1, 0, &all);
+    check_encodes(store, 1, since, &delta);
+    sk_stats is = leaf_stats(store, 1);
+    CHECK_EQ(is.leaves[SK_AWAY], 1);
+    CHECK_EQ(is.leaves[SK_WHOLE], 0);
+    CHECK_EQ(is.bytes, was.bytes);
+    CHECK_EQ(is.entries, was.entries);
+    CHECK_EQ(is.dirty, was.dirty);
+
+    CHECK_EQ(sk_leaf_gate(store, 0, LEAVES, SK_GATE_OPEN), SK_OK);
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
+    check_encodes(store, 1, 0, &all);
+    check_encodes(store, 1, since, &delta);
+    CHECK_EQ(sk_timers_next(store, W), next);
+    CHECK_EQ(leaf_stats(store, 1).leaves[SK_WHOLE], 1);
+    CHECK(sk_timers_due(store, W, 1, 2, INT64_MAX, 0, &buf) > 0);
+    CHECK(sk_dirty_take(store, 1, 0, &buf) > 0);
+    CHECK(util_stats(store, LEAVES).operations >= operations);
+    sk_buf_free(&all);
+    sk_buf_free(&delta);
+    sk_buf_free(&buf);
+    sk_close(store);
+    sk_close(other);
+}
+
+static void test_sweeping_passes_a_shut_leaf_over_and_ends(void) {
+    sk_store *store = open_filled();
+    sk_stats was = leaf_stats(store, 2);
+    CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 2000), SK_OK); /* all of X has expired */
+    CHECK(sk_sweep(store, 3) >= 0);                           /* the hand is inside a leaf */
+    CHECK_EQ(sk_leaf_gate(store, 0, 3, SK_GATE_SHUT), SK_OK);
+    for (int i = 0; i < 10; i++) CHECK(sk_sweep(store, 1000) >= 0);
+    CHECK_EQ(leaf_stats(store, 2).entries, was.entries);
+    CHECK_EQ(sk_leaf_gate(store, 0, 3, SK_GATE_OPEN), SK_OK);
+    CHECK(sk_sweep(store, UINT64_MAX) > 0);
+    CHECK_EQ(leaf_stats(store, 2).entries, was.entries / 5 * 4); /* four other states */
+    sk_close(store);
+}
+
+static void test_shutting_takes_all_leaves_of_a_range_or_none(void) {
+    sk_store *store = open_filled();
+    CHECK_EQ(sk_leaf_mark(store, 2, 3, SK_AWAY), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 0, LEAVES, SK_GATE_SHUT), SK_NOT_OWNED);
+    for (uint32_t i = 0; i < LEAVES; i++) CHECK_EQ(sk_leaf_gate_of(store, i), SK_GATE_OPEN);
+    CHECK_EQ(sk_leaf_gate(store, 0, LEAVES, SK_GATE_OPEN), SK_OK);
+    CHECK_EQ(sk_leaf_residency(store, 2), SK_AWAY);
+    CHECK_EQ(sk_leaf_gate(store, 0, LEAVES, 3), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_leaf_gate(store, 0, LEAVES, -1), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_leaf_gate(store, 0, LEAVES + 1, SK_GATE_OPEN), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_leaf_gate_of(store, LEAVES), -SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_leaf_gate(store, 1, 1, SK_GATE_SHUT), SK_OK); /* no leaf at all */
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
+    sk_close(store);
+}
+
+/* Reads a snapshot and closes it; blocks gets what it has of one leaf. */
+static void read_snapshot(sk_snapshot *snapshot, uint32_t leaf, sk_buf *blocks, int residency) {
+    uint32_t found;
+    CHECK_EQ(sk_snapshot_residency(snapshot, leaf), residency);
+    sk_buf buf = {0};
+    blocks->len = 0;
+    while (sk_snapshot_next(snapshot, &found, &buf) >= 0) {
+        if (found == leaf) CHECK_EQ(sk_buf_put(blocks, buf.data, buf.len), SK_OK);
+        buf.len = 0;
+    }
+    CHECK_EQ(sk_snapshot_residency(snapshot, leaf), residency);
+    sk_buf_free(&buf);
+    sk_snapshot_close(snapshot);
+}
+
+static void test_snapshot_has_a_leaf_iff_it_was_taken_before_the_leaf_was_shut(void) {
+    for (int reopens = 0; reopens < 2; reopens++) {
+        sk_store *store = open_filled();
+        sk_buf all = {0}, found = {0};
+        sk_snapshot *before = NULL, *during = NULL, *after = NULL;
+        CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &all) > 0);
+        CHECK_EQ(sk_snapshot_open(store, NULL, 0, &before), SK_OK);
+        CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+        CHECK_EQ(sk_snapshot_open(store, NULL, 0, &during), SK_OK);
+        if (reopens) {
+            CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
+        } else { /* and leaves */
+            CHECK_EQ(sk_leaf_mark(store, 1, 2, SK_AWAY), SK_OK);
+            CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
+            CHECK_EQ(leaf_stats(store, 1).bytes, 0);
+        }
+        CHECK_EQ(sk_snapshot_open(store, NULL, 0, &after), SK_OK);
+        read_snapshot(before, 1, &found, SK_WHOLE);
+        CHECK(util_same(&found, &all));
+        read_snapshot(during, 1, &found, SK_AWAY);
+        CHECK_EQ(found.len, 0);
+        read_snapshot(after, 1, &found, reopens ? SK_WHOLE : SK_AWAY);
+        CHECK(reopens ? util_same(&found, &all) : found.len == 0);
+        sk_buf_free(&all);
+        sk_buf_free(&found);
+        sk_close(store);
+    }
+}
+
+static void test_shut_leaf_can_be_completed_and_stays_shut(void) {
+    sk_store *store = open_filled(), *target = open_filled();
+    sk_buf all = {0};
+    CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &all) > 0);
+    for (int begin = SK_PARTIAL; begin <= SK_ABSENT; begin++)
+        for (int mode = SK_UNDER; mode <= SK_UNDER_ALL; mode++) {
+            CHECK_EQ(sk_leaf_mark(target, 1, 2, SK_ABSENT), SK_OK);
+            if (begin == SK_PARTIAL) {
+                util_key key = key_in(1, 0);
+                CHECK_EQ(sk_i64_put(target, N, key.data, key.len, 77), SK_OK);
+            }
+            CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_SHUT), SK_OK);
+            CHECK_EQ(sk_leaf_residency(target, 1), begin);
+            CHECK_EQ(sk_leaf_decode(target, 1, all.data, all.len, SK_REPLACE), SK_NOT_OWNED);
+            CHECK_EQ(sk_leaf_decode(target, 1, all.data, all.len, SK_OVER), SK_NOT_OWNED);
+            CHECK_EQ(sk_leaf_residency(target, 1), begin);
+            CHECK_EQ(sk_leaf_decode(target, 1, NULL, 0, SK_UNDER), SK_OK);
+            CHECK_EQ(sk_leaf_residency(target, 1), begin);
+            CHECK_EQ(sk_leaf_decode(target, 1, all.data, all.len, mode), SK_OK);
+            CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_SHUT);
+            CHECK_EQ(sk_leaf_residency(target, 1), mode == SK_UNDER ? SK_PARTIAL : SK_WHOLE);
+            if (mode == SK_UNDER_ALL && begin == SK_ABSENT) check_encodes(target, 1, 0, &all);
+            check_answers(target, 1, SK_NOT_OWNED);
+            CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_OPEN), SK_OK);
+            CHECK_EQ(sk_leaf_residency(target, 1), mode == SK_UNDER ? SK_PARTIAL : SK_WHOLE);
+            int64_t value;
+            util_key key = key_in(1, 0);
+            CHECK_EQ(sk_i64_get(target, N, key.data, key.len, &value), SK_OK);
+            if (begin == SK_PARTIAL) CHECK_EQ(value, 77); /* newer than what came */
+        }
+    CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_mark(target, 1, 2, SK_ABSENT), SK_OK); /* drops, and opens */
+    CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_OPEN);
+    CHECK_EQ(sk_leaf_residency(target, 1), SK_ABSENT);
+    CHECK_EQ(leaf_stats(target, 1).bytes, 0);
+    sk_buf_free(&all);
+    sk_close(store);
+    sk_close(target);
+}
+
+static void test_write_back_under_way_ends_while_the_leaf_is_shut(void) {
+    sk_store *store = open_filled();
+    sk_buf buf = {0};
+    CHECK_EQ(sk_write_back(store, 1), SK_OK);
+    CHECK(sk_dirty_take(store, 1, 0, &buf) > 0);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_dirty_take(store, 1, 0, &buf), 0);
+    CHECK_EQ(sk_dirty_done(store, 1, 1), SK_OK);
+    CHECK_EQ(leaf_stats(store, 1).dirty, 0);
+    uint64_t bytes = leaf_stats(store, 1).bytes;
+    CHECK(sk_evict(store, 1 << 20) >= 0); /* clean, and yet it stays */
+    CHECK(sk_evict(store, 1 << 20) >= 0);
+    CHECK_EQ(leaf_stats(store, 1).bytes, bytes);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
+    CHECK(sk_evict(store, 1 << 20) > 0);
+    CHECK_EQ(sk_leaf_residency(store, 1), SK_PARTIAL);
+    sk_buf_free(&buf);
+    sk_close(store);
+}
+
+/* ---- Expected ---- */
+
+static void test_expected_leaf_answers_unknown_to_every_call(void) {
+    sk_store *store = open_filled();
+    sk_buf buf = {0};
+    sk_snapshot *snapshot = NULL;
+    CHECK_EQ(sk_leaf_mark(store, 1, 3, SK_ABSENT), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 0, 2, SK_GATE_EXPECTED), SK_BAD_ARGUMENT); /* 0 is whole */
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
+    CHECK_EQ(sk_leaf_gate(store, 1, 3, SK_GATE_EXPECTED), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 1, 3, SK_GATE_EXPECTED), SK_OK);
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
+    CHECK_EQ(sk_leaf_residency(store, 1), SK_ABSENT);
+    check_answers(store, 1, SK_UNKNOWN);
+    CHECK_EQ(sk_clear(store, N, 0, LEAVES, 0), SK_UNKNOWN);
+    CHECK_EQ(sk_clear(store, N, 0, LEAVES, SK_BLIND), SK_UNKNOWN);
+    CHECK_EQ(sk_clear(store, N, 0, 1, 0), SK_OK);
+    CHECK(sk_timers_due(store, W, 0, LEAVES, INT64_MAX, 0, &buf) > 0); /* of the others */
+    CHECK(sk_sweep(store, UINT64_MAX) >= 0);
+    CHECK(sk_evict(store, 100) >= 0);
+    CHECK_EQ(sk_leaf_pick(store, 1, N, &(sk_column){SK_COL_VAR32, 0, "", "\0\0\0\0", 0}, 0, &buf),
+             -SK_UNKNOWN);
+    CHECK_EQ(sk_snapshot_open(store, NULL, 0, &snapshot), SK_OK);
+    CHECK_EQ(sk_snapshot_residency(snapshot, 1), SK_ABSENT);
+    sk_snapshot_close(snapshot);
+    sk_stats stats = leaf_stats(store, 1);
+    CHECK_EQ(stats.leaves[SK_ABSENT], 1);
+    CHECK_EQ(stats.entries + stats.tombstones + stats.bytes, 0);
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
+    CHECK_EQ(sk_leaf_mark(store, 3, 4, SK_AWAY), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 3, 4, SK_GATE_EXPECTED), SK_BAD_ARGUMENT);
+    sk_buf_free(&buf);
+    sk_close(store);
+}
+
+static void test_whatever_comes_opens_an_expected_leaf(void) {
+    sk_store *store = open_filled(), *target = open_filled();
+    sk_buf all = {0};
+    CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &all) > 0);
+    util_key key = key_in(1, 0);
+    int64_t value = 9;
+    for (int mode = SK_REPLACE; mode <= SK_OVER; mode++)
+        for (int is_empty = 0; is_empty < 2; is_empty++) {
+            CHECK_EQ(sk_leaf_mark(target, 1, 2, SK_ABSENT), SK_OK);
+            CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_EXPECTED), SK_OK);
+            CHECK_EQ(sk_leaf_decode(target, 1, all.data, all.len - 8, mode), SK_CORRUPT);
+            CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_EXPECTED);
+            CHECK_EQ(sk_leaf_decode(target, 1, all.data, is_empty ? 0 : all.len, mode), SK_OK);
+            CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_OPEN);
+            bool is_all = mode == SK_REPLACE || mode == SK_UNDER_ALL;
+            CHECK_EQ(sk_leaf_residency(target, 1),
+                     is_all     ? SK_WHOLE
+                     : is_empty ? SK_ABSENT
+                                : SK_PARTIAL);
+            if (!is_empty && is_all) check_encodes(target, 1, 0, &all);
+            CHECK_EQ(sk_i64_put(target, N, key.data, key.len, 1), SK_OK);
+        }
+    for (int is_there = 0; is_there < 2; is_there++) {
+        CHECK_EQ(sk_leaf_mark(target, 1, 2, SK_ABSENT), SK_OK);
+        CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_EXPECTED), SK_OK);
+        CHECK_EQ(sk_install(target, N, key.data, key.len, key.data, 7, SK_NO_TIME), SK_BAD_VALUE);
+        CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_EXPECTED);
+        CHECK_EQ(sk_install(target, N, key.data, key.len, is_there ? (uint8_t *)&value : NULL, 8,
+                            SK_NO_TIME),
+                 SK_OK);
+        CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_OPEN);
+        CHECK_EQ(sk_leaf_residency(target, 1), SK_PARTIAL);
+        CHECK_EQ(sk_contains(target, N, key.data, key.len), is_there ? SK_OK : SK_MISSING);
+        CHECK_EQ(leaf_stats(target, 1).dirty, 0);
+    }
+    for (int residency = SK_WHOLE; residency <= SK_AWAY; residency++) {
+        CHECK_EQ(sk_leaf_mark(target, 1, 2, SK_ABSENT), SK_OK);
+        CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_EXPECTED), SK_OK);
+        CHECK_EQ(sk_leaf_mark(target, 1, 2, residency), SK_OK);
+        CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_OPEN);
+        CHECK_EQ(sk_leaf_residency(target, 1), residency);
+    }
+    sk_buf_free(&all);
+    sk_close(store);
+    sk_close(target);
+}
+
+static void test_expected_leaf_stays_so_where_it_is_shut_or_moved(void) {
+    sk_store *store = open_filled(), *other = util_open(2, 2);
+    sk_leaves *leaves = NULL;
+    CHECK_EQ(sk_leaf_mark(store, 1, 2, SK_ABSENT), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_EXPECTED), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_residency(store, 1), SK_ABSENT);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_decode(store, 1, NULL, 0, SK_UNDER), SK_OK); /* it has come, as far as that */
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_EXPECTED), SK_OK); /* without a moment in between */
+    CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
+    CHECK_EQ(sk_move(store, other, 1, 2, &leaves), SK_OK);
+    CHECK_EQ(sk_leaf_residency(store, 1), SK_AWAY);
+    CHECK_EQ(sk_leaf_gate_of(other, 1), SK_GATE_EXPECTED);
+    check_answers(other, 1, SK_UNKNOWN);
+    CHECK_EQ(sk_leaf_gate(other, 1, 2, SK_GATE_OPEN), SK_OK);
+    CHECK_EQ(sk_leaf_gate_of(other, 1), SK_GATE_OPEN);
+    sk_close(store);
+    sk_close(other);
+}
+
+/* A chunk with one leaf that is not open must not go the short way in any. */
+static void test_batch_over_open_and_guarded_leaves_tells_them_apart(void) {
+    for (int gate = SK_GATE_SHUT; gate <= SK_GATE_EXPECTED; gate++) {
+        sk_store *store = open_filled();
+        uint8_t keys[KEYS * UTIL_KEY_BYTES_MAX], status[KEYS];
+        int32_t at[KEYS + 1] = {0};
+        int64_t out[KEYS];
+        uint32_t leaf[KEYS];
+        sk_buf all = {0};
+        for (uint32_t k = 0; k < KEYS; k++) {
+            util_key key = util_bytes_key(k);
+            memcpy(keys + at[k], key.data, key.len);
+            at[k + 1] = at[k] + (int32_t)key.len;
+            leaf[k] = util_leaf_of("b", &key, 2);
+        }
+        if (gate == SK_GATE_EXPECTED) CHECK_EQ(sk_leaf_mark(store, 1, 2, SK_ABSENT), SK_OK);
+        CHECK_EQ(sk_leaf_gate(store, 1, 2, gate), SK_OK);
+        CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &all) >= 0);
+        sk_batch_args args = {.n = KEYS,
+                              .keys = {SK_COL_VAR32, 0, keys, at, sizeof keys},
+                              .operand_i64 = 1000,
+                              .out = out,
+                              .status = status};
+        int result = sk_batch(store, N, SK_B_ADD, &args);
+        CHECK_EQ(result, gate == SK_GATE_SHUT ? SK_NOT_OWNED : SK_OK);
+        for (uint32_t k = 0; k < KEYS; k++) {
+            bool is_reached = gate == SK_GATE_EXPECTED || k < args.failed;
+            int answer = leaf[k] == 1 ? SK_UNKNOWN : SK_OK;
+            CHECK_EQ(status[k], is_reached ? answer : SK_END);
+            if (is_reached && answer == SK_OK) CHECK_EQ(out[k], k + 1000);
+        }
+        if (gate == SK_GATE_SHUT) CHECK_EQ(leaf[args.failed], 1);
+        check_encodes(store, 1, 0, &all);
+        sk_buf_free(&all);
+        sk_close(store);
+    }
+}
+
+/* ---- Heat ---- */
+
+static void test_heat_counts_calls_exactly_and_records_about(void) {
+    enum { RECORDS = 40000 };
+    sk_store *store = util_open(2, 2);
+    uint32_t a = util_state(store, "a", SK_I64, "i"), b = util_state(store, "b", SK_I64, "i");
+    uint64_t heat[LEAVES], counted[LEAVES] = {0};
+    for (int64_t k = 0; k < 1000; k++) {
+        util_key key = util_int_key(k * k);
+        CHECK_EQ(sk_i64_put(store, k % 2 ? a : b, key.data, key.len, 1), SK_OK);
+        counted[util_leaf_of("i", &key, 2)]++;
+    }
+    CHECK_EQ(sk_leaf_heat(store, heat), SK_OK);
+    for (int i = 0; i < LEAVES; i++) CHECK_EQ(heat[i], counted[i]);
+    /* 8 times as many for the keys of one leaf, in many small batches and one large one */
+    int64_t *keys = malloc(RECORDS * sizeof *keys);
+    uint8_t *status = malloc(RECORDS);
+    if (keys == NULL || status == NULL) abort();
+    test_rng rng = test_rng_new(1);
+    for (int64_t n = 0; n < RECORDS;) {
+        int64_t k = (int64_t)test_below(&rng, 1000);
+        util_key key = util_int_key(k);
+        uint32_t leaf = util_leaf_of("i", &key, 2);
+        if (leaf != 2 && test_below(&rng, 8) != 0) continue;
+        keys[n++] = k;
+        counted[leaf] += 2;
+    }
+    sk_batch_args large = {.n = RECORDS, .operand_i64 = 1, .status = status};
+    large.keys = (sk_column){SK_COL_I64, 0, keys, NULL, 8 * RECORDS};
+    CHECK_EQ(sk_batch(store, a, SK_B_ADD, &large), SK_OK);
+    for (int64_t at = 0; at < RECORDS; at += 7) {
+        sk_batch_args args = {.n = RECORDS - at < 7 ? RECORDS - at : 7,
+                              .operand_i64 = 1,
+                              .status = status};
+        args.keys = (sk_column){SK_COL_I64, 0, keys + at, NULL, 8 * args.n};
+        CHECK_EQ(sk_batch(store, b, SK_B_ADD, &args), SK_OK);
+    }
+    CHECK_EQ(sk_leaf_heat(store, heat), SK_OK);
+    for (int i = 0; i < LEAVES; i++) {
+        CHECK(heat[i] > counted[i] * 8 / 10);
+        CHECK(heat[i] < counted[i] * 12 / 10);
+    }
+    CHECK(heat[2] > 6 * heat[1]);
+    CHECK_EQ(util_stats(store, LEAVES).operations, 1000 + 2 * RECORDS);
+    /* leaves that go and come have been used all the same */
+    sk_leaves *leaves = NULL;
+    uint64_t later[LEAVES];
+    CHECK_EQ(sk_detach(store, 1, 3, &leaves), SK_OK);
+    CHECK_EQ(sk_leaf_heat(store, later), SK_OK);
+    CHECK(memcmp(heat, later, sizeof heat) == 0);
+    CHECK_EQ(sk_attach(store, leaves), SK_OK);
+    CHECK_EQ(sk_leaf_heat(store, later), SK_OK);
+    CHECK(memcmp(heat, later, sizeof heat) == 0);
+    CHECK_EQ(util_stats(store, LEAVES).operations, 1000 + 2 * RECORDS);
+    free(keys);
+    free(status);
+    sk_close(store);
+}
+
+/* ---- Picking ---- */
+
+typedef struct asked {
+    uint8_t data[4 * KEYS * UTIL_KEY_BYTES_MAX];
+    int64_t at[4 * KEYS + 1];
+    int64_t n;
+    bool is_asked[2 * KEYS]; /* per key number */
+} asked;
+
+static void ask(asked *a, uint32_t k) {
+    util_key key = util_bytes_key(k);
+    memcpy(a->data + a->at[a->n], key.data, key.len);
+    a->at[a->n + 1] = a->at[a->n] + (int64_t)key.len;
+    a->n++;
+    a->is_asked[k] = true;
+}
+
+static int64_t pick(sk_store *store, uint32_t leaf, uint32_t state, const asked *a, sk_buf *buf) {
+    sk_column keys = {SK_COL_VAR64, 0, a->data, a->at, (int64_t)sizeof a->data};
+    return sk_leaf_pick(store, leaf, state, &keys, a->n, buf);
+}
+
+static void test_picked_entries_are_known_elsewhere_and_only_they(void) {
+    test_rng rng = test_rng_new(2);
+    static asked a;
+    for (int round = 0; round < 60; round++) {
+        sk_store *store = open_filled(), *target = open_filled();
+        uint32_t s = (uint32_t)round % STATES, leaf = (uint32_t)test_below(&rng, LEAVES);
+        sk_buf buf = {0}, was = {0}, is = {0};
+        bool is_gone[2 * KEYS] = {false};
+        for (uint32_t k = 0; k < KEYS; k++) { /* deleted, or (of X) expired */
+            util_key key = util_bytes_key(k);
+            is_gone[k] = test_below(&rng, 4) == 0;
+            if (is_gone[k]) CHECK_EQ(sk_delete(store, s, key.data, key.len, 0), SK_OK);
+        }
+        if (s == X) {
+            CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1050), SK_OK);
+            for (uint32_t k = 0; k < KEYS; k += 2) {
+                util_key key = util_bytes_key(k);
+                if (!is_gone[k]) CHECK_EQ(sk_i64_put(store, X, key.data, key.len, k), SK_OK);
+            }
+            CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1120), SK_OK);
+            CHECK_EQ(sk_time_set(target, SK_EVENT_TIME, 1120), SK_OK);
+            for (uint32_t k = 1; k < KEYS; k += 2) is_gone[k] = true;
+        }
+        for (uint32_t k = KEYS; k < 2 * KEYS; k++) is_gone[k] = true; /* never were */
+        a = (asked){0};
+        for (int64_t i = (int64_t)test_below(&rng, 3 * KEYS); i >= 0; i--) {
+            uint32_t k = (uint32_t)test_below(&rng, 2 * KEYS);
+            util_key key = util_bytes_key(k);
+            if (util_leaf_of("b", &key, 2) == leaf) ask(&a, k);
+        }
+        if (round % 2) CHECK_EQ(sk_leaf_gate(store, leaf, leaf + 1, SK_GATE_SHUT), SK_OK);
+        CHECK(sk_leaf_encode(store, leaf, SK_ALL_STATES, 0, &was) > 0);
+        CHECK_EQ(sk_buf_put(&buf, "before", 6), SK_OK);
+        int64_t len = pick(store, leaf, s, &a, &buf);
+        CHECK_EQ(len, (int64_t)buf.len - 6);
+        CHECK(memcmp(buf.data, "before", 6) == 0);
+        CHECK(sk_leaf_encode(store, leaf, SK_ALL_STATES, 0, &is) > 0);
+        CHECK(util_same(&was, &is)); /* looking changes nothing */
+        CHECK_EQ(len == 0, a.n == 0);
+        if (len > 0) {
+            sk_block_info info;
+            CHECK_EQ(sk_block_read(buf.data + 6, (size_t)len, &info), SK_OK);
+            CHECK_EQ(info.size, (uint64_t)len);
+            CHECK(info.is_delta);
+            CHECK_EQ(sk_block_check(buf.data + 6, (size_t)len), SK_OK);
+        }
+        CHECK_EQ(sk_leaf_mark(target, leaf, leaf + 1, SK_ABSENT), SK_OK);
+        CHECK_EQ(sk_leaf_gate(target, leaf, leaf + 1, SK_GATE_EXPECTED), SK_OK);
+        CHECK_EQ(sk_leaf_decode(target, leaf, buf.data + 6, (size_t)len, SK_UNDER), SK_OK);
+        CHECK_EQ(sk_leaf_gate(store, leaf, leaf + 1, SK_GATE_OPEN), SK_OK);
+        for (int is_whole = 0; is_whole < 2; is_whole++) {
+            for (uint32_t k = 0; k < 2 * KEYS; k++) {
+                util_key key = util_bytes_key(k);
+                if (util_leaf_of("b", &key, 2) != leaf) continue;
+                bool is_known = a.is_asked[k] || is_whole;
+                int64_t found = sk_get(target, s, key.data, key.len, &is);
+                if (!is_known) CHECK_EQ(found, -SK_UNKNOWN);
+                if (is_known && is_gone[k]) CHECK_EQ(found, -SK_MISSING);
+                if (is_known && !is_gone[k]) {
+                    CHECK_EQ(found, sk_get(store, s, key.data, key.len, &was));
+                    CHECK(found >= 0 && util_same(&was, &is));
+                }
+            }
+            was.len = 0; /* and then the rest follows */
+            CHECK(sk_leaf_encode(store, leaf, s, 0, &was) > 0);
+            CHECK_EQ(sk_leaf_decode(target, leaf, was.data, was.len, SK_UNDER_ALL), SK_OK);
+        }
+        sk_buf_free(&buf);
+        sk_buf_free(&was);
+        sk_buf_free(&is);
+        sk_close(store);
+        sk_close(target);
+    }
+}
+
+static void test_pick_refuses_what_it_cannot_answer(void) {
+    sk_store *store = open_filled();
+    uint32_t ints = util_state(store, "ints", SK_I64, "i");
+    static asked a;
+    sk_buf buf = {0};
+    a = (asked){0};
+    CHECK_EQ(pick(store, 1, N, &a, &buf), 0);
+    for (uint32_t k = 0; a.n < 3; k++) {
+        util_key key = util_bytes_key(k);
+        if (util_leaf_of("b", &key, 2) == 1) ask(&a, k);
+    }
+    CHECK(pick(store, 1, N, &a, &buf) > 0);
+    buf.len = 0;
+    CHECK_EQ(pick(store, 2, N, &a, &buf), -SK_BAD_ARGUMENT); /* of another leaf */
+    CHECK_EQ(pick(store, LEAVES, N, &a, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(pick(store, 1, 99, &a, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(pick(store, 1, ints, &a, &buf), -SK_BAD_KEY);
+    sk_column keys = {SK_COL_VAR64, 0, a.data, a.at, (int64_t)sizeof a.data};
+    CHECK_EQ(sk_leaf_pick(store, 1, N, &keys, -1, &buf), -SK_BAD_ARGUMENT);
+    keys.type = SK_COL_NONE;
+    CHECK_EQ(sk_leaf_pick(store, 1, N, &keys, 3, &buf), -SK_BAD_KEY);
+    keys.type = SK_COL_F64;
+    CHECK_EQ(sk_leaf_pick(store, 1, N, &keys, 3, &buf), -SK_BAD_KEY);
+    keys.type = SK_COL_VAR64;
+    keys.data_len = 1;
+    CHECK_EQ(sk_leaf_pick(store, 1, N, &keys, 3, &buf), -SK_BAD_ARGUMENT);
+    int64_t number = 0;
+    for (util_key key = util_int_key(0); util_leaf_of("i", &key, 2) != 1; number++)
+        key = util_int_key(number + 1);
+    keys = (sk_column){SK_COL_I64, 0, &number, NULL, 8};
+    CHECK(sk_leaf_pick(store, 1, ints, &keys, 1, &buf) > 0);
+    CHECK_EQ(sk_block_check(buf.data, buf.len), SK_OK);
+    CHECK_EQ(sk_leaf_mark(store, 1, 2, SK_PARTIAL), SK_OK);
+    CHECK_EQ(pick(store, 1, N, &a, &buf), -SK_UNKNOWN);
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(pick(store, 1, N, &a, &buf), -SK_UNKNOWN);
+    CHECK_EQ(sk_leaf_mark(store, 1, 2, SK_AWAY), SK_OK);
+    CHECK_EQ(pick(store, 1, N, &a, &buf), -SK_NOT_OWNED);
+    sk_buf_free(&buf);
+    sk_close(store);
+}
+
+int main(void) {
+    RUN(test_shut_leaf_stays_as_it_is_whatever_is_tried);
+    RUN(test_sweeping_passes_a_shut_leaf_over_and_ends);
+    RUN(test_shutting_takes_all_leaves_of_a_range_or_none);
+    RUN(test_snapshot_has_a_leaf_iff_it_was_taken_before_the_leaf_was_shut);
+    RUN(test_shut_leaf_can_be_completed_and_stays_shut);
+    RUN(test_write_back_under_way_ends_while_the_leaf_is_shut);
+    RUN(test_expected_leaf_answers_unknown_to_every_call);
+    RUN(test_whatever_comes_opens_an_expected_leaf);
+    RUN(test_expected_leaf_stays_so_where_it_is_shut_or_moved);
+    RUN(test_batch_over_open_and_guarded_leaves_tells_them_apart);
+    RUN(test_heat_counts_calls_exactly_and_records_about);
+    RUN(test_picked_entries_are_known_elsewhere_and_only_they);
+    RUN(test_pick_refuses_what_it_cannot_answer);
+    return test_report();
+}

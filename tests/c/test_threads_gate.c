@@ -1,0 +1,166 @@
+/*
+ * test_threads_gate.c: leaves are shut, read out and opened again under concurrent calls. Run it
+ * under ThreadSanitizer, too: `make sanitize`.
+ */
+#include "store_util.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#define LEAVES 4
+#define KEYS 64
+#define WRITERS 3
+#define ROUNDS 1200 /* of each writer */
+#define BATCH 16
+
+typedef struct world {
+    sk_store *store;
+    uint32_t id;
+    uint32_t leaf[KEYS];
+    _Atomic int working;          /* writers still at it */
+    _Atomic int64_t acked[KEYS]; /* writes that were answered with SK_OK */
+    _Atomic int64_t shut;         /* how often a leaf was shut */
+} world;
+
+typedef struct job {
+    world *w;
+    int number;
+} job;
+
+/* Adds 1 to one key after the other; a refused write is simply not counted. */
+static void *write_single(void *arg) {
+    job *j = arg;
+    for (int r = 0; r < ROUNDS; r++)
+        for (int64_t k = 0; k < KEYS; k++) {
+            int status = sk_i64_fold(j->w->store, j->w->id, util_int_key(k).data, 8, SK_ADD, 1, 0,
+                                     NULL);
+            CHECK(status == SK_OK || status == SK_NOT_OWNED);
+            if (status == SK_OK) j->w->acked[k]++;
+        }
+    j->w->working--;
+    return NULL;
+}
+
+static void *write_batches(void *arg) {
+    job *j = arg;
+    int64_t keys[BATCH];
+    uint8_t status[BATCH];
+    for (int r = 0; r < ROUNDS; r++)
+        for (int64_t from = 0; from < KEYS; from += BATCH) {
+            for (int64_t i = 0; i < BATCH; i++) keys[i] = from + i;
+            sk_batch_args args = {.n = BATCH,
+                                  .keys = {SK_COL_I64, 0, keys, NULL, sizeof keys},
+                                  .operand_i64 = 1,
+                                  .status = status};
+            int result = sk_batch(j->w->store, j->w->id, SK_B_ADD, &args);
+            CHECK(result == SK_OK || result == SK_NOT_OWNED);
+            for (int64_t i = 0; i < BATCH; i++)
+                if (status[i] == SK_OK) j->w->acked[keys[i]]++;
+        }
+    j->w->working--;
+    return NULL;
+}
+
+static int64_t value_in(const sk_buf *blocks, int64_t k, sk_buf *buf) {
+    if (blocks->len == 0) return 0;
+    int status = sk_block_find(blocks->data, blocks->len, util_int_key(k).data, 8, buf);
+    CHECK(status == SK_OK || status == SK_MISSING);
+    int64_t value = 0;
+    if (status == SK_OK) memcpy(&value, buf->data, 8);
+    return value;
+}
+
+/* After it is shut, a leaf has every write that was answered by then, and never changes. */
+static void *shut_and_read(void *arg) {
+    job *j = arg;
+    world *w = j->w;
+    sk_buf first = {0}, again = {0}, picked = {0}, buf = {0};
+    for (uint32_t leaf = (uint32_t)j->number; w->working > 0; leaf = (leaf + 2) % LEAVES) {
+        int64_t acked[KEYS];
+        first.len = 0;
+        CHECK_EQ(sk_leaf_gate(w->store, leaf, leaf + 1, SK_GATE_SHUT), SK_OK);
+        for (int64_t k = 0; k < KEYS; k++) acked[k] = w->acked[k];
+        CHECK(sk_leaf_encode(w->store, leaf, SK_ALL_STATES, 0, &first) >= 0);
+        for (int i = 0; i < 5; i++) {
+            sched_yield();
+            again.len = 0;
+            CHECK(sk_leaf_encode(w->store, leaf, SK_ALL_STATES, 0, &again) >= 0);
+            CHECK(util_same(&first, &again));
+        }
+        for (int64_t k = 0; k < KEYS; k++) {
+            if (w->leaf[k] != leaf) continue;
+            int64_t value = value_in(&first, k, &buf);
+            CHECK(value >= acked[k]);
+            CHECK(w->acked[k] <= value); /* nor was one answered since that is not in it */
+            picked.len = 0;
+            CHECK(sk_leaf_pick(w->store, leaf, w->id, &(sk_column){SK_COL_I64, 0, &k, NULL, 8}, 1,
+                               &picked) > 0);
+            CHECK_EQ(value_in(&picked, k, &buf), value);
+        }
+        CHECK_EQ(sk_leaf_gate(w->store, leaf, leaf + 1, SK_GATE_OPEN), SK_OK);
+        w->shut++;
+        sched_yield();
+    }
+    sk_buf_free(&first);
+    sk_buf_free(&again);
+    sk_buf_free(&picked);
+    sk_buf_free(&buf);
+    return NULL;
+}
+
+/* What a snapshot has of a leaf is all of it, or nothing and "away". */
+static void *read_snapshots(void *arg) {
+    job *j = arg;
+    sk_buf buf = {0};
+    uint64_t heat[LEAVES];
+    while (j->w->working > 0) {
+        sk_snapshot *snapshot = NULL;
+        uint32_t leaf;
+        CHECK_EQ(sk_snapshot_open(j->w->store, NULL, 0, &snapshot), SK_OK);
+        buf.len = 0;
+        while (sk_snapshot_next(snapshot, &leaf, &buf) >= 0) {
+            CHECK_EQ(sk_snapshot_residency(snapshot, leaf), SK_WHOLE);
+            CHECK_EQ(sk_block_check(buf.data, buf.len), SK_OK);
+            buf.len = 0;
+        }
+        sk_snapshot_close(snapshot);
+        CHECK_EQ(sk_leaf_heat(j->w->store, heat), SK_OK);
+        sched_yield();
+    }
+    sk_buf_free(&buf);
+    return NULL;
+}
+
+static void test_shut_leaf_has_every_answered_write_and_never_changes(void) {
+    static world w;
+    w = (world){.store = util_open(LEAVES, 1), .working = WRITERS};
+    w.id = util_state(w.store, "n", SK_I64, "i");
+    for (int64_t k = 0; k < KEYS; k++) {
+        util_key key = util_int_key(k);
+        w.leaf[k] = util_leaf_of("i", &key, 2);
+        CHECK_EQ(sk_i64_put(w.store, w.id, key.data, 8, 0), SK_OK);
+    }
+    void *(*const work[])(void *) = {write_single,  write_batches, write_batches,
+                                     shut_and_read, shut_and_read, read_snapshots};
+    const int numbers[] = {0, 1, 2, 0, 1, 0};
+    pthread_t threads[6];
+    job jobs[6];
+    for (int i = 0; i < 6; i++) {
+        jobs[i] = (job){&w, numbers[i]};
+        CHECK_EQ(pthread_create(&threads[i], NULL, work[i], &jobs[i]), 0);
+    }
+    for (int i = 0; i < 6; i++) pthread_join(threads[i], NULL);
+    CHECK(w.shut > 0);
+    for (int64_t k = 0; k < KEYS; k++) {
+        int64_t value = -1;
+        CHECK_EQ(sk_i64_get(w.store, w.id, util_int_key(k).data, 8, &value), SK_OK);
+        CHECK_EQ(value, w.acked[k]);
+    }
+    sk_close(w.store);
+}
+
+int main(void) {
+    RUN(test_shut_leaf_has_every_answered_write_and_never_changes);
+    return test_report();
+}

@@ -456,8 +456,8 @@ static int lock_chunk(batch *b, bool writes) {
     return SK_OK;
 }
 
-/* Notes how much the leaves are used (sk_leaf_heat), with their locks held. Every SAMPLE-th record of
- * the state stands for all: counting each costs 3 to 5 % of a batch on a small store. */
+/* Notes how much the leaves are used (sk_leaf_heat), with their locks held. Every SAMPLE-th record
+ * of the state stands for all: counting each costs 3 to 5 % of a batch on a small store. */
 static void count_heat(batch *b, int64_t n) {
     uint64_t before = atomic_load_explicit(&b->state->operations, memory_order_relaxed);
     for (int64_t i = (int64_t)(SAMPLE - 1 - before % SAMPLE); i < n; i += SAMPLE)

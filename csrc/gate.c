@@ -2,10 +2,10 @@
  * gate.c: leaves on their way to another process: gates, how much a leaf is used, and single
  * entries of it.
  *
- *            sk_leaf.residency       a call about a key    what is here
- *   open     sk_residency            does its work         residency says
- *   shut     SK_LEAF_SHUT            SK_NOT_OWNED          kept says; read out, completed, else as is
- *   expected SK_LEAF_EXPECTED        SK_UNKNOWN            nothing
+ *              sk_leaf.residency   a call about a key   what is here
+ *   open       sk_residency        does its work        residency tells
+ *   shut       SK_LEAF_SHUT        SK_NOT_OWNED         kept tells; it is read out, and completed
+ *   expected   SK_LEAF_EXPECTED    SK_UNKNOWN           nothing
  *
  * A gate moves under the leaf's lock, taken for writing. So when sk_leaf_gate returns, every call
  * that began before has ended or will find the gate as it is now; and a snapshot that was opened

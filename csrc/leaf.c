@@ -56,7 +56,7 @@ static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint
         if (drops) sk_table_clear(table_of(store, s, leaf_no), env.kind);
     }
     if (drops) {
-        store->leaves[leaf_no].residency = (uint8_t)residency; /* there is nothing left to shut in */
+        store->leaves[leaf_no].residency = (uint8_t)residency; /* nothing is left to shut in */
         store->leaves[leaf_no].is_writing = false;
         forget_leaf(store, leaf_no, epoch);
     }
@@ -366,7 +366,7 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     fresh_list list = {0};
     int status = sk_leaf_lock_write(store, leaf_no, &epoch);
     if (status != SK_OK) return status;
-    /* A leaf that is shut may be completed, so that all of it can go; nothing else may change it. */
+    /* A shut leaf may be completed, so that all of it can go; nothing else may change it. */
     const sk_leaf *leaf = &store->leaves[leaf_no];
     bool is_under = mode == SK_UNDER || mode == SK_UNDER_ALL;
     if ((mode != SK_REPLACE && leaf->residency == SK_AWAY) ||

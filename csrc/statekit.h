@@ -393,9 +393,10 @@ int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32
 
 /* How much of it is here, whatever its gate: an sk_residency, or a negated status. */
 int sk_leaf_residency(sk_store *store, uint32_t leaf);
-/* Marks leaves [from, to), and opens their gates. SK_ABSENT and SK_AWAY drop their entries, SK_WHOLE
- * forgets tombstones that neither sk_track nor (while they are dirty) sk_write_back still asks for.
- * SK_NOT_OWNED, and nothing is marked, if a shut leaf is to be whole or partial: open it instead. */
+/* Marks leaves [from, to), and opens their gates. SK_ABSENT and SK_AWAY drop their entries,
+ * SK_WHOLE forgets tombstones that neither sk_track nor (while they are dirty) sk_write_back still
+ * asks for. SK_NOT_OWNED, with nothing marked, if a shut leaf is to be whole or partial: open it
+ * instead. */
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
 
 /*
@@ -428,9 +429,9 @@ int sk_leaf_gate_of(sk_store *store, uint32_t leaf); /* an sk_gate, or a negated
  * calls about one key, each of them, and records of batches, by a sample of one in 31. */
 int sk_leaf_heat(sk_store *store, uint64_t *out);
 
-/* Drops all entries of a state in [from, to); leaves that are away or shut aside. A leaf that is not
- * whole answers SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is here
- * goes. */
+/* Drops all entries of a state in [from, to), leaves that are away or shut aside. A leaf that is
+ * not whole answers SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is
+ * here goes. */
 int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int flags);
 
 /* Appends one block per state that has entries (or the one state asked for). since > 0:

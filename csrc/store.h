@@ -27,8 +27,8 @@
 
 #define SK_NO_TRACKING UINT32_MAX
 
-/* What sk_leaf.residency is, in place of an sk_residency, while the gate is not open: so a call about
- * a key finds out by the one test (>= SK_AWAY) that it makes anyway. */
+/* What sk_leaf.residency is, in place of an sk_residency, while the gate is not open: so a call
+ * about a key finds out by the one test (>= SK_AWAY) that it makes anyway. */
 enum { SK_LEAF_SHUT = SK_AWAY + 1, SK_LEAF_EXPECTED = SK_AWAY + 2 };
 
 typedef struct sk_leaf {
@@ -121,8 +121,8 @@ sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is 
 /* Epochs start again with each process: one that is yet to come is another store's. */
 int sk_since_fail(sk_store *store, uint32_t since);
 int sk_leaf_range_check(sk_store *store, uint32_t from, uint32_t to);
-/* What a call about a key of a leaf with residency >= SK_AWAY answers: SK_NOT_OWNED, with the reason
- * set, or SK_UNKNOWN if the leaf is expected (gate.c). */
+/* What a call about a key of a leaf with residency >= SK_AWAY answers: SK_NOT_OWNED, with the
+ * reason set, or SK_UNKNOWN if the leaf is expected (gate.c). */
 int sk_leaf_refuse(const sk_leaf *leaf, uint32_t leaf_no);
 
 /* How much of the leaf is here, whatever its gate: an sk_residency. */

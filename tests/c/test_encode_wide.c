@@ -5,10 +5,12 @@
  */
 #define SK_NARROW_MAX 1000
 #define sk_block_encode wide_block_encode
+#define sk_block_encode_keys wide_block_encode_keys
 
 #include "../../csrc/encode.c"
 
 #undef sk_block_encode
+#undef sk_block_encode_keys
 
 #include "store.h"
 #include "store_util.h"

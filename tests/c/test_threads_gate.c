@@ -18,9 +18,9 @@ typedef struct world {
     sk_store *store;
     uint32_t id;
     uint32_t leaf[KEYS];
-    _Atomic int working;          /* writers still at it */
+    _Atomic int working;         /* writers still at it */
     _Atomic int64_t acked[KEYS]; /* writes that were answered with SK_OK */
-    _Atomic int64_t shut;         /* how often a leaf was shut */
+    _Atomic int64_t shut;        /* how often a leaf was shut */
 } world;
 
 typedef struct job {

@@ -47,6 +47,7 @@ typedef struct world {
     bool has_blocks;
     sk_leaves *leaves; /* detached, [from, to) */
     uint32_t from, to;
+    bool is_shut[LEAVES];
     sk_snapshot *snapshot;
     entry snapshot_model[2][KEYS];
     sk_store *copy; /* what was read of the snapshot */
@@ -54,8 +55,19 @@ typedef struct world {
 
 static uint8_t next(world *w) { return w->at < w->end ? *w->at++ : 0; }
 
-static bool is_away(const world *w, uint32_t leaf) {
+static bool is_detached(const world *w, uint32_t leaf) {
     return w->leaves != NULL && leaf >= w->from && leaf < w->to;
+}
+
+/* Calls about its keys are refused. */
+static bool is_away(const world *w, uint32_t leaf) {
+    return is_detached(w, leaf) || w->is_shut[leaf];
+}
+
+static bool is_one_away(const world *w) {
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++)
+        if (is_away(w, leaf)) return true;
+    return false;
 }
 
 static sk_store *open_store(void) {
@@ -140,7 +152,7 @@ static void op_batch(world *w, uint32_t k) {
         args.values = (sk_column){SK_COL_I64, 0, values, NULL, sizeof values};
     int result = sk_batch(w->store, N, op, &args);
     EXPECT(result == SK_OK || result == SK_OVERFLOW || result == SK_NOT_OWNED);
-    EXPECT(result != SK_NOT_OWNED || w->leaves != NULL);
+    EXPECT(result != SK_NOT_OWNED || is_one_away(w));
     for (int64_t r = 0; r < n; r++) {
         uint32_t j = (k + (uint32_t)r * step) % KEYS;
         entry *e = &w->model[N][j];
@@ -205,7 +217,7 @@ static void copy_leaf(const world *w, entry to[2][KEYS], entry from[2][KEYS], ui
 }
 
 static void op_encode(world *w, uint32_t leaf) {
-    if (is_away(w, leaf) || sk_leaf_residency(w->store, leaf) != SK_WHOLE) return;
+    if (is_detached(w, leaf) || sk_leaf_residency(w->store, leaf) != SK_WHOLE) return;
     w->blocks.len = 0;
     EXPECT(sk_leaf_encode(w->store, leaf, SK_ALL_STATES, 0, &w->blocks) >= 0);
     for (size_t at = 0; at < w->blocks.len;) {
@@ -234,7 +246,36 @@ static void op_move(world *w) {
     }
     w->from = next(w) % LEAVES;
     w->to = w->from + next(w) % (LEAVES + 1 - w->from);
-    EXPECT(sk_detach(w->store, w->from, w->to, &w->leaves) == SK_OK);
+    int expected = SK_OK;
+    for (uint32_t leaf = w->from; leaf < w->to; leaf++)
+        if (w->is_shut[leaf]) expected = SK_NOT_OWNED;
+    EXPECT(sk_detach(w->store, w->from, w->to, &w->leaves) == expected);
+}
+
+static void set_gate(world *w, uint32_t leaf, bool is_shut) {
+    int gate = is_shut ? SK_GATE_SHUT : SK_GATE_OPEN;
+    bool is_refused = is_shut && is_detached(w, leaf);
+    EXPECT(sk_leaf_gate(w->store, leaf, leaf + 1, gate) == (is_refused ? SK_NOT_OWNED : SK_OK));
+    if (!is_refused) w->is_shut[leaf] = is_shut;
+    EXPECT(sk_leaf_gate_of(w->store, leaf) == (w->is_shut[leaf] ? SK_GATE_SHUT : SK_GATE_OPEN));
+}
+
+/* One key of N and B, taken out as a block and found in it. */
+static void op_pick(world *w, uint32_t k) {
+    int64_t at[2] = {0, (int64_t)w->key_len[k]};
+    sk_column keys = {SK_COL_VAR64, 0, w->key[k], at, at[1]};
+    if (is_detached(w, w->leaf[k])) return;
+    for (uint32_t s = 0; s < 2; s++) {
+        const entry *e = &w->model[s][k];
+        sk_buf block = {0};
+        EXPECT(sk_leaf_pick(w->store, w->leaf[k], s, &keys, 1, &block) == (int64_t)block.len);
+        EXPECT(sk_block_check(block.data, block.len) == SK_OK);
+        int found = sk_block_find(block.data, block.len, w->key[k], w->key_len[k], &w->buf);
+        EXPECT(found == (e->is_there ? SK_OK : SK_MISSING));
+        EXPECT(e->is_there ? w->buf.len == e->len : w->buf.len == 1);
+        EXPECT(!e->is_there || e->len == 0 || memcmp(w->buf.data, e->data, e->len) == 0);
+        sk_buf_free(&block);
+    }
 }
 
 static void op_clear(world *w, uint32_t leaf) {
@@ -256,7 +297,7 @@ static void end_snapshot(world *w) {
 static void op_snapshot(world *w) {
     uint32_t leaf = LEAVES;
     if (w->snapshot == NULL) {
-        if (w->leaves != NULL) return; /* what is away is not in it */
+        if (is_one_away(w)) return; /* what is away is not in it */
         EXPECT(sk_snapshot_open(w->store, NULL, 0, &w->snapshot) == SK_OK);
         memcpy(w->snapshot_model, w->model, sizeof w->model);
         w->copy = open_store();
@@ -338,6 +379,13 @@ static void op_time(world *w, uint32_t k) {
 static void step(world *w) {
     uint8_t what = next(w), where = next(w);
     uint32_t k = where % KEYS, leaf = where % LEAVES;
+    if (what >= 248) { /* what inputs from before there were gates have least of */
+        if (what % 2)
+            set_gate(w, leaf, next(w) % 2);
+        else
+            op_pick(w, k);
+        return;
+    }
     if (what % 13 < 6 && what % 13 != 3 && is_away(w, w->leaf[k])) {
 
         EXPECT(sk_contains(w->store, N, w->key[k], w->key_len[k]) == SK_NOT_OWNED);
@@ -396,6 +444,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     }
     for (int i = 0; i < STEPS_MAX && w.at < w.end; i++) step(&w);
     check_all(&w);
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++)
+        if (w.is_shut[leaf]) set_gate(&w, leaf, false);
     if (w.leaves != NULL) op_move(&w);
     check_all(&w);
     end_snapshot(&w);

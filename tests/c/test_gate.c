@@ -268,6 +268,8 @@ static void test_shut_leaf_can_be_completed_and_stays_shut(void) {
             if (begin == SK_PARTIAL) {
                 util_key key = key_in(1, 0);
                 CHECK_EQ(sk_i64_put(target, N, key.data, key.len, 77), SK_OK);
+                key = key_in(1, 50);
+                CHECK_EQ(sk_delete(target, N, key.data, key.len, SK_BLIND), SK_OK);
             }
             CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_SHUT), SK_OK);
             CHECK_EQ(sk_leaf_residency(target, 1), begin);
@@ -280,6 +282,7 @@ static void test_shut_leaf_can_be_completed_and_stays_shut(void) {
             CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_SHUT);
             CHECK_EQ(sk_leaf_residency(target, 1), mode == SK_UNDER ? SK_PARTIAL : SK_WHOLE);
             if (mode == SK_UNDER_ALL && begin == SK_ABSENT) check_encodes(target, 1, 0, &all);
+            if (mode == SK_UNDER_ALL) CHECK_EQ(leaf_stats(target, 1).tombstones, 0);
             check_answers(target, 1, SK_NOT_OWNED);
             CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_OPEN), SK_OK);
             CHECK_EQ(sk_leaf_residency(target, 1), mode == SK_UNDER ? SK_PARTIAL : SK_WHOLE);
@@ -590,6 +593,12 @@ static void test_picked_entries_are_known_elsewhere_and_only_they(void) {
             CHECK_EQ(info.size, (uint64_t)len);
             CHECK(info.is_delta);
             CHECK_EQ(sk_block_check(buf.data + 6, (size_t)len), SK_OK);
+            for (uint32_t k = 0; k < 2 * KEYS; k++) {
+                util_key key = util_bytes_key(k);
+                int found = sk_block_find(buf.data + 6, (size_t)len, key.data, key.len, &is);
+                CHECK_EQ(found, a.is_asked[k] && !is_gone[k] ? SK_OK : SK_MISSING);
+                if (found == SK_MISSING) CHECK_EQ(is.len, a.is_asked[k]); /* a deletion, or not */
+            }
         }
         CHECK_EQ(sk_leaf_mark(target, leaf, leaf + 1, SK_ABSENT), SK_OK);
         CHECK_EQ(sk_leaf_gate(target, leaf, leaf + 1, SK_GATE_EXPECTED), SK_OK);

@@ -34,6 +34,15 @@ prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
 /* What a call is about to do. */
 enum { READS, WRITES, INSTALLS };
 
+/* Lets in what opens the gate; for all else the locked leaf is unlocked, and the answer given. */
+static __attribute__((cold, noinline)) int guard(sk_store *store, uint32_t leaf_no, int access) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    int status = sk_leaf_refuse(leaf, leaf_no);
+    if (status == SK_UNKNOWN && access == INSTALLS) return SK_OK;
+    sk_leaf_unlock(leaf);
+    return status;
+}
+
 static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8_t *data,
                  size_t len, int access, sk_at *at, sk_key *key) {
     sk_state *state = sk_state_at(store, state_id);
@@ -53,14 +62,9 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     else
         sk_leaf_lock(&store->leaves[leaf_no]);
     if (status != SK_OK) return status;
-    sk_leaf *leaf = &store->leaves[leaf_no];
-    if (__builtin_expect(leaf->residency >= SK_AWAY, 0)) {
-        status = sk_leaf_refuse(leaf, leaf_no);
-        if (access != INSTALLS || status != SK_UNKNOWN) {
-            sk_leaf_unlock(leaf);
-            return status;
-        }
-    }
+    if (__builtin_expect(store->leaves[leaf_no].residency >= SK_AWAY, 0) &&
+        (status = guard(store, leaf_no, access)) != SK_OK)
+        return status;
     /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);

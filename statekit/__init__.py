@@ -20,6 +20,7 @@ from statekit.migration.departure import Departure
 from statekit.opening import open, restore  # noqa: A004
 from statekit.provider import KVProvider
 from statekit.remote.calls import Limits
+from statekit.remote.query import Remote, connect
 from statekit.remote.security import TLS
 from statekit.state import (
     AggregateState,
@@ -55,6 +56,7 @@ __all__ = [
     "MapView",
     "PeriodicCheckpoints",
     "ReduceState",
+    "Remote",
     "SetState",
     "SetView",
     "StateKitError",
@@ -67,6 +69,7 @@ __all__ = [
     "assign",
     "checkpoints",
     "collect",
+    "connect",
     "errors",
     "key_hash",
     "leaf_of",

@@ -251,7 +251,10 @@ def test_pieces_that_break_a_rule_are_refused(fields: Any) -> None:
         b"\x0b\x0c",  # a group
         b"\x09" + bytes(8),  # eight bytes that no field has
         b"\xaa\x01\x00",  # a field of two bytes' number
-        b"\x2a\x00" * (3 * wire.ITEMS_MAX + 2),
+        b"\x2a\x00" * (3 * wire.ITEMS_MAX + 1),
+        b"\x0a\x00" * (3 * wire.ITEMS_MAX + 1),
+        b"\x40\x00" * (3 * wire.ITEMS_MAX + 1),
+        b"\x0a\xff\xff\x03",
     ],
     ids=lambda data: repr(data[:12]),
 )

@@ -21,7 +21,7 @@ another name, and with migrations of other ids. Otherwise it could be handed an 
 it had accepted, and written to, before.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from statekit.errors import LeaseError
@@ -179,7 +179,9 @@ class Participant:
     def moved_to(self, leaf: int) -> str | None:
         """Who is to have the leaf, as far as is known here; None if it is here, or unknown."""
         known = self._leaves.get(leaf)
-        return known.peer or None if known and known.state in (NONE, OFFERED) else None
+        if known is None or known.state not in (NONE, OFFERED) or known.peer == self.name:
+            return None  # ours by a word that came before the offer: on its way here
+        return known.peer or None
 
     def held(self) -> list[int]:
         """The leaves that are here, in any state."""
@@ -197,11 +199,17 @@ class Participant:
     # ---- The source's calls
 
     def own(
-        self, leaves: Iterable[int], covered: int = 0, generation: int | None = None
+        self,
+        leaves: Iterable[int],
+        covered: int = 0,
+        generation: int | None = None,
+        epochs: Mapping[int, int] | None = None,
     ) -> list[Action]:
         """At the start or after a restore: these leaves are here, whole, and nobody else's.
 
         generation: that the restore was asked for; if another has begun since, nothing happens.
+        epochs: of leaves that another participant of this process has disowned. Others may
+        remember these epochs, and would take an offer with smaller ones for an old one.
         """
         if generation is not None and generation != self.generation:
             return []
@@ -212,6 +220,8 @@ class Participant:
                 raise LeaseError(f"leaf {leaf} is known already. Own leaves once.")
             # One that was here before comes back with a greater epoch: what is late finds it so.
             above = epoch if known is None else known.epoch + 1
+            if epochs is not None:
+                above = max(above, epochs.get(leaf, -1) + 1)
             self._leaves[leaf] = _Leaf(OWNED, above, covered, "", "")
         self.is_fenced = False
         self.barrier = max(self.barrier, covered)
@@ -311,8 +321,12 @@ class Participant:
             and not known.is_sent
         )
 
-    def disown(self, leaves: Iterable[int]) -> None:
-        """These leaves go to another participant of this process, in a way that is not ours."""
+    def disown(self, leaves: Iterable[int]) -> dict[int, int]:
+        """These leaves go to another participant of this process, in a way that is not ours.
+
+        Their epochs are returned, for the other one's own().
+        """
+        epochs: dict[int, int] = {}
         for leaf in leaves:
             known = self._leaves.get(leaf)
             if known is None or known.state is not OWNED or not known.is_closed:
@@ -320,7 +334,12 @@ class Participant:
                     f"leaf {leaf} cannot go: it is {known.state if known else 'not here'}, or "
                     "where it came from has not let go. Wait for the migration."
                 )
+            epochs[leaf] = known.epoch
+        for leaf in epochs:  # all of them, or none
+            known = self._leaves[leaf]
             known.state = NONE
+            known.peer = ""
+        return epochs
 
     def fence(self, generation: int) -> list[Action]:
         """Somebody who knows says that a later generation has begun."""
@@ -591,7 +610,7 @@ class Participant:
 
     def _on_accept(self, sender: str, accept: Accept) -> list[Action]:
         departure = self._departures.get(accept.migration)
-        if departure is not None:
+        if departure is not None and departure.target == sender:
             departure.is_accepted = True
         actions: list[Action] = []
         for leaf, epoch in accept.waiting:

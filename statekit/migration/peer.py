@@ -17,10 +17,12 @@ of the protocol passes through Participant.on(), here as in the simulator.
 import logging
 import os
 import socket
+import struct
 import threading
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
 from time import monotonic
@@ -33,6 +35,7 @@ from statekit.errors import (
     CheckpointError,
     ClosedError,
     FencedError,
+    KeyTypeError,
     MigrationError,
     NotOwnedError,
     OccupiedError,
@@ -174,6 +177,8 @@ class Peer:
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
         self._past = _Moved()  # by migrations that are not known any more
+        self._withdrawn: set[str] = set()  # migrations that we proposed, and that failed
+        self._proposals: dict[str, Future[None]] = {}  # by migration: what others proposed to us
         self._add_late: AddLate | None = None  # to our part of the last checkpoint
         with owner.lock:
             self._participant.own(_leaves(owner.owned(), self.subgroups))
@@ -542,10 +547,26 @@ class Peer:
         channel = self.connect(to, credentials, timeout_s)
         try:
             channel.propose(ProposeCall(migration, self.generation, address, key_groups, strategy))
+        except StateKitError:
+            self._withdraw(migration)
+            raise
         finally:
             channel.close()
         with self._lock:
             return self._departures[migration]  # the target began before it answered
+
+    def _withdraw(self, migration: str) -> None:
+        """A proposal of ours has failed, as far as we know: takes back what was not sent.
+
+        The target may have begun, and its answer or ours was lost; or it begins later. Otherwise
+        key-groups would be offered to one who does not know it, and nobody would have them.
+        """
+        with self._owner.lock:
+            self._withdrawn.add(migration)
+            departure = self._departures.get(migration)
+            if departure is not None:
+                with suppress(MigrationError):  # the target has some of it: it has taken over
+                    self._abort(departure, False)
 
     def _check_owned(self, key_groups: tuple[range, ...]) -> None:
         with self._owner.lock:
@@ -663,6 +684,7 @@ class Peer:
     def begin(self, call: BeginCall) -> BeginReply:
         self._check_open()
         self._check_generation(call.generation)
+        _check_id(call.migration)
         store = self._residence.store
         groups = group_ranges(call.key_groups, store.key_groups)
         leaves = _leaves(groups, self.subgroups)
@@ -670,6 +692,8 @@ class Peer:
         with self._owner.lock:
             self._check_generation(call.generation)
             departure = self._departures.get(call.migration)
+            if call.migration in self._withdrawn:
+                raise MigrationError(f"migration {call.migration} was withdrawn.")
             if departure is None:
                 self._take_back_from(call.target, leaves)
                 self._check_owned(groups)
@@ -854,15 +878,31 @@ class Peer:
                 f"{call.address} is not on this machine, and whoever proposed it did not have to "
                 "say who it is. Serve with a token or mutual TLS to take key-groups from there."
             )
-        self._take_on(
-            call.address,
-            call.key_groups,
-            call.strategy,
-            None,
-            credentials,
-            TIMEOUT_S,
-            call.migration,
-        )
+        _check_id(call.migration)
+        # The same proposal again waits for the first, and has the same answer: it was repeated
+        # because that answer was late or lost, and what has begun cannot begin once more.
+        with self._lock:
+            is_new = call.migration not in self._proposals
+            done = self._proposals.setdefault(call.migration, Future())
+        if not is_new:
+            done.result(2 * TIMEOUT_S)
+            return
+        try:
+            self._take_on(
+                call.address,
+                call.key_groups,
+                call.strategy,
+                None,
+                credentials,
+                TIMEOUT_S,
+                call.migration,
+            )
+        except BaseException as error:
+            with self._lock:
+                del self._proposals[call.migration]
+            done.set_exception(error)
+            raise
+        done.set_result(None)
 
     def query(self, call: QueryCall) -> QueryReply:
         self._check_open()
@@ -874,7 +914,13 @@ class Peer:
             raise ArgumentError(f"there is no state {call.state!r} here. There are: {known}.")
         values = []
         for encoded in call.keys:
-            key = raw.codec.decode(encoded)
+            try:
+                key = raw.codec.decode(encoded)
+            except (ValueError, struct.error):
+                raise KeyTypeError(
+                    f"{shorten(encoded)} is no encoded key of state {call.state!r}, whose keys "
+                    f"are {raw.codec.text!r}."
+                ) from None
             values.append(residence.settle(raw, raw.get_encoded, key))
         return QueryReply(schema, tuple(values))
 
@@ -938,6 +984,12 @@ def _refusal(action: Action | None, leaf: int, epoch: int, generation: int) -> P
 
 def _leaves(groups: Iterable[range], subgroups: int) -> list[int]:
     return [leaf for part in leaf_ranges(groups, subgroups) for leaf in part]
+
+
+def _check_id(migration: str) -> None:
+    """Before anything is shut for it: checksums are bound to these 16 bytes."""
+    if len(migration) != 32 or not set(migration) <= set("0123456789abcdef"):
+        raise ArgumentError(f"{shorten(migration)} is no migration: 32 hexadecimal digits are.")
 
 
 def _check_offer(

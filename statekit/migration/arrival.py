@@ -207,8 +207,9 @@ class Arrival(LeafSource):
         return True
 
     def _is_over(self) -> bool:
-        is_untold = not self._missing and self._error is not None  # all the same it is all here
-        return self._is_closed or self._is_settled or is_untold
+        if self._missing:
+            return self._is_closed
+        return self._is_settled or self._error is not None  # untold, but all of it is here
 
     @property
     def is_settled(self) -> bool:

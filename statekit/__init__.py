@@ -38,6 +38,7 @@ from statekit.state import (
 )
 from statekit.store import Store
 from statekit.ttl import TTL
+from statekit.version import __version__
 
 __all__ = [
     "TLS",
@@ -77,5 +78,3 @@ __all__ = [
     "register_home",
     "restore",
 ]
-
-__version__ = "0.1.0"

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "statekit"
 
 # From the lowest layer up; a module may import from its own layer and those below.
 LAYERS = [
-    {"_native"},
+    {"_native", "version"},
     {"errors"},
     {"failpoints", "keys", "store.kinds", "store.buffers", "store.digest"},
     {"migration", "migration.messages"},

@@ -86,6 +86,7 @@ from statekit.remote.calls import (
 from statekit.remote.security import parse_address
 from statekit.residence import Residence
 from statekit.schema import StateSchema
+from statekit.version import __version__
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel
@@ -666,8 +667,6 @@ class Peer:
     # ---- Calls of others (PeerService)
 
     def hello(self) -> PeerHello:
-        from statekit import __version__
-
         store = self._residence.store
         with self._owner.lock:
             return PeerHello(

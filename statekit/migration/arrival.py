@@ -474,6 +474,15 @@ class Arrival(LeafSource):
         if self._reporting is None:
             self._start_reports()
 
+    def wait_taken(self, leaf: int) -> None:
+        """Until whoever takes in a leaf, that is here, has said so."""
+        with self._moved:
+            self._awaiting += 1
+            try:
+                self._moved.wait_for(lambda: leaf not in self._missing or self._is_closed)
+            finally:
+                self._awaiting -= 1
+
     def missing(self) -> set[int]:
         """The leaves that are not here as a whole."""
         return set(self._missing)
@@ -804,6 +813,7 @@ class _Kept(LeafSource):
             loading = self._arrival._peer.loading
             if loading is not None:
                 loading.load(leaf)
+            self._arrival.wait_taken(leaf)  # whoever took it in may not have come to keep() yet
         with self._lock:
             if self._error is not None:
                 raise self._error

@@ -66,7 +66,6 @@ class Coordinator:
         self._parts: dict[int, str] = {}  # of the checkpoint under way: leaf, whose part it is in
         self._seen: dict[str, int] = {}  # worker: the incarnation that lives, as far as is known
         self._suspects: dict[str, None] = {}  # participants that are said to be dead
-        self._is_stranded = False  # a generation must begin, and nobody is there to be in it
         self._recovered: dict[str, None] = {}  # members that are in the record's generation
         self._settled: dict[str, int] = {}  # member: the version that it has settled for
 
@@ -80,17 +79,19 @@ class Coordinator:
     @property
     def is_settled(self) -> bool:
         """Every member has what the newest table gives it, and nothing else."""
-        if self._is_stranded or self.wanted is not self.record:
-            return False
-        version = self.record.version
-        return all(self._settled.get(member) == version for member in self.record.members)
+        return not self.is_stranded and self._has_settled()
 
     @property
     def is_recovered(self) -> bool:
         """Every member is in the newest generation."""
-        if self._is_stranded or self.wanted.generation != self.record.generation:
+        if self.is_stranded or self.wanted.generation != self.record.generation:
             return False
         return all(member in self._recovered for member in self.record.members)
+
+    @property
+    def is_stranded(self) -> bool:
+        """A generation must begin, and nobody is there to be in it."""
+        return any(self._is_dead(member) for member in self.wanted.members)
 
     def workers(self) -> list[str]:
         """Workers that can be given leaves."""
@@ -139,7 +140,7 @@ class Coordinator:
         """Begins the next checkpoint; [] if one is under way, or there is nothing to take yet."""
         self._check_leading()
         wanted = self.wanted
-        if self.taking or self._is_stranded or not wanted.owners:
+        if self.taking or self.is_stranded or not wanted.owners:
             return []
         self.taking = wanted.next_number
         self._parts = {}
@@ -271,9 +272,9 @@ class Coordinator:
         """Members that are dead, or have begun another life: whatever they had must be restored."""
         wanted = self.wanted
         dead = [member for member in wanted.members if self._is_dead(member)]
-        if not dead and not self._is_stranded:
+        if not dead:
             return []
-        if not self._is_stranded and self.is_settled and not any(d in wanted.owners for d in dead):
+        if self._has_settled() and not any(member in wanted.owners for member in dead):
             # It has nothing, nothing is on its way to it or from it, and it will get nothing. But
             # part of the checkpoint under way may have been its to tell.
             self.cancel()
@@ -288,9 +289,8 @@ class Coordinator:
                 heirs[member] = heir
                 members.append(heir)
         members = members or alive
-        self._is_stranded = not members
         if not members:
-            return []
+            return []  # until somebody says Hello
         owners = list(wanted.owners)
         for member in dead:
             theirs = [leaf for leaf, owner in enumerate(owners) if owner == member]
@@ -298,6 +298,12 @@ class Coordinator:
                 spread = members[index * len(members) // len(theirs)]
                 owners[leaf] = heirs.get(member, spread)
         return self._begin_generation(members, owners)
+
+    def _has_settled(self) -> bool:
+        version = self.record.version
+        return self.wanted is self.record and all(
+            self._settled.get(member) == version for member in self.record.members
+        )
 
     def _is_dead(self, member: str) -> bool:
         worker, incarnation = life_of(member)

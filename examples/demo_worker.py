@@ -22,9 +22,10 @@ import numpy as np
 import statekit as sk
 
 IDLE_S = 0.0005
-LOOK_S = 0.003  # between two looks at which leaves have come
+LOOK_SHARE = 10  # a tenth of the time, at most, goes into looking which leaves have come
 FETCHES_MAX = 2  # prefetches on their way
-LEAVES = 2048
+GROUPS, SUBGROUPS = 128, 16
+LEAVES = GROUPS * SUBGROUPS
 
 Records = tuple[np.ndarray, np.ndarray]  # their numbers in the stream, their keys
 NONE = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -44,8 +45,8 @@ class Worker:
             self.leaf_of = np.asarray(router.key_groups_of(every, key=int)).astype(np.int64)
         self.some_key = np.full(LEAVES, -1)  # of each leaf
         self.some_key[self.leaf_of[::-1]] = every[::-1]
-        self.group_of = self.leaf_of // (LEAVES // 128)
-        self.kv = sk.open("memory:", owned=())
+        self.group_of = self.leaf_of // SUBGROUPS
+        self.kv = sk.open("memory:", subgroups=SUBGROUPS, owned=())
         self.reset()
 
     def reset(self) -> None:
@@ -53,10 +54,10 @@ class Worker:
         self.log: list[tuple[np.ndarray, float]] = []  # what was counted, and when
         self.here = np.ones(LEAVES, dtype=bool)  # leaves, as of the last look
         self.asked = np.zeros(LEAVES, dtype=bool)  # prefetched
-        self.looked = 0.0
+        self.look_at = 0.0
         self.parked: Records = NONE
         self.held: list[Records] = []
-        self.held_groups = np.zeros(128, dtype=bool)
+        self.held_groups = np.zeros(GROUPS, dtype=bool)
         self.fetches: list[Future[None]] = []
         self.migration: sk.Arrival | None = None
         self.checkpoint_job: tuple[sk.CheckpointJob, int] | None = None
@@ -109,7 +110,7 @@ class Worker:
 
     def take(self, numbers: np.ndarray, keys: np.ndarray) -> None:
         """Counts records, or parks or forwards them."""
-        mine = np.zeros(128, dtype=bool)
+        mine = np.zeros(GROUPS, dtype=bool)
         for part in self.kv.key_groups:
             mine[part.start : part.stop] = True
         is_mine = mine[self.group_of[keys]]
@@ -131,6 +132,7 @@ class Worker:
                 done += 1
         except sk.errors.NotOwnedError:  # handed over this moment
             self.log.append((numbers[:done], monotonic()))
+            sleep(IDLE_S)  # it is told in kv.key_groups a moment later
             self.take(numbers[done:], keys[done:])
             return
         if done:
@@ -165,9 +167,10 @@ class Worker:
         for fetch in came:
             fetch.result()
             self.fetches.remove(fetch)
-        if not self.here.all() and (came or monotonic() - self.looked > LOOK_S):
+        now = monotonic()
+        if not self.here.all() and (came or now >= self.look_at):
             self.look()
-            self.looked = monotonic()
+            self.look_at = monotonic() + LOOK_SHARE * (monotonic() - now)
         if self.migration is not None and self.migration.done:
             self.driver.send(("here", monotonic(), self.migration.fetches, self.migration.progress))
             self.migration = None
@@ -181,7 +184,7 @@ class Worker:
     def on_fill(self, keys: int) -> None:
         """Anew: a count of 0 for each of so many keys, or nothing at all. Tells where."""
         self.kv.close()
-        self.kv = sk.open("memory:", owned=None if keys else ())
+        self.kv = sk.open("memory:", subgroups=SUBGROUPS, owned=None if keys else ())
         self.reset()
         if keys:
             every = np.arange(keys)
@@ -204,7 +207,7 @@ class Worker:
 
     def expect(self, groups: range) -> None:
         """The state of these key-groups is not here, until a look finds that it is."""
-        self.here &= (self.some_key < 0) | ~np.isin(np.arange(LEAVES) // (LEAVES // 128), groups)
+        self.here &= (self.some_key < 0) | ~np.isin(np.arange(LEAVES) // SUBGROUPS, groups)
         self.asked[:] = False
 
     def on_switch(self) -> None:

@@ -187,8 +187,9 @@ def test_leaves_offered_to_the_dead_come_back_with_a_greater_epoch() -> None:
 def test_of_the_dead_sources_leaves_whole_ones_stay_and_others_are_lost() -> None:
     _, b, _ = installed()
     actions, lost = b.declare_dead("a")
-    assert (actions, lost) == ([], (1,))
+    assert (actions, lost) == ([Unexpect((1,))], (1,))
     assert b.state_of(0) is OWNED
+    assert b.is_done("m")
     assert kinds(b.begin("n", "c", [0])) == [Shut, Offer]
 
 
@@ -584,12 +585,34 @@ def test_leaves_that_go_another_way_are_not_ours_and_may_come_back() -> None:
     a, _, _ = offered()
     with pytest.raises(LeaseError, match="leaf 0 cannot go: it is offered"):
         a.disown([0])
+    with pytest.raises(LeaseError, match="leaf 9 cannot go: it is not here"):
+        owner("b", (3,)).disown([3, 9])
     b = owner("b", (3,))
     epoch = b.epoch_of(3)
-    b.disown([3])
+    assert b.disown([3]) == {3: epoch}
     assert b.held() == []
+    assert b.moved_to(3) is None
     b.own([3])
     assert b.epoch_of(3) > epoch
+
+
+def test_leaves_of_another_participant_of_the_process_keep_their_epochs() -> None:
+    a, b, message = installed()
+    b.on("a", said(a.on("b", message), Released))
+    child = Participant("b/1")
+    child.own([0], epochs=b.disown([0]))
+    offer = said(child.begin("n", "a", [0]), Offer)  # a remembers the epoch of its own offer
+    assert kinds(a.on("b/1", offer)) == [Expect, Accept]
+
+
+def test_a_leaf_that_is_on_its_way_here_was_not_moved() -> None:
+    a, b, _ = offered()
+    accept = said(b.resend(), Accept)
+    a.abort("m", [0])
+    a.begin("n", "b", [0])
+    b.on("a", said(a.on("b", accept), Moved))  # the new offer is late
+    assert b.state_of(0) is NONE
+    assert b.moved_to(0) is None
 
 
 def test_fence_is_for_later_generations_only() -> None:

@@ -11,7 +11,7 @@ from simulator import run_of
 
 from statekit.migration import coordinator, participant
 
-SEEDS_MAX = 3000
+SEEDS_MAX = 5000
 
 
 class Mutant(NamedTuple):
@@ -114,7 +114,32 @@ MUTANTS = {
         "        return self.persisted(self._writing.revision) if self._writing else []",
     ),
     "a worker that has leaves is dropped as if it had none": Mutant(
-        coordinator, "and not any(d in wanted.owners for d in dead)", ""
+        coordinator, " and not any(member in wanted.owners for member in dead)", ""
+    ),
+    "sources are not told of a complete checkpoint": Mutant(
+        coordinator,
+        "            if self.taking == new.complete:\n                self.taking = 0\n"
+        "            orders.append(Completed(new.complete))",
+        "            if self.taking == new.complete:\n                self.taking = 0",
+    ),
+    "who was left out goes on working": Mutant(
+        coordinator, "orders.append(Send(name, Fenced(self.record.generation)))", "pass"
+    ),
+    "a worker that has begun another life is taken for the old one": Mutant(
+        coordinator, " or self._seen.get(worker, incarnation) > incarnation", ""
+    ),
+    "a message of a later generation is not believed": Mutant(
+        participant, "return self._fence(message.generation)", "return []"
+    ),
+    "a late Installed frees another lease": Mutant(
+        participant,
+        "if epoch != known.epoch or known.peer != sender:\n                # Only",
+        "if known.peer != sender:\n                # Only",
+    ),
+    "a late GiveBack takes back another lease": Mutant(
+        participant,
+        "                and known.epoch == epoch\n                and known.peer == sender",
+        "                and known.peer == sender",
     ),
     "a number of a checkpoint is used again": Mutant(
         coordinator,

@@ -103,6 +103,9 @@ class Taker(Protocol):
     def finish(self, arrival: "Arrival") -> None:
         """Everything is here, and the source knows."""
 
+    def forget(self, arrival: "Arrival") -> None:
+        """It is closed."""
+
 
 class Arrival(LeafSource):
     """Key-groups on their way here from another process; see KVProvider.fetch_from()."""
@@ -746,6 +749,7 @@ class Arrival(LeafSource):
             self._moved.notify_all()
         if is_open:
             self._peer.return_at_end(self)
+        self._peer.forget(self)
         self._channel.close()
         if self._base is not None:
             self._base.release()

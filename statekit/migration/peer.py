@@ -14,6 +14,7 @@ of the protocol passes through Participant.on(), here as in the simulator.
             nothing is waited for under it.
 """
 
+import itertools
 import logging
 import os
 import socket
@@ -23,7 +24,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -102,6 +103,7 @@ Base: TypeAlias = tuple[LeafSource, str, int]
 TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
 DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the first ones were
 JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
+_LIFE_DIGITS = 16  # hexadecimal: half of a migration's id
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
 
@@ -178,6 +180,10 @@ class Peer:
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
         self._past = _Moved()  # by migrations that are not known any more
+        # Ids of migrations are their maker's life and a growing number: late ones are told by it.
+        self._life = uuid.uuid4().hex[:_LIFE_DIGITS]
+        self._numbers = itertools.count(1)
+        self._latest: dict[str, dict[int, int]] = {}  # number, by the maker's life and key-group
         self._withdrawn: set[str] = set()  # migrations that we proposed, and that failed
         self._proposals: dict[str, Future[None]] = {}  # by migration: what others proposed to us
         self._add_late: AddLate | None = None  # to our part of the last checkpoint
@@ -271,10 +277,11 @@ class Peer:
         timeout_s: float,
         migration: str = "",
     ) -> Arrival:
+        self._check_generation(self.generation)  # who is fenced takes nothing over
         channel = self.connect(address, credentials, timeout_s)
         try:
             groups = self._check_hello(channel.hello(), address, key_groups)
-            arrival = self._begin(channel, groups, strategy, base, migration or uuid.uuid4().hex)
+            arrival = self._begin(channel, groups, strategy, base, migration or self._new_id())
         except BaseException:
             channel.close()
             if base is not None:
@@ -284,6 +291,9 @@ class Peer:
             base[0].release()
         arrival.start()
         return arrival
+
+    def _new_id(self) -> str:
+        return f"{self._life}{next(self._numbers):0{_LIFE_DIGITS}x}"
 
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
@@ -356,9 +366,12 @@ class Peer:
             self._owner.take_in(reply.schemas)
             if store.time("event") is None and reply.watermark is not None:
                 store.set_time("event", reply.watermark)
-            with self._lock:
-                self._arrivals[arrival.id] = arrival
-                actions = self._participant.on(reply.offer.source, reply.offer)
+            still = nullcontext() if self.loading is None else self.loading.standing_still()
+            with still:
+                with self._lock:
+                    self._arrivals[arrival.id] = arrival
+                    actions = self._participant.on(reply.offer.source, reply.offer)
+                self._supersede(arrival, actions)
             expected = [
                 leaf for action in actions if isinstance(action, Expect) for leaf in action.leaves
             ]
@@ -371,6 +384,20 @@ class Peer:
             self._complete_part(arrival, reply.offer)
         return arrival
 
+    def _supersede(self, later: Arrival, actions: Iterable[Action]) -> None:
+        """Leaves that an earlier arrival waits for come in a later one: their source took them back
+        when we seemed lost to it, and offers them anew.
+        """
+        gone = {
+            leaf for action in actions if isinstance(action, Unexpect) for leaf in action.leaves
+        }
+        for earlier in self.arrivals:
+            leaves = [] if earlier is later else sorted(gone & earlier._epochs.keys())
+            if leaves:
+                groups = group_ranges(sorted({leaf // self.subgroups for leaf in leaves}))
+                self._disown(earlier, groups, leaves)
+                earlier.send_returned()  # of which nothing may be left: then it ends
+
     def return_leaves(self, arrival: Arrival) -> tuple[range, ...]:
         """See Arrival.give_back()."""
         loading = self.loading
@@ -381,11 +408,11 @@ class Peer:
                 groups = self._untouched(arrival)
                 leaves = _leaves(groups, self.subgroups)
                 actions = self._participant.give_back(arrival.id, leaves)
-            if actions:
-                self._disown(arrival, groups)
             for action in actions:
                 if isinstance(action, Send) and isinstance(action.message, GiveBack):
-                    arrival.returning(action.message.leases)
+                    arrival.returning(action.message.leases)  # first: it is not done before that
+            if actions:
+                self._disown(arrival, groups)
         arrival.send_returned()
         return groups if actions else ()
 
@@ -462,6 +489,11 @@ class Peer:
         loading = self.loading
         if loading is not None:
             loading.end()
+
+    def forget(self, arrival: Arrival) -> None:
+        """An arrival is closed: with its provider, or because it was done and others ended it."""
+        with self._lock:
+            self._arrivals.pop(arrival.id, None)
 
     def moved_within(self, came: Iterable[range] = (), went: Iterable[range] = ()) -> None:
         """Key-groups were merged from, or split off to, another provider of this process."""
@@ -544,7 +576,7 @@ class Peer:
         """Asks another process to fetch key-groups from here; returns when it has begun."""
         address = self.address
         self._check_owned(key_groups)
-        migration = uuid.uuid4().hex
+        migration = self._new_id()
         channel = self.connect(to, credentials, timeout_s)
         try:
             channel.propose(ProposeCall(migration, self.generation, address, key_groups, strategy))
@@ -588,6 +620,12 @@ class Peer:
                     leaves = _leaves(groups, self.subgroups)
                     actions, kept = self._participant.abort(departure.id, leaves)
             self._carry_out(actions)
+            lost = subtract(departure.key_groups, self._owner.owned())
+        if target_is_dead and lost:
+            raise MigrationError(
+                f"key-groups {show_groups(lost)} are lost with {departure.target}, which had some "
+                "of their state already. Restore them from a checkpoint; the others are back."
+            )
         if kept:
             open_groups = group_ranges(sorted({leaf // self.subgroups for leaf in kept}))
             raise MigrationError(
@@ -619,15 +657,39 @@ class Peer:
                 self._residence.shut(leaf_ranges(groups, subs))
                 self._owner.gave(groups)
             elif isinstance(action, Reopen):
-                groups = group_ranges(sorted({leaf // subs for leaf in action.leaves}))
-                self._residence.reopen([range(leaf, leaf + 1) for leaf in action.leaves])
-                self._owner.took(groups)
+                whole, torn = self._sort_out(action.leaves)
+                back = [leaf for leaf in action.leaves if leaf not in torn]
+                self._residence.reopen([range(leaf, leaf + 1) for leaf in back])
+                self._owner.took(whole)
+                for leaf in torn:
+                    self._drop(leaf)
                 for departure in [*self._departures.values()]:
                     departure.returned(action.leaves)
             elif isinstance(action, Drop):
                 self._drop(action.leaf)
             elif isinstance(action, Fence):
                 self._fenced()
+
+    def _sort_out(self, leaves: Sequence[int]) -> tuple[tuple[range, ...], set[int]]:
+        """Of leaves that are back: the key-groups that are whole, and the leaves of others.
+
+        Of these the target had other leaves, which were let go of here and died with it. To own
+        such a key-group would put the half of it into checkpoints as if that were all.
+        """
+        subs = self.subgroups
+        groups = sorted({leaf // subs for leaf in leaves})
+        with self._lock:
+            state_of = self._participant.state_of
+            whole = [
+                group
+                for group in groups
+                if all(
+                    state_of(leaf) == "owned" for leaf in range(group * subs, (group + 1) * subs)
+                )
+            ]
+            torn = {leaf for leaf in leaves if leaf // subs not in whole}
+            self._participant.disown(torn)
+        return group_ranges(whole), torn
 
     def _drop(self, leaf: int) -> None:
         """Another process has the leaf. Its memory is freed when nobody is being served."""
@@ -694,6 +756,7 @@ class Peer:
             if call.migration in self._withdrawn:
                 raise MigrationError(f"migration {call.migration} was withdrawn.")
             if departure is None:
+                self._check_late(call.migration, groups)
                 self._take_back_from(call.target, leaves)
                 self._check_owned(groups)
                 since = None
@@ -715,6 +778,24 @@ class Peer:
                 departure.sizes,
                 departure.since is not None,
             )
+
+    def _check_late(self, migration: str, groups: tuple[range, ...]) -> None:
+        """MigrationError if whoever made this migration has made a later one of these key-groups.
+
+        Such a call was on its way for longer than its sender waited. To hand over now would take
+        key-groups from the later migration, or from here, for one who does not ask any more.
+        """
+        life, number = migration[:_LIFE_DIGITS], int(migration[_LIFE_DIGITS:], 16)
+        latest = self._latest.setdefault(life, {})
+        for part in groups:
+            for group in part:
+                if latest.get(group, -1) > number:
+                    raise MigrationError(
+                        f"migration {migration} comes too late: a later one of key-group {group} "
+                        "has begun."
+                    )
+        for part in groups:
+            latest.update(dict.fromkeys(part, number))
 
     def _depart(
         self,

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from statekit import errors as errors
 from migration_worker import KEY_GROUPS, SECONDS_MAX, SUBGROUPS, Gone, Process
 from proxy import Proxy
+
+from statekit import errors
 from statekit.keys import key_codec
 from statekit.store.columns import route
 
@@ -31,6 +32,7 @@ TIMEOUT_S = 0.25  # of calls between workers: most faults cost it once
 KEYS_PER_LEAF = 2
 PACE_SECONDS = 0.002  # between the increments of a writer: it is not about speed
 BLOB_BYTES = 288 << 10
+PATIENCE_SECONDS = 8.0  # of users: what is not done by then never will be
 BLOBS = 4  # in one leaf: more than a megabyte
 PROBE_SHARE = 0.15  # of increments go to the worker that should refuse them
 
@@ -51,6 +53,7 @@ def keys_of_leaves() -> tuple[tuple[int, ...], ...]:
             found[leaf].append(key)
         if all(len(keys) == KEYS_PER_LEAF for keys in found):
             return tuple(map(tuple, found))
+    raise AssertionError
 
 
 def keys_of(groups: Iterable[int]) -> list[int]:
@@ -141,7 +144,9 @@ class Oracle:
         with self.lock:
             due = self.counts.get(key, 0) + 1
             if count != due:
-                self.wrong.append(f"key {key} of group {group_of(key)} at {side}: {count}, not {due}")
+                self.wrong.append(
+                    f"key {key} of group {group_of(key)} at {side}: {count}, not {due}"
+                )
             self.counts[key] = count
             self.writes.append(Write(side, key, count, began, ended))
 
@@ -152,14 +157,18 @@ class Oracle:
     def count_at(self, side: str, key: int) -> int:
         """The last count that this side acknowledged."""
         with self.lock:
-            counts = [write.count for write in self.writes if (write.side, write.key) == (side, key)]
+            counts = [
+                write.count for write in self.writes if (write.side, write.key) == (side, key)
+            ]
         return max(counts, default=1)
 
 
 class Writers:
     """Threads that increment keys until they are told to rest."""
 
-    def __init__(self, oracle: Oracle, sides: Sequence[Side], keys: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, oracle: Oracle, sides: Sequence[Side], keys: Sequence[int], seed: int
+    ) -> None:
         self._oracle = oracle
         self._sides = list(sides)
         self._rest = threading.Event()
@@ -231,9 +240,13 @@ class Writers:
             raise self.errors[0]
 
 
-def again(function: Callable[[], Any], *passing: type[BaseException]) -> Any:
+def again(
+    function: Callable[[], Any],
+    *passing: type[BaseException],
+    patience: float = SECONDS_MAX,
+) -> Any:
     """As a user would: tries again what a fault kept from being done. It ends, or it is a fault."""
-    until = time.monotonic() + SECONDS_MAX
+    until = time.monotonic() + patience
     while True:
         try:
             return function()
@@ -247,7 +260,7 @@ class Case:
     """A source with all key-groups but the last, a target with that, and writers on both.
 
     With it: the large leaf is the last one of key-group 1, and key-group 2 is left alone by
-    writers, so that nobody touches it.
+    writers, so that nobody touches it; spare key-groups are left to writers of the test's own.
     """
 
     QUIET = 2
@@ -261,6 +274,7 @@ class Case:
         *,
         large: bool = False,
         quiet: bool = False,
+        spare: Sequence[int] = (),
     ) -> None:
         self.oracle = Oracle()
         self.source, self.target = Side("source", source), Side("target", target)
@@ -275,9 +289,22 @@ class Case:
         self.source("preload", keys_of(range(KEY_GROUPS - 1)), self.blobs, BLOB_BYTES)
         self.target("preload", keys_of([KEY_GROUPS - 1]), [], 0)
         self.oracle.preloaded(keys_of(range(KEY_GROUPS)))
+        self.patience = PATIENCE_SECONDS  # with what fails
+        self.given = ""  # the migration that is given back
         self.hand_overs: dict[int, int] = {}  # how often a key-group may have changed hands
-        busy = [group for group in range(KEY_GROUPS) if not (quiet and group == self.QUIET)]
-        self.writers = Writers(self.oracle, [self.source, self.target], keys_of(busy), seed)
+        left = {*spare, self.QUIET} if quiet else {*spare}
+        busy = [group for group in range(KEY_GROUPS) if group not in left]
+        self._busy, self._seed = keys_of(busy), seed
+        self.write_again()
+
+    def write_again(self) -> None:
+        """Sets writers to work."""
+        sides = [self.source, self.target]
+        self.writers = Writers(self.oracle, sides, self._busy, self._seed)
+
+    def extra_writers(self, side: Side, keys: Sequence[int]) -> Writers:
+        """More of them, for spare keys; they know one side only."""
+        return Writers(self.oracle, [side], keys, self._seed)
 
     @staticmethod
     @cache
@@ -292,12 +319,17 @@ class Case:
 
     # ---- What users do
 
+    def again(self, function: Callable[[], Any], *passing: type[BaseException]) -> Any:
+        return again(function, *passing, patience=self.patience)
+
     def fetch(self, groups: Sequence[int], strategy: str, timeout: float = TIMEOUT_S) -> str:
-        """The target takes over. What was taken over by a call whose answer was lost is not again."""
+        """The target takes over."""
         for group in groups:
             self.hand_overs[group] = self.hand_overs.get(group, 0) + 1
         address = self.to_source.address
-        migration: str = again(lambda: self.target("fetch", address, groups, strategy, timeout))
+        migration: str = self.again(
+            lambda: self.target("fetch", address, groups, strategy, timeout)
+        )
         return migration
 
     def migrate(self, groups: Sequence[int], strategy: str, timeout: float = TIMEOUT_S) -> None:
@@ -306,18 +338,20 @@ class Case:
             self.hand_overs[group] = self.hand_overs.get(group, 0) + 1
 
         def attempt() -> None:
-            if not set(groups) <= set(self.target("groups")):
+            # What raised may have been done all the same: then it is the target's to give away.
+            if set(groups) & set(self.source("groups")):
                 self.source("migrate", self.to_target.address, groups, strategy, timeout)
+            self.target("load", keys_of(groups))
 
-        again(attempt, errors.NotOwnedError, errors.OccupiedError)
+        self.again(attempt, errors.NotOwnedError, errors.OccupiedError)
 
     def load(self, groups: Sequence[int]) -> None:
-        again(lambda: self.target("load", keys_of(groups)))
+        self.again(lambda: self.target("load", keys_of(groups)))
 
     def finish(self) -> None:
         """Until nothing moves any more, on either side."""
-        again(lambda: self.target("wait_all", 5.0))
-        again(lambda: self.source("wait_all", 5.0))
+        self.again(lambda: self.target("wait_all", self.patience))
+        self.again(lambda: self.source("wait_all", self.patience))
 
     # ---- What must be true
 
@@ -329,7 +363,9 @@ class Case:
         mine, theirs = self.source("groups"), self.target("groups")
         expected = sorted({*at_target, KEY_GROUPS - 1})
         assert theirs == expected, f"target has {theirs}, not {expected}"
-        assert sorted(mine + theirs) == [*range(KEY_GROUPS)], f"{mine} at source, {theirs} at target"
+        assert sorted(mine + theirs) == [*range(KEY_GROUPS)], (
+            f"{mine} at source, {theirs} at target"
+        )
         for side, groups in ((self.source, mine), (self.target, theirs)):
             keys = keys_of(groups)
             assert side("get", keys) == [oracle.counts[key] for key in keys], side
@@ -387,7 +423,7 @@ def on_demand(case: Case) -> list[int]:
     """Leaves come as they are touched; one key-group is given back untouched."""
     case.fetch([0, 1], "on_demand")
     case.load([0, 1])
-    again(lambda: give_back(case))
+    case.again(lambda: give_back(case))
     case.finish()
     return [0, 1]
 
@@ -413,6 +449,8 @@ def stream(case: Case) -> list[int]:
 def proposed(case: Case) -> list[int]:
     """The old owner begins; hot leaves come first, and a large one in pieces."""
     case.migrate([0, 1], "prioritised")
-    case.load([1])
     case.finish()
     return [0, 1]
+
+
+MIGRATIONS = {each.__name__: each for each in (on_demand, stream, proposed)}

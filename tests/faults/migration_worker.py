@@ -26,12 +26,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 import statekit as sk
+from statekit.errors import MigrationError
 from statekit.migration import arrival as arrival_module
 from statekit.migration import peer as peer_module
 from statekit.remote import channel, server  # noqa: F401  (imported once, in the nursery)
@@ -85,6 +89,10 @@ class Node:
         for key in blobs:
             self.blobs[key] = key.to_bytes(4, "little") * (size // 4)
 
+    def fill(self, keys: Sequence[int], size: int) -> None:
+        for key in keys:
+            self.blobs[key] = os.urandom(size // len(keys))
+
     def get(self, keys: Sequence[int]) -> list[int]:
         return [self.counts[key] for key in keys]
 
@@ -96,19 +104,13 @@ class Node:
 
     # Moving
 
-    def fetch(
-        self, address: str, groups: Sequence[int], strategy: str, timeout: float
-    ) -> str:
-        arrival = self.kv.fetch_from(
-            address, key_groups=groups, strategy=strategy, timeout=timeout
-        )
+    def fetch(self, address: str, groups: Sequence[int], strategy: str, timeout: float) -> str:
+        arrival = self.kv.fetch_from(address, key_groups=groups, strategy=strategy, timeout=timeout)
         self.arrivals[arrival.id] = arrival
         return arrival.id
 
     def migrate(self, address: str, groups: Sequence[int], strategy: str, timeout: float) -> str:
-        departure = self.kv.migrate(
-            address, key_groups=groups, strategy=strategy, timeout=timeout
-        )
+        departure = self.kv.migrate(address, key_groups=groups, strategy=strategy, timeout=timeout)
         return departure.id
 
     def load(self, keys: Sequence[int]) -> None:
@@ -126,8 +128,12 @@ class Node:
     def wait_all(self, timeout: float) -> None:
         """Until everything that is on its way has come, or has gone."""
         until = time.monotonic() + timeout
-        for one in self.kv.migrations:
-            one.wait(max(until - time.monotonic(), 0.001))
+        while moving := self.kv.migrations:
+            for one in moving:
+                one.wait(max(until - time.monotonic(), 0.001))
+            if time.monotonic() > until:
+                raise TimeoutError(f"{moving} are not done")
+            time.sleep(0.001)  # all is here, but the peer has not heard of it: nobody tells of that
 
     def moving(self) -> list[str]:
         return [one.id for one in self.kv.migrations]
@@ -135,10 +141,27 @@ class Node:
     def give_back(self, migration: str) -> list[int]:
         return [group for part in self.arrivals[migration].give_back() for group in part]
 
-    def abort(self, target_is_dead: bool) -> None:
+    def give_back_all(self) -> None:
+        for one in self.kv.migrations:
+            if hasattr(one, "give_back"):
+                one.give_back()
+
+    def take_back_all(self) -> None:
+        """What nobody has asked for."""
         for one in self.kv.migrations:
             if hasattr(one, "abort"):
-                one.abort(target_is_dead=target_is_dead)
+                with contextlib.suppress(MigrationError):
+                    one.abort()
+
+    def abort_all(self) -> list[str]:
+        """Whoever key-groups go to is dead; what is said about those that are lost."""
+        told = []
+        for one in self.kv.migrations:
+            try:
+                one.abort(target_is_dead=True)
+            except MigrationError as error:
+                told.append(str(error))
+        return told
 
     def fence(self, generation: int) -> None:
         self.kv.fence(generation)
@@ -179,8 +202,12 @@ class Worker:
 
     def turn_clock(self, offset: float, speed: float) -> None:
         """Wall clock: so far off from now on, and so fast; 0: it stands still."""
+        # gRPC makes deadlines of time.time() for its C part, which reads the real clock: there is no
+        # machine on which the two differ. So its Python part goes on with the real one.
+        for module in _GRPC_MODULES:
+            module.time = _REAL_TIME
         real, now = time.monotonic, time.monotonic()
-        base = _TIME() + offset
+        base = _REAL_TIME.time() + offset
 
         def shown() -> float:
             return base + (real() - now) * speed
@@ -222,7 +249,8 @@ class Worker:
                 connection.send(reply)
 
 
-_TIME = time.time
+_REAL_TIME = types.SimpleNamespace(**vars(time))
+_GRPC_MODULES: tuple[Any, ...] = (grpc._channel, grpc._common, grpc._server)
 
 
 def _plain(error: Exception) -> Exception:
@@ -298,10 +326,12 @@ class Process:
             while connection is None:
                 try:
                     connection = Client(self._path)
-                except FileNotFoundError:  # being forked: not listening yet
+                except (FileNotFoundError, ConnectionRefusedError) as error:
+                    if self._all:
+                        raise Gone(f"worker {self.pid}: {error}") from None
                     if time.monotonic() > until:
                         raise
-                    time.sleep(0.001)
+                    time.sleep(0.001)  # it has been forked, and does not listen yet
                 except OSError as error:
                     raise Gone(f"worker {self.pid}: {error}") from None
             self._local.connection = connection
@@ -375,11 +405,6 @@ class Nursery:
         self._process.wait(SECONDS_MAX)
         self._directory.cleanup()
 
-
-Call = Callable[..., Any]
-
-if os.environ.get("DUMP"):
-    sys.modules["migration_worker"] = sys.modules[__name__]; exec(open("/tmp/dump.py").read())
 
 if __name__ == "__main__":
     _run_nursery(int(sys.argv[1]))

@@ -297,7 +297,10 @@ class Proxy(grpc.GenericRpcHandler):
             replies = self._open(call, upward, self._seconds_left(call))
             call.at_end(replies.cancel)
             yield from self._through(
-                call, Direction.REPLY, replies, call.method in self._streamed_replies
+                call,
+                Direction.REPLY,
+                self._answered(replies),
+                call.method in self._streamed_replies,
             )
             call.context.set_trailing_metadata(replies.trailing_metadata() or ())
         except _Broken:
@@ -309,6 +312,16 @@ class Proxy(grpc.GenericRpcHandler):
                 return
             call.context.set_trailing_metadata(error.trailing_metadata() or ())
             call.context.abort(error.code(), error.details() or "")
+
+    def _answered(self, replies: Iterator[bytes]) -> Iterator[bytes]:
+        """Replies as they are; the first is proof that the request has arrived."""
+        try:
+            first = next(replies, None)
+        finally:
+            self._is_delivered(Direction.REQUEST)
+        if first is not None:
+            yield first
+            yield from replies
 
     def _seconds_left(self, call: _Call) -> float | None:
         seconds = call.context.time_remaining()
@@ -338,7 +351,6 @@ class Proxy(grpc.GenericRpcHandler):
         finally:
             if rule is not None:
                 rule.is_over.set()
-        self._is_delivered(Direction.REQUEST)
         if rule is not None and rule.fault is Fault.HOLD_AFTER:
             call.gate = rule
             rule.is_reached.set()
@@ -365,25 +377,23 @@ class Proxy(grpc.GenericRpcHandler):
             fault = None if rule is None else rule.fault
             if direction is Direction.REPLY and call.gate is not None:
                 self._wait(call, call.gate)
-            if fault is Fault.REORDER and is_stream:
-                assert rule is not None
-                messages = ahead = _Ahead(messages)
-                later = ahead.wait(rule.seconds)
-                if later is not None:
-                    yield self._overtaking(call, direction, later)
-            elif fault is Fault.DUPLICATE and is_stream:
-                yield message
-            elif fault is Fault.DUPLICATE:
-                self._again(call, call.request)
             try:
-                yield (
-                    message
-                    if is_stream and fault is Fault.REORDER
-                    else self._delayed(call, direction, message, rule)
-                )
+                if fault is Fault.REORDER and is_stream:
+                    assert rule is not None
+                    messages = ahead = _Ahead(messages)
+                    later = ahead.wait(rule.seconds)
+                    if later is not None:
+                        yield self._overtaking(call, direction, later)
+                elif fault is Fault.DUPLICATE and is_stream:
+                    yield message
+                elif fault is Fault.DUPLICATE:
+                    self._again(call, call.request)
+                if not (is_stream and fault is Fault.REORDER):
+                    message = self._delayed(call, direction, message, rule)
             finally:
                 if rule is not None:
                     rule.is_over.set()
+            yield message
             self._is_delivered(direction)
             if fault is Fault.HOLD_AFTER:
                 assert rule is not None

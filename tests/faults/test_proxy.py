@@ -309,7 +309,8 @@ def test_a_relay_cuts_connections(relay: Relay, far: Client) -> None:
     assert code_of(error) is _STATUS.UNAVAILABLE
     assert relay.is_cut.wait(LONG)
     grpc.channel_ready_future(far.channel).result(LONG)
-    assert far.echo(b"a") == b"a 3 "
+    # gRPC sends bytes of its own too: the connection may be cut before the request has arrived.
+    assert far.echo(b"a") in (b"a 2 ", b"a 3 ")
 
 
 def test_a_relay_holds_one_way(toy: Toy, relay: Relay, far: Client) -> None:

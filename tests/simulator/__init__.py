@@ -3,6 +3,8 @@
 world.py        what is true, and the invariants
 worker.py       the process around a Participant, on a model of content
 chief.py        the process around a Coordinator
+stage.py        the processes, the network, and every single thing that can happen
+faults.py       how likely each fault is
 run.py          a run with coordinators, from one seed
 peers.py        a run without any: hand-overs that are asked for directly
 script.py       one migration, with crashes at chosen events

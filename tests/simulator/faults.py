@@ -12,6 +12,7 @@ class Faults:
 
         self.loss = upto(0.3)
         self.duplicates = upto(0.5)
+        self.stale = upto(0.1)  # that a message of long ago comes once more
         self.disorder = upto(1.0)  # that not the oldest message is delivered
         self.disk = upto(0.1)
         self.partition = upto(0.03)
@@ -22,6 +23,12 @@ class Faults:
         self.clock = upto(0.02)
         self.whims = upto(0.03)  # a participant gives back, aborts, refuses
         self.misled = upto(0.01)  # somebody asks the wrong one
+        # One leaf goes to and fro quickly, and messages about its earlier leases come late. Other
+        # faults would only keep it from moving.
+        self.is_to_and_fro = rng.random() < 0.15
+        if self.is_to_and_fro:
+            self.stale, self.crash, self.chief = 0.25, 0.0, 0.0
+            self.partition = self.pause = self.suspect = self.clock = self.disk = 0.0
 
 
 def draw_size(rng: Random) -> tuple[int, int, int]:

@@ -20,6 +20,8 @@ class PeerRun(Run):
     def boot(self) -> None:
         world = self.world
         workers = list(self.workers.values())
+        if self.spares:
+            workers = workers[: (len(workers) + 1) // 2]  # the others have nothing yet, and may die
         for index, worker in enumerate(workers):
             count = len(workers)
             mine = range(index * world.leaves // count, (index + 1) * world.leaves // count)
@@ -68,11 +70,18 @@ class PeerRun(Run):
             for leaf, known in participant._leaves.items()
             if known.state is OWNED and known.is_closed
         ]
+        if self.faults.is_to_and_fro:
+            free = [leaf for leaf in free if leaf == 0]
         if free:
             leaves = rng.sample(free, rng.randint(1, len(free)))
             self.migrations += 1
             self.step("begins", source.name, (target.name, leaves))
             source.act(participant.begin(f"m{self.migrations}", target.name, leaves))
+
+    def _fault(self) -> None:
+        super()._fault()
+        if self.faults.crash and self.rng.random() < 0.3:
+            self._crash_or_restart()
 
     def _is_taken(self, number: int) -> bool:
         return all(worker.participant.barrier >= number for worker in self.workers.values())
@@ -95,9 +104,9 @@ class PeerRun(Run):
         if dead and rng.random() < 0.5:
             self.start_worker(rng.choice(dead))
             return
-        for worker in list(self.workers.values()):
-            if self._may_die(worker):
-                self._die(worker)
+        for name in rng.sample(list(self.workers), len(self.workers)):
+            if len(self.workers) > 1 and self._may_die(self.workers[name]):
+                self._die(self.workers[name])
                 return
 
     def _peer_of(self, worker: Worker, leaf: int) -> Worker | None:
@@ -136,8 +145,11 @@ class PeerRun(Run):
         for other in self.workers.values():
             self.step("is told dead", other.name, worker.name)
             actions, lost = other.participant.declare_dead(worker.name)
-            if lost:
-                raise Violation(f"I1: {lost} are lost at {other.name} with {worker.name}")
+            for leaf in lost:
+                # Taken back by the dead before, unknown to this one, and handed to another.
+                found = (w.participant.epoch_of(leaf) for w in self.workers.values() if w != other)
+                if max(found, default=-1) <= other.participant.epoch_of(leaf):
+                    raise Violation(f"I1: leaf {leaf} is lost at {other.name} with {worker.name}")
             other.act(actions)
 
     def calm(self, is_boot: bool = False) -> None:

@@ -119,10 +119,11 @@ class World:
         record = self.pending[leaf].pop(0)
         self.log[leaf].append(record)
         era = record[1]
-        if worker.participant.covered_of(leaf) > era:
+        covered = worker.participant.covered_of(leaf)
+        if covered > max(era, self.abandoned):
             raise Violation(
-                f"I5: {worker.name} accepts a record from before barrier "
-                f"{worker.participant.covered_of(leaf)} for leaf {leaf} after it"
+                f"I5: {worker.name} accepts a record for leaf {leaf} from before barrier "
+                f"{covered}, and has passed it"
             )
         self.pending_of[era] -= 1
         self.waiting -= 1

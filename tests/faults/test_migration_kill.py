@@ -1,0 +1,222 @@
+"""Row 12: the source or the target is killed (SIGKILL) before and after each kind of message.
+
+The proxy holds the call at the message, then the process is killed. What must be true after it:
+
+    target dead   the source goes on when it was told so: with everything it had not let go of, as
+                  it was when handed over. What it had let go of comes from the last checkpoint.
+    source dead   what had come stays usable at the target; what had not raises PeerLostError that
+                  names leaf and peer, in a bounded time.
+    either        a restart from the last checkpoint in a new generation, and a replay of all that
+                  was acknowledged since, gives exact counts; what is left of the old one is fenced.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import migration_cases as cases
+import pytest
+from migration_cases import TIMEOUT_S, Case, Side, keys_of, leaf_of
+from migration_worker import KEY_GROUPS, Gone, Nursery
+from proxy import Direction, Fault, Rule
+
+from statekit.errors import (
+    FencedError,
+    MigrationError,
+    NotOwnedError,
+    PeerLostError,
+    StateKitError,
+)
+
+REQUEST, REPLY = Direction
+AT_ONCE = 3
+#: Which migration has which messages; each is in the first that has it.
+METHODS = {
+    "on_demand": ("Hello", "Begin", "Fetch", "FetchLong", "Installed", "GiveBack"),
+    "stream": ("Stream",),
+    "proposed": ("Propose",),
+}
+POINTS = [
+    (name, method, direction, fault)
+    for name, methods in METHODS.items()
+    for method in methods
+    for direction in Direction
+    for fault in (Fault.HOLD, Fault.HOLD_AFTER)
+]
+ALL = [*range(KEY_GROUPS)]
+BOUND_SECONDS = 10 * TIMEOUT_S + 5.0  # generous: the machine is shared
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+class Killing:
+    """One migration that is cut short by a kill."""
+
+    def __init__(self, nursery: Nursery, place: Path, name: str, seed: int) -> None:
+        self._nursery = nursery
+        self.case = Case(
+            nursery.worker(), nursery.worker(), seed, large=True, quiet=name == "on_demand"
+        )
+        self.place = str(place)
+        self.name = name
+        self.saved: dict[int, int] = {}
+
+    def save(self) -> None:
+        """A checkpoint of both sides, while nobody writes; the oracle notes what is in it."""
+        case = self.case
+        case.writers.rest()
+        case.source("checkpoint", f"{self.place}/source")
+        case.target("checkpoint", f"{self.place}/target")
+        self.saved = dict(case.oracle.counts)
+        case.write_again()
+
+    def kill_at(self, victim: str, method: str, direction: Direction, fault: Fault) -> None:
+        """Runs until that message, kills, and returns when the migration has given up."""
+        case = self.case
+        proxy = case.to_target if method == "Propose" else case.to_source
+        rule = proxy.arm(Rule(fault, 1, method, direction))
+        case.patience = 4 * TIMEOUT_S
+        with ThreadPoolExecutor(1) as pool:
+            migration = pool.submit(cases.MIGRATIONS[self.name], case)
+            assert rule.wait_reached(), rule
+            side = case.source if victim == "source" else case.target
+            side.process.kill()
+            case.writers.lose(side)
+            rule.release.set()
+            assert rule.wait_over(), rule  # a late request has arrived
+            with suppress(StateKitError, Gone, TimeoutError):
+                migration.result()
+
+    def restart(self, groups: list[int], generation: int) -> Side:
+        """A new worker with key-groups of the last checkpoint; then what came since, again."""
+        side = Side("restarted", self._nursery.worker())
+        first = [group for group in groups if group != KEY_GROUPS - 1]
+        parts = [f"{self.place}/source"] if first else []
+        if KEY_GROUPS - 1 in groups:
+            parts.append(f"{self.place}/target")
+        side.restore(parts, groups, generation)
+        keys = keys_of(groups)
+        counts = self.case.oracle.counts
+        assert side("get", keys) == [self.saved[key] for key in keys]
+        for key in keys:
+            for expected in range(self.saved[key] + 1, counts[key] + 1):
+                assert side("add", key)[0] == expected
+        return side
+
+    def close(self) -> None:
+        self.case.close()
+        for side in (self.case.source, self.case.target):
+            side.process.close()
+
+
+def check_common(killing: Killing) -> None:
+    case = killing.case
+    case.writers.rest()
+    assert not case.oracle.wrong, case.oracle.wrong
+    case.check_single()
+
+
+def after_target_died(killing: Killing) -> None:
+    case, source = killing.case, killing.case.source
+    case.writers.rest()
+    source("abort_all")
+    mine = source("groups")
+    # What is there goes on from where it was handed over, or from the last write here.
+    for key in keys_of(mine):
+        last = case.oracle.count_at("source", key)
+        assert source("get", [key]) == [last], f"key {key} of {mine}"
+        assert source("add", key)[0] == last + 1
+    # What is not there is refused, and whole key-groups are lost or not.
+    lost = [group for group in ALL if group not in mine]
+    for key in keys_of(lost):
+        with pytest.raises(NotOwnedError):
+            source("add", key)
+    assert source("moving") == []
+    # It comes from the checkpoint. This is another owner of other key-groups: the same generation.
+    side = killing.restart(lost, 0)
+    assert sorted(mine + side("groups")) == ALL
+    # And all can be brought together again.
+    arrival = side("fetch", source.address, mine, "prioritised", 10.0)
+    side("wait", arrival, 10.0)
+    source("wait_all", 10.0)
+    for key in keys_of(mine):
+        assert side("get", [key]) == [case.oracle.count_at("source", key) + 1]
+    if case.LARGE in mine or case.LARGE in lost:
+        case.check_blobs(side)
+    side.process.close()
+
+
+def check_lost(error: PeerLostError, key: int, address: str) -> None:
+    leaf = leaf_of(key)
+    assert (error.leaf, error.peer) == (leaf, address)
+    assert f"leaf {leaf} " in str(error)
+    assert address in str(error)
+
+
+def after_source_died(killing: Killing) -> None:
+    case, target = killing.case, killing.case.target
+    case.writers.rest()
+    mine = target("groups")
+    for key in keys_of(mine):
+        began = time.monotonic()
+        try:
+            count = target("add", key)[0]
+        except PeerLostError as error:
+            check_lost(error, key, case.to_source.address)
+            assert time.monotonic() - began < BOUND_SECONDS
+        except NotOwnedError as error:  # the source had taken it back before it died, and said so
+            if "not this provider's any more" not in str(error):
+                raise
+        else:
+            assert count == case.oracle.counts[key] + 1
+            case.oracle.counts[key] = count
+    for key in keys_of(group for group in ALL if group not in mine):
+        with pytest.raises(NotOwnedError):
+            target("add", key)
+    # Everything from the checkpoints, in a new generation; increments of the dead are replayed.
+    side = killing.restart(ALL, 1)
+    target("fence", 1)
+    for key in keys_of(mine):
+        with pytest.raises((NotOwnedError, FencedError)):
+            target("add", key)
+    assert target("groups") == []
+    with pytest.raises((FencedError, MigrationError, NotOwnedError)):
+        target("fetch", side.address, [0], "on_demand", TIMEOUT_S)
+    assert side("groups") == ALL
+    assert side("get", keys_of(ALL)) == [case.oracle.counts[key] for key in keys_of(ALL)]
+    case.check_blobs(side)
+    side.process.close()
+
+
+@pytest.mark.parametrize("victim", ["target", "source"])
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_before_and_after_each_message(
+    name: str, victim: str, nursery: Nursery, place: Path
+) -> None:
+    def run(at: int, method: str, direction: Direction, fault: Fault) -> str:
+        here = place / str(at)
+        here.mkdir()
+        killing = Killing(nursery, here, name, at)
+        try:
+            killing.save()
+            killing.kill_at(victim, method, direction, fault)
+            check_common(killing)
+            (after_target_died if victim == "target" else after_source_died)(killing)
+        except Exception as error:
+            return f"{victim} killed at {fault} {method} {direction}: {error!r}"
+        finally:
+            killing.close()
+        return ""
+
+    chosen = [point[1:] for point in POINTS if point[0] == name]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = [*pool.map(run, itertools.count(), *zip(*chosen, strict=True))]
+    wrong = [result for result in results if result]
+    assert not wrong, f"{len(wrong)} of {len(chosen)}:\n" + "\n".join(wrong)

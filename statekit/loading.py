@@ -27,7 +27,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
 from time import monotonic
@@ -60,6 +60,7 @@ _SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being s
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
 
+Wanted: TypeAlias = Mapping[int, Sequence[tuple[str, bytes]]]  # leaf: state and encoded key
 NO_LOCK: AbstractContextManager[None] = nullcontext()
 Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
 
@@ -98,10 +99,8 @@ class LeafSource(ABC):
         """Has loading.fill() take in leaves, in as few requests as possible. If is_peer."""
         raise AssertionError(f"{self!r} is to be read")
 
-    def bring_entries(
-        self, leaf: int, state: str, keys: Sequence[bytes], loading: "Loading"
-    ) -> None:
-        """Has loading.fill_part() take in entries of a leaf; all of it if it is small."""
+    def bring_keys(self, wanted: Wanted, loading: "Loading") -> None:
+        """Has loading.fill_part() take in entries of leaves, or fill() all of a small leaf."""
         raise AssertionError(f"{self!r} is to be read")
 
     def bring_timers(self, loading: "Loading") -> None:  # noqa: B027
@@ -164,10 +163,13 @@ class JoinedSource(LeafSource):
             if part.is_peer:
                 part.bring(wanted, loading)
 
-    def bring_entries(
-        self, leaf: int, state: str, keys: Sequence[bytes], loading: "Loading"
-    ) -> None:
-        self.part_of(leaf).bring_entries(leaf, state, keys, loading)
+    def bring_keys(self, wanted: Wanted, loading: "Loading") -> None:
+        parts: dict[LeafSource, dict[int, Sequence[tuple[str, bytes]]]] = {}
+        for leaf, keys in wanted.items():
+            parts.setdefault(self.part_of(leaf), {})[leaf] = keys
+        for part, some in parts.items():
+            if part.is_peer:
+                part.bring_keys(some, loading)
 
     def bring_timers(self, loading: "Loading") -> None:
         self._first.bring_timers(loading)
@@ -464,7 +466,18 @@ class Loading:
             self.load(leaf)
         elif self._store.residency(leaf) not in _HERE:
             with self._watched(leaf):
-                self.source.bring_entries(leaf, state, keys, self)
+                self.source.bring_keys({leaf: [(state, key) for key in keys]}, self)
+
+    def load_keys(self, wanted: Wanted) -> None:
+        """Brings what is wanted of leaves here, or all of them, whichever is sooner."""
+        missing = {
+            leaf: keys for leaf, keys in wanted.items() if self._store.residency(leaf) not in _HERE
+        }
+        if self.source.is_peer and missing:
+            self.source.bring_keys(missing, self)
+        for leaf in missing:
+            if not self.source.part_of(leaf).is_peer:
+                self.load(leaf)
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

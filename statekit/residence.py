@@ -45,7 +45,7 @@ from statekit.errors import (
 from statekit.frozen import Frozen, Guard, bad_row, empty_twin, read_row
 from statekit.homes import Home, Row
 from statekit.homes.home import Change, HomeSnapshot
-from statekit.loading import LeafSource, Loading, decode_steps
+from statekit.loading import LeafSource, Loading, Wanted, decode_steps
 from statekit.metrics import StateCounters
 from statekit.rows import block_rows, native_read, read_value, split_stamp
 from statekit.schema import StateSchema
@@ -168,6 +168,12 @@ class Residence:
         loading = self.loading
         if loading is not None:
             loading.load_many(leaves)
+
+    def load_keys(self, wanted: Wanted) -> None:
+        """Brings entries here from the source, if there is one, or the leaves they are in."""
+        loading = self.loading
+        if loading is not None:
+            loading.load_keys(wanted)
 
     def expect(self, source: LeafSource, ranges: Sequence[range]) -> None:
         """Leaves that were another's are ours, and come from a process that hands them over.

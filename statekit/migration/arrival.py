@@ -42,8 +42,8 @@ from statekit.errors import (
     StateKitError,
     temporary_failed,
 )
-from statekit.loading import LeafSource, Loading, block_pieces
-from statekit.migration.departure import LARGE_LEAF_BYTES, Progress, place_of
+from statekit.loading import LeafSource, Loading, Wanted, block_pieces
+from statekit.migration.departure import Progress, place_of
 from statekit.migration.messages import GivenBack, Here, Moved, Never, Released
 from statekit.remote.calls import (
     BeginReply,
@@ -68,6 +68,12 @@ STRATEGIES: tuple[str, ...] = get_args(Strategy)
 _FETCHING = ("prioritised", "on_demand")  # strategies in which touching a leaf asks for it
 
 REQUEST_BYTES = 4 << 20  # of leaves that are asked for in one request
+# Entries are asked for instead of leaves if these are larger, and so many times what the entries
+# may take: then whoever waits has them sooner, and the leaves follow.
+ENTRIES_FIRST_BYTES = 256 << 10
+ENTRIES_SHARE = 4
+ENTRY_BYTES = 128
+REQUEST_KEYS = 4096  # in one request
 WINDOW_BYTES = 4 << 20  # that the stream may be ahead of us
 REPORTS_MAX = 1024  # leaves in one report
 REPORT_SECONDS = 0.02  # that a report waits for others to come along
@@ -144,6 +150,7 @@ class Arrival(LeafSource):
         self._moved = threading.Condition()  # of all below
         self._missing = set(self._epochs)  # not here as a whole
         self._claimed: set[int] = set()  # being fetched, by somebody
+        self._failures: dict[int, PeerLostError] = {}  # of the last fetch of a leaf
         self._waiting = 0  # threads that wait for a fetch
         self._awaiting = 0  # threads that wait for a leaf that somebody else brings
         self._unreported: list[int] = []  # here, and the source does not know
@@ -264,23 +271,45 @@ class Arrival(LeafSource):
                 for leaf, steps in self._fetch(part):
                     loading.fill(leaf, steps)
                     self._unclaim((leaf,))
+        except PeerLostError as error:
+            with self._moved:
+                self._failures.update(dict.fromkeys(mine, copy(error)))  # without its traceback
+            raise
         finally:
             self._unclaim(mine)
         for leaf in leaves:
             if leaf not in mine:
                 self._await_claim(leaf, loading)
 
-    def bring_entries(self, leaf: int, state: str, keys: Sequence[bytes], loading: Loading) -> None:
-        is_large = self._sizes.get(leaf, 0) > LARGE_LEAF_BYTES and self._base is None
-        if not is_large or self.strategy not in _FETCHING:
-            self.bring((leaf,), loading)
+    def bring_keys(self, wanted: Wanted, loading: Loading) -> None:
+        here = self._missing
+        wanted = {leaf: keys for leaf, keys in wanted.items() if leaf in here}
+        count = sum(map(len, wanted.values()))
+        size = sum(self._sizes.get(leaf, 0) for leaf in wanted)
+        is_worth_it = size > max(ENTRIES_FIRST_BYTES, ENTRIES_SHARE * ENTRY_BYTES * count)
+        if not is_worth_it or self.strategy not in _FETCHING:
+            self.bring(list(wanted), loading)
             return
-        wanted = tuple((state, key) for key in keys)
-        for came, blocks, is_whole in self._pieces((leaf,), wanted):
-            if is_whole:
-                loading.fill(came, self._steps(came, blocks, False))
+        leaves: list[int] = []
+        keys: list[tuple[str, bytes]] = []
+        for leaf, some in wanted.items():
+            leaves.append(leaf)
+            keys += some
+            if len(keys) >= REQUEST_KEYS:
+                self._bring_entries(leaves, keys, loading)
+                leaves, keys = [], []
+        if leaves:
+            self._bring_entries(leaves, keys, loading)
+
+    def _bring_entries(
+        self, leaves: Sequence[int], keys: Sequence[tuple[str, bytes]], loading: Loading
+    ) -> None:
+        for piece, blocks in self._pieces(leaves, tuple(keys)):
+            if piece.is_whole:
+                loading.fill(piece.leaf, self._steps(piece.leaf, blocks, piece.is_delta))
             else:
-                loading.fill_part(came, blocks)
+                self._check(piece.leaf, blocks)
+                loading.fill_part(piece.leaf, blocks)
 
     def _claim(self, leaves: Iterable[int]) -> list[int]:
         """Those of these leaves that nobody else is fetching."""
@@ -297,14 +326,22 @@ class Arrival(LeafSource):
             self._moved.notify_all()
 
     def _await_claim(self, leaf: int, loading: Loading) -> None:
-        """Waits for who fetches the leaf; if that one fails, tries it here."""
+        """Waits for who fetches the leaf; if that one fails, tries it here.
+
+        Not if the peer was lost while we waited: then each of many would wait for its own time-out
+        after that of the one before.
+        """
         with self._moved:
+            before = self._failures.get(leaf)
             self._awaiting += 1
             try:
                 self._moved.wait_for(lambda: leaf not in self._claimed or leaf not in self._missing)
             finally:
                 self._awaiting -= 1
             is_here = leaf not in self._missing
+            failure = self._failures.get(leaf)
+        if not is_here and failure is not None and failure is not before:
+            raise copy(failure if failure.leaf == leaf else self._lost_leaf(leaf, failure))
         if not is_here and not self._is_closed:
             loading.load(leaf)
 
@@ -340,23 +377,24 @@ class Arrival(LeafSource):
         """Leaves that the source sends at once. Those that arrive damaged are asked for again."""
         for attempt in range(_TRIES):
             damaged: list[int] = []
-            for leaf, blocks, _ in self._pieces(leaves):
+            for piece, blocks in self._pieces(leaves):
                 try:
-                    steps = self._steps(leaf, blocks, self._base is not None)
+                    steps = self._steps(piece.leaf, blocks, piece.is_delta)
                 except DamagedError:
                     if attempt + 1 == _TRIES:
                         raise
-                    damaged.append(leaf)
+                    damaged.append(piece.leaf)
                     continue
-                yield leaf, steps
+                self.fetches += 1
+                yield piece.leaf, steps
             if not damaged:
                 return
             leaves = damaged
 
     def _pieces(
         self, leaves: Sequence[int], keys: tuple[tuple[str, bytes], ...] = ()
-    ) -> Iterator[tuple[int, bytes, bool]]:
-        """Asks for leaves and gives (leaf, blocks, whether that is all of it)."""
+    ) -> Iterator[tuple[Piece, bytes]]:
+        """Asks for leaves, or for some entries of them; the last piece of each, and its blocks."""
         leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
         call = FetchCall(self.id, self._offer.generation, leases, (), keys)
         parts = _Parts()
@@ -367,8 +405,9 @@ class Arrival(LeafSource):
                 if piece.kind is not PieceKind.HERE:
                     self._refused(piece)
                 elif parts.add(piece, self._epochs):
-                    self.fetches += 1
-                    yield self._came(piece, parts)
+                    blocks = parts.take(piece.leaf)
+                    self.bytes_received += len(blocks)
+                    yield piece, blocks
         except StateKitError as error:
             if self._missing.isdisjoint(leaves):
                 return  # they came by the stream, which may have ended everything
@@ -379,13 +418,6 @@ class Arrival(LeafSource):
             with self._moved:
                 self._waiting -= 1
                 self._moved.notify_all()
-
-    def _came(self, piece: Piece, parts: "_Parts") -> tuple[int, bytes, bool]:
-        blocks = parts.take(piece.leaf)
-        self.bytes_received += len(blocks)
-        if keys_only := not piece.is_whole:
-            self._check(piece.leaf, blocks)
-        return piece.leaf, blocks, not keys_only
 
     def _lost_leaf(self, leaf: int, error: StateKitError) -> StateKitError:
         if not isinstance(error, PeerLostError):
@@ -761,7 +793,7 @@ class Arrival(LeafSource):
         self._channel.give_back(call, timeout_s=timeout_s)
 
 
-_YIELD_SECONDS = 0.05
+_YIELD_SECONDS = 0.003  # that the stream stands still for those who wait, at each piece
 
 
 class _Parts:

@@ -13,7 +13,7 @@ the epoch (csrc/frames.c): what was damaged, or is of another time or place, is 
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
@@ -26,8 +26,7 @@ from statekit.residence import Residence
 from statekit.store.frames import bind, seal
 from statekit.store.states import State
 
-LARGE_LEAF_BYTES = 1 << 20  # from here on wanted entries come first, and the rest follows
-_YIELD_SECONDS_MAX = 0.05  # that the stream holds still for those who wait
+_YIELD_SECONDS_MAX = 0.003  # that the stream holds still for those who wait
 _LEAF_BITS = 20
 
 
@@ -163,37 +162,36 @@ class Departure:
 
     # ---- Reading out
 
-    def is_large(self, leaf: int) -> bool:
-        return self._sizes[leaf] > LARGE_LEAF_BYTES
-
     def read(self, leaf: int, epoch: int) -> Iterator[Piece]:
         """All of a leaf, or what changed since the base."""
         since = 0 if self.since is None else self.since[leaf]
         blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
 
-    def read_states(self, leaf: int, epoch: int, names: Sequence[str]) -> Iterator[Piece]:
-        """Only some states of a leaf."""
-        states = self._residence.store.states()
-        blocks = b"".join(self._encode(leaf, epoch, raw) for raw in states if raw.name in names)
-        return self._pieces(leaf, epoch, blocks, is_whole=False)
+    def by_leaf(self, keys: Sequence[tuple[str, bytes]]) -> dict[int, dict[str, list[bytes]]]:
+        """Keys by leaf and state. MigrationError if there is no such state."""
+        if not keys:
+            return {}
+        known = {raw.name: raw.leaf_of_encoded for raw in self._residence.store.states()}
+        found: dict[int, dict[str, list[bytes]]] = {}
+        for name, key in keys:
+            leaf_of = known.get(name)
+            if leaf_of is None:
+                raise MigrationError(f"there is no state {name!r} here.")
+            found.setdefault(leaf_of(key), {}).setdefault(name, []).append(key)
+        return found
 
     def read_entries(
-        self, leaf: int, epoch: int, keys: Sequence[tuple[str, bytes]]
+        self, leaf: int, epoch: int, wanted: Mapping[str, Sequence[bytes]]
     ) -> Iterator[Piece]:
-        """Only some entries of a leaf."""
+        """Only some entries of a leaf, by state."""
         store = self._residence.store
-        wanted: dict[str, list[bytes]] = {}
-        for name, key in keys:
-            wanted.setdefault(name, []).append(key)
-        known = {raw.name: raw for raw in store.states()}
-        if unknown := wanted.keys() - known.keys():
-            raise MigrationError(f"there is no state {', '.join(map(repr, sorted(unknown)))} here.")
         if store.residency(leaf) != "whole":
             return self.read(leaf, epoch)  # some of it is at home, or still to come
+        known = {raw.name: raw for raw in store.states()}
         blocks = bytearray()
-        for name, some in wanted.items():
-            blocks += store.pick(leaf, known[name], some)
+        for name, keys in wanted.items():
+            blocks += store.pick(leaf, known[name], keys)
         seal(blocks)
         bind(blocks, self._pack_id, place_of(leaf, epoch))
         return self._pieces(leaf, epoch, bytes(blocks), is_whole=False)

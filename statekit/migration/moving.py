@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from statekit.assignment import KeyGroups, group_ranges
 from statekit.checkpoint.reader import Checkpoint
-from statekit.errors import ArgumentError, HomeError, shorten
-from statekit.keys import KeyType, key_codec
+from statekit.errors import (
+    ArgumentError,
+    HomeError,
+    NotOwnedError,
+    UnknownEntryError,
+    shorten,
+)
+from statekit.keys import KeyType, key_codec, leaf_of_encoded
 from statekit.loading import CheckpointSource, open_pinned
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
@@ -26,6 +32,7 @@ from statekit.migration.peer import TIMEOUT_S, Credentials, Peer
 from statekit.remote.calls import Limits
 from statekit.residence import Residence
 from statekit.schema import StateSchema
+from statekit.state.keyed import plain_items
 from statekit.store.columns import route
 
 if TYPE_CHECKING:
@@ -196,13 +203,37 @@ class MovingProvider(ABC):
         if residence.loading is None:
             self._check_open()
             return array("q")
-        store = residence.store
-        leaves = route(keys, key_codec(key), store.leaves).tolist()
+        store, codec = residence.store, key_codec(key)
+        leaves = route(keys, codec, store.leaves).tolist()
         residency = store.residency
-        absent = {leaf for leaf in set(leaves) if residency(leaf) not in ("whole", "away")}
-        if not absent:
+        found = {leaf: residency(leaf) for leaf in set(leaves)}
+        if not found.keys() - {leaf for leaf, what in found.items() if what in ("whole", "away")}:
             return array("q")
-        return array("q", [at for at, leaf in enumerate(leaves) if leaf in absent])
+        absent, partial = [], []
+        for at, leaf in enumerate(leaves):
+            what = found[leaf]
+            if what == "absent":
+                absent.append(at)
+            elif what == "partial":
+                partial.append(at)
+        if partial:
+            absent = sorted([*absent, *self._unknown(keys, partial, codec.text)])
+        return array("q", absent)
+
+    def _unknown(self, keys: Any, positions: Sequence[int], key_type: str) -> set[int]:
+        """Those of some positions whose keys have entries that are not here, in any state."""
+        items = plain_items(keys)
+        some = [items[at] for at in positions]
+        unknown: set[int] = set()
+        for raw in self._residence.store.states():
+            if raw.codec.text == key_type:
+                try:
+                    raw.contains_many(some)
+                except UnknownEntryError as error:
+                    unknown.update(positions[record] for record in error.records)
+                except NotOwnedError:  # just now: then it will be refused
+                    continue
+        return unknown
 
     def prefetch(self, keys: Any, *, key: KeyType = str) -> "Future[None]":
         """Brings the state under these keys here; the future is done when all of it is.
@@ -212,16 +243,24 @@ class MovingProvider(ABC):
         self._check_open()
         residence = self._residence
         done: Future[None] = Future()
-        if residence.loading is None:
+        positions = self.absent(keys, key=key)
+        if not positions:
             done.set_result(None)
             return done
-        leaves = set(route(keys, key_codec(key), residence.store.leaves))
+        store, codec = residence.store, key_codec(key)
+        names = [raw.name for raw in store.states() if raw.codec.text == codec.text]
+        items = plain_items(keys)
+        wanted: dict[int, list[tuple[str, bytes]]] = {}
+        for item in dict.fromkeys(items[at] for at in positions):
+            encoded = codec.encode(item)
+            leaf = leaf_of_encoded(codec, encoded, store.leaves)
+            wanted.setdefault(leaf, []).extend((name, encoded) for name in names)
         with self._peer_lock:
             if self._prefetchers is None:
                 self._prefetchers = ThreadPoolExecutor(
                     _PREFETCHERS, thread_name_prefix="statekit-prefetch"
                 )
-            return self._prefetchers.submit(residence.load_leaves, sorted(leaves))
+            return self._prefetchers.submit(residence.load_keys, wanted)
 
     def _close_peer(self) -> None:
         """Nobody is answered any more, and nothing is brought."""

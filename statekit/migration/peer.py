@@ -858,14 +858,13 @@ class Peer:
                 yield self._answer("", call, leaf, epoch)[1]
             return
         with departure.somebody_waits():
+            wanted = departure.by_leaf(call.keys)
             for leaf, epoch in call.leases:
                 serve, refusal = self._answer(departure.target, call, leaf, epoch)
                 if not serve:
                     yield refusal
-                elif call.keys and departure.is_large(leaf):
-                    yield from departure.read_entries(leaf, epoch, call.keys)
-                elif call.states:
-                    yield from departure.read_states(leaf, epoch, call.states)
+                elif leaf in wanted:
+                    yield from departure.read_entries(leaf, epoch, wanted[leaf])
                 else:
                     yield from departure.read(leaf, epoch)
 

@@ -85,7 +85,7 @@ class BeginReply(NamedTuple):
 class FetchCall(NamedTuple):
     """Target: these leaves, now.
 
-    keys: only these entries, (state, encoded key), of the one leaf. states: only these states.
+    keys: only these entries, (state, encoded key), of the leaves. states: only these states.
     """
 
     migration: str

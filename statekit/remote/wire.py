@@ -353,7 +353,7 @@ def read_fetch(data: bytes, leaves: int = LEAVES_MAX) -> FetchCall:
             _bad(f"{len(found.states)} states")
         states = tuple(map(_state_name, found.states))
     if found.key or found.key_state:
-        if len(found.key) != len(found.key_state) or len(leases) != 1:
+        if len(found.key) != len(found.key_state):
             _bad(f"{len(found.key)} keys of {len(found.key_state)} states in {len(leases)} leaves")
         _check_keys(found.key)
         keys = tuple(zip(map(_state_name, found.key_state), found.key, strict=True))

@@ -17,7 +17,6 @@ import itertools
 import logging
 import os
 import pickle
-import resource
 import signal
 import socket
 import struct
@@ -32,7 +31,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-import grpc
+from grpc import _channel, _common, _server
 
 import statekit as sk
 from statekit.errors import MigrationError
@@ -40,6 +39,7 @@ from statekit.migration import arrival as arrival_module
 from statekit.migration import peer as peer_module
 from statekit.remote import channel, server  # noqa: F401  (imported once, in the nursery)
 from statekit.remote.calls import CHUNK_BYTES, Limits
+from statekit.residence import Residence
 
 KEY_GROUPS, SUBGROUPS = 8, 2
 SECONDS_MAX = 30.0  # of anything; then it hangs
@@ -200,10 +200,27 @@ class Worker:
         peer_module.CLOSE_SECONDS = seconds
         arrival_module.RETRY_SECONDS = seconds
 
+    def break_on_purpose(self, what: str) -> None:
+        """A fault in statekit that tests must find."""
+        if what == "leaves are not shut":
+            Residence.shut = lambda self, ranges: None
+        elif what == "leaves are copied, not moved":
+            whole = Residence.encode_shut
+
+            def encode(self: Any, leaf: int, *args: Any, **kwargs: Any) -> bytes:
+                blocks = whole(self, leaf, *args, **kwargs)
+                self.reopen([range(leaf, leaf + 1)])
+                return blocks
+
+            Residence.encode_shut = encode
+        else:
+            assert what == "damage is passed on"
+            arrival_module.verify = lambda *args: None
+
     def turn_clock(self, offset: float, speed: float) -> None:
         """Wall clock: so far off from now on, and so fast; 0: it stands still."""
-        # gRPC makes deadlines of time.time() for its C part, which reads the real clock: there is no
-        # machine on which the two differ. So its Python part goes on with the real one.
+        # gRPC makes deadlines of time.time() for its C part, which reads the real clock; no machine
+        # has two that differ. So its Python part goes on with the real one.
         for module in _GRPC_MODULES:
             module.time = _REAL_TIME
         real, now = time.monotonic, time.monotonic()
@@ -214,10 +231,6 @@ class Worker:
 
         time.time = shown
         time.time_ns = lambda: int(shown() * 1e9)
-
-    def bytes_max(self) -> int:
-        """The most memory that the process ever had."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
     def bytes_now(self) -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -250,7 +263,7 @@ class Worker:
 
 
 _REAL_TIME = types.SimpleNamespace(**vars(time))
-_GRPC_MODULES: tuple[Any, ...] = (grpc._channel, grpc._common, grpc._server)
+_GRPC_MODULES: tuple[Any, ...] = (_channel, _common, _server)
 
 
 def _plain(error: Exception) -> Exception:

@@ -164,12 +164,16 @@ def after_source_died(killing: Killing) -> None:
     case, target = killing.case, killing.case.target
     case.writers.rest()
     mine = target("groups")
+    absent: set[int] = set()  # leaves
     for key in keys_of(mine):
+        if leaf_of(key) in absent:
+            continue
         began = time.monotonic()
         try:
             count = target("add", key)[0]
         except PeerLostError as error:
             check_lost(error, key, case.to_source.address)
+            absent.add(leaf_of(key))
             assert time.monotonic() - began < BOUND_SECONDS
         except NotOwnedError as error:  # the source had taken it back before it died, and said so
             if "not this provider's any more" not in str(error):

@@ -5,7 +5,6 @@ fault. Threads decide how many messages there are exactly, so a fault may find n
 happens to few.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
-from migration_cases import MIGRATIONS, TIMEOUT_S, Case
+from migration_cases import MIGRATIONS, TIMEOUT_S, Case, Write, chain_of
 from migration_worker import Nursery, Process
 from proxy import Direction, Fault, Rule
 
@@ -30,7 +29,6 @@ FAULTS = [
 ]
 COUNTING_RUNS = 3
 AT_ONCE = 4  # cases: most of the time they wait for time-outs
-SEEDS = 500 if os.environ.get("STATEKIT_NIGHTLY") else 20
 REACHED_MIN = 0.6  # of all cases
 
 
@@ -137,3 +135,37 @@ def test_every_message(
     assert results.count("") >= REACHED_MIN * len(chosen), results
     faults = [fault for worker in workers for fault in worker.call(None, "seen_faults")]
     assert not faults, faults
+
+
+# ---- The tests themselves
+
+
+def test_changes_of_owner_are_counted_from_times() -> None:
+    def writes(*times: tuple[str, float, float]) -> int:
+        return chain_of(Write(side, 0, 0, began, ended) for side, began, ended in times)
+
+    assert writes() == 0
+    assert writes(("a", 1, 2), ("a", 3, 4)) == 0
+    assert writes(("a", 1, 2), ("b", 3, 4)) == 1
+    assert writes(("a", 1, 3), ("b", 2, 4)) == 0  # at the same time: it may have been either way
+    assert writes(("a", 1, 2), ("b", 3, 4), ("a", 5, 6)) == 2
+    assert writes(("a", 1, 2), ("b", 3, 10), ("a", 5, 6), ("b", 7, 8)) == 1
+    assert writes(("a", 1, 2), ("b", 3, 4), ("b", 3, 9), ("a", 5, 6), ("b", 7, 8)) == 3
+
+
+BROKEN = {
+    "leaves are not shut": Fault.DUPLICATE,
+    "leaves are copied, not moved": Fault.DUPLICATE,
+    "damage is passed on": Fault.CORRUPT,
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_statekit_that_is_broken_on_purpose_is_found_out(what: str) -> None:
+    with Nursery() as nursery:
+        workers = nursery.worker(), nursery.worker()
+        for worker in workers:
+            worker.call(None, "break_on_purpose", what)
+        point = Point("Stream", Direction.REPLY, 2)
+        results = [run_one(workers, "stream", BROKEN[what], point, seed) for seed in range(3)]
+        assert any(result not in ("", "not reached") for result in results)

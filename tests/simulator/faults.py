@@ -27,7 +27,7 @@ class Faults:
         # faults would only keep it from moving.
         self.is_to_and_fro = rng.random() < 0.15
         if self.is_to_and_fro:
-            self.stale, self.crash, self.chief = 0.25, 0.0, 0.0
+            self.stale, self.chief = 0.25, 0.0
             self.partition = self.pause = self.suspect = self.clock = self.disk = 0.0
 
 

@@ -159,7 +159,7 @@ class Run(Stage):
         if self.faults.is_to_and_fro:
             stored = chief.coordinator.wanted
             owners = [life_of(name)[0] for name in stored.owners]
-            owners[0] = workers[stored.version % 2 % len(workers)]
+            owners[0] = workers[stored.version % len(workers)]
         elif kind < 0.4:
             owners = [rng.choice(workers) for _ in range(leaves)]
         elif kind < 0.8:

@@ -12,7 +12,7 @@ whenever it is touched; the others are not affected.
 
 A source may also be a process that hands its leaves over (migration/arrival.py). It differs in
 three ways: it is not read but brings leaves, also by itself (fill()); of a large leaf single
-entries can come first (fill_part()); and it forgets a leaf once it was told that it is here
+entries can come first (spread()); and it forgets a leaf once it was told that it is here
 (taken()).
 
     locks    a leaf's gate is held while it is read and filled in. Nothing else is locked under
@@ -60,7 +60,7 @@ _SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being s
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
 
-Wanted: TypeAlias = Mapping[int, Sequence[tuple[str, bytes]]]  # leaf: state and encoded key
+Wanted: TypeAlias = Mapping[str, Sequence[bytes]]  # encoded keys, by state
 NO_LOCK: AbstractContextManager[None] = nullcontext()
 Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
 
@@ -99,8 +99,8 @@ class LeafSource(ABC):
         """Has loading.fill() take in leaves, in as few requests as possible. If is_peer."""
         raise AssertionError(f"{self!r} is to be read")
 
-    def bring_keys(self, wanted: Wanted, loading: "Loading") -> None:
-        """Has loading.fill_part() take in entries of leaves, or fill() all of a small leaf."""
+    def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: "Loading") -> None:
+        """Has loading.spread() take in entries of leaves, or fill() these if that is better."""
         raise AssertionError(f"{self!r} is to be read")
 
     def bring_timers(self, loading: "Loading") -> None:  # noqa: B027
@@ -156,20 +156,20 @@ class JoinedSource(LeafSource):
         return self.part_of(leaf).checkpoint_of(leaf)
 
     def bring(self, leaves: Sequence[int], loading: "Loading") -> None:
+        for part, some in self._by_part(leaves).items():
+            if part.is_peer:
+                part.bring(some, loading)
+
+    def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: "Loading") -> None:
+        for part, some in self._by_part(leaves).items():
+            if part.is_peer:
+                part.bring_keys(some, wanted, loading)
+
+    def _by_part(self, leaves: Sequence[int]) -> dict[LeafSource, list[int]]:
         parts: dict[LeafSource, list[int]] = {}
         for leaf in leaves:
             parts.setdefault(self.part_of(leaf), []).append(leaf)
-        for part, wanted in parts.items():
-            if part.is_peer:
-                part.bring(wanted, loading)
-
-    def bring_keys(self, wanted: Wanted, loading: "Loading") -> None:
-        parts: dict[LeafSource, dict[int, Sequence[tuple[str, bytes]]]] = {}
-        for leaf, keys in wanted.items():
-            parts.setdefault(self.part_of(leaf), {})[leaf] = keys
-        for part, some in parts.items():
-            if part.is_peer:
-                part.bring_keys(some, loading)
+        return parts
 
     def bring_timers(self, loading: "Loading") -> None:
         self._first.bring_timers(loading)
@@ -447,37 +447,36 @@ class Loading:
         decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
         self.source.taken(leaf, steps)
 
-    def fill_part(self, leaf: int, blocks: bytes) -> None:
-        """Takes in some entries of a leaf, of which the others are still to come."""
-        with self._gates[leaf % _GATES]:
-            if self._store.residency(leaf) in _HERE:
-                return
-            with self._watched(leaf):
-                self._fill_part(leaf, blocks)
-
-    def _fill_part(self, leaf: int, blocks: bytes) -> None:
-        with self._filling[leaf % _GATES]:
-            _decode(self._store, leaf, blocks, "under")
-        self.source.taken(leaf, None)
-
     def fetch(self, state: str, leaf: int, keys: Sequence[bytes]) -> None:
         """Brings entries of a leaf here: only them if it is large and a peer's, else all of it."""
         if not self.source.is_peer or not self.source.part_of(leaf).is_peer:
             self.load(leaf)
         elif self._store.residency(leaf) not in _HERE:
             with self._watched(leaf):
-                self.source.bring_keys({leaf: [(state, key) for key in keys]}, self)
+                self.source.bring_keys((leaf,), {state: keys}, self)
 
-    def load_keys(self, wanted: Wanted) -> None:
-        """Brings what is wanted of leaves here, or all of them, whichever is sooner."""
-        missing = {
-            leaf: keys for leaf, keys in wanted.items() if self._store.residency(leaf) not in _HERE
-        }
+    def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
+        """Brings entries of leaves here, or the leaves, whichever is sooner."""
+        missing = [leaf for leaf in leaves if self._store.residency(leaf) not in _HERE]
         if self.source.is_peer and missing:
-            self.source.bring_keys(missing, self)
+            self.source.bring_keys(missing, wanted, self)
         for leaf in missing:
             if not self.source.part_of(leaf).is_peer:
                 self.load(leaf)
+
+    def spread(self, leaves: Iterable[int], blocks: bytes) -> None:
+        """Takes in entries of leaves of which the others are still to come."""
+        with ExitStack() as stack:
+            for gate in sorted({leaf % _GATES for leaf in leaves}):
+                stack.enter_context(self._gates[gate])
+            for lock in self._filling:
+                stack.enter_context(lock)
+            try:
+                touched = self._store.spread(blocks)
+            except SchemaError:
+                touched = self._store.spread(fit_blocks(blocks, _types(self._store)))
+            for leaf in touched:
+                self.source.taken(leaf, None)
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

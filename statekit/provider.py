@@ -698,8 +698,7 @@ class KVProvider(MovingProvider):
         other._residence.resume_loading()
         self._gave(part)
         other._take_over(part)
-        if self._peer is not None:
-            self._peer.moved_within(went=part)
+        self._hand_on(other, part)
         if own.budget is not None and share is not None:
             own.set_budget(own.budget - share)
         return other
@@ -795,10 +794,7 @@ class KVProvider(MovingProvider):
                 raise
             other._gave(part)
             self._take_over(part)
-            if other._peer is not None:
-                other._peer.moved_within(went=part)
-            if self._peer is not None:
-                self._peer.moved_within(came=part)
+            other._hand_on(self, part)
             other._residence.forget_given()
             if there is not None:
                 other._residence.set_budget(0)

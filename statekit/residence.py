@@ -169,11 +169,11 @@ class Residence:
         if loading is not None:
             loading.load_many(leaves)
 
-    def load_keys(self, wanted: Wanted) -> None:
-        """Brings entries here from the source, if there is one, or the leaves they are in."""
+    def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
+        """Brings entries of leaves here from the source, if there is one, or these leaves."""
         loading = self.loading
         if loading is not None:
-            loading.load_keys(wanted)
+            loading.load_keys(leaves, wanted)
 
     def expect(self, source: LeafSource, ranges: Sequence[range]) -> None:
         """Leaves that were another's are ours, and come from a process that hands them over.

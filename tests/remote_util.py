@@ -34,6 +34,8 @@ from statekit.remote.calls import (
     InstalledCall,
     Limits,
     PeerHello,
+    PickCall,
+    PickReply,
     Piece,
     PieceKind,
     ProposeCall,
@@ -96,6 +98,10 @@ class Service:
                     yield Piece(PieceKind.NEVER, leaf, epoch)
         finally:
             self.closed += 1
+
+    def pick(self, call: PickCall) -> PickReply:
+        self._note(call)
+        return PickReply(b"".join(key for _, keys in call.keys for key in keys), (7,))
 
     def stream(self, call: StreamCall, credits_: Iterator[int], /) -> Iterator[Piece]:
         self._note(call)

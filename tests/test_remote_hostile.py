@@ -43,6 +43,8 @@ from statekit.remote.calls import (
     GiveBackCall,
     InstalledCall,
     Limits,
+    PickCall,
+    PickReply,
     Piece,
     PieceKind,
     ProposeCall,
@@ -89,15 +91,15 @@ def mutated(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 def requests_of(server: PeerServer) -> list[tuple[bytes, Callable[[bytes], Any]]]:
     """Valid requests, and what the server does with each kind."""
     leases = ((1, 9), (2, 9), (300, 2**40))
-    fetch = FetchCall("m", 1, leases, ("visits",))
-    keys = FetchCall("m", 1, ((1, 9),), (), (("visits", b"alice"), ("visits", b"bob")))
+    fetch = FetchCall("m", 1, leases)
+    pick = PickCall("m", 1, leases, (("visits", (b"alice", b"bob")), ("x", (b"",))))
     begin = BeginCall("m", 1, "beta", (range(3), range(7, 9)), 4, "file:/x", 2)
-    propose = ProposeCall("m", 1, "127.0.0.1:1", (range(1), range(4, 90)), "fetch", "file:/x", 3)
+    propose = ProposeCall("m", 1, "127.0.0.1:1", (range(1), range(4, 90)), "fetch")
     return [
         (wire.put_hello_request(), server._hello),
         (wire.put_begin(begin), server._begin),
         (wire.put_fetch(fetch), server._fetch),
-        (wire.put_fetch(keys), server._fetch),
+        (wire.put_pick(pick), server._pick),
         (wire.put_leases(InstalledCall("m", 1, leases)), server._installed),
         (wire.put_leases(GiveBackCall("m", 1, leases)), server._give_back),
         (wire.put_propose(propose), server._propose),
@@ -124,6 +126,7 @@ def replies() -> list[tuple[bytes, Callable[[bytes], Any]]]:
         (wire.put_hello(hello), wire.read_hello),
         (wire.put_begin_reply(begin), wire.read_begin_reply),
         (wire.put_pieces(pieces, True), lambda data: wire.read_pieces(data, 2048, 1 << 20)),
+        (wire.put_pick_reply(PickReply(b"x" * 50, (1, 2))), wire.read_pick_reply),
         (wire.put_released(((1, 2), (3, 4))), wire.read_released),
         (wire.put_query_reply(query), lambda data: wire.read_query_reply(data, 2)),
         (wire.put_figures({"a": [1]}), wire.read_figures),

@@ -33,6 +33,8 @@ from statekit.remote.calls import (
     GiveBackCall,
     InstalledCall,
     Limits,
+    PickCall,
+    PickReply,
     Piece,
     PieceKind,
     ProposeCall,
@@ -86,6 +88,7 @@ def test_every_call_reaches_the_service_and_its_answer_comes_back(
         GiveBackCall("m", 1, leases(3)),
         ProposeCall("m", 1, "127.0.0.1:1", (range(1),), "fetch"),
         QueryCall("visits", (b"a", b"b")),
+        PickCall("m", 1, leases(1, 2), (("visits", (b"a", b"b")),)),
     ]
     service.values[b"a"] = b"12345678"
     hello = channel.hello()
@@ -95,6 +98,7 @@ def test_every_call_reaches_the_service_and_its_answer_comes_back(
     channel.give_back(calls[2])
     channel.propose(calls[3])
     assert channel.query(calls[4]).values == (b"12345678", None)
+    assert channel.pick(calls[5]) == PickReply(b"ab", (7,))
     assert channel.figures() == {"entries": 1, "nested": {"a": [1.5, None]}}
     assert service.asked == ["hello", calls[0], calls[0], *calls[1:], "figures"]
 

@@ -24,6 +24,8 @@ from statekit.remote.calls import (
     InstalledCall,
     Limits,
     PeerHello,
+    PickCall,
+    PickReply,
     Piece,
     PieceKind,
     ProposeCall,
@@ -58,19 +60,17 @@ leases = st.lists(
 begins = st.builds(
     BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers, names, numbers
 )
-proposals = st.builds(
-    ProposeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), names, names, numbers
-)
+proposals = st.builds(ProposeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), names)
 state_names = names
-fetches = st.builds(
-    FetchCall, names, numbers, leases, st.lists(state_names, max_size=3).map(tuple), st.just(())
-) | st.builds(
-    FetchCall,
+fetches = st.builds(FetchCall, names, numbers, leases)
+picks = st.builds(
+    PickCall,
     names,
     numbers,
-    st.tuples(st.tuples(leaf_numbers, numbers)),
-    st.just(()),
-    st.lists(st.tuples(state_names, st.binary(max_size=20)), max_size=4).map(tuple),
+    leases,
+    st.lists(
+        st.tuples(state_names, st.lists(st.binary(max_size=20), max_size=4).map(tuple)), max_size=3
+    ).map(tuple),
 )
 flags = st.booleans()
 absent = st.sampled_from([PieceKind.IN_TRANSIT, PieceKind.NEVER])
@@ -90,13 +90,14 @@ pieces = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(begins, proposals, fetches, leases)
+@given(begins, proposals, fetches, picks, leases)
 def test_calls_come_back_as_they_were(
-    begin: BeginCall, propose: ProposeCall, fetch: FetchCall, some: Any
+    begin: BeginCall, propose: ProposeCall, fetch: FetchCall, pick: PickCall, some: Any
 ) -> None:
     assert wire.read_begin(wire.put_begin(begin)) == begin
     assert wire.read_propose(wire.put_propose(propose)) == propose
     assert wire.read_fetch(wire.put_fetch(fetch)) == fetch
+    assert wire.read_pick(wire.put_pick(pick)) == pick
     for kind in (InstalledCall, GiveBackCall):
         call: Any = kind("m", 1, some)
         assert wire.read_leases(wire.put_leases(call), kind) == call
@@ -137,6 +138,8 @@ def test_hello_begin_reply_stream_query_and_figures_come_back() -> None:
     stream = StreamCall("m", 1, (5, 3, 4))
     assert wire.read_stream(wire.put_stream(stream)) == stream
     assert wire.read_credit(wire.put_credit(U63)) == U63
+    picked = PickReply(b"blocks", (3, 5))
+    assert wire.read_pick_reply(wire.put_pick_reply(picked)) == picked
     query = QueryCall("visits", (b"a", b""))
     assert wire.read_query(wire.put_query(query)) == query
     answer = QueryReply(LOGS, (b"", None, b"abc"))
@@ -172,14 +175,6 @@ def fetch_bytes(**fields: Any) -> bytes:
         {"leaf": [2048]},
         {"leaf": [1, 1], "epoch": [1, 1]},
         {"epoch": [2**64 - 1]},
-        {"states": [""]},
-        {"states": ["x" * 256]},
-        {"states": ["a\0b"]},
-        {"states": ["a"] * 1025},
-        {"key": [b"x"]},
-        {"key_state": ["x"]},
-        {"key": [b"x" * 65537], "key_state": ["s"]},
-        {"key": [b"x"], "key_state": ["s"], "leaf": [1, 2], "epoch": [1, 1]},
     ],
     ids=str,
 )  # fmt: skip
@@ -187,6 +182,37 @@ def test_a_fetch_that_breaks_a_rule_is_refused(fields: Any) -> None:
     assert wire.read_fetch(fetch_bytes(), 2048)
     with pytest.raises(WireError):
         wire.read_fetch(fetch_bytes(**fields), 2048)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"migration": ""},
+        {"generation": 2**63},
+        {"leaf": [2048]},
+        {"state": [""]},
+        {"state": ["x" * 256]},
+        {"state": ["a\0b"]},
+        {"state": ["a"] * 1025, "keys": [0] * 1025, "key": []},
+        {"state": ["a", "b"]},
+        {"keys": [2]},
+        {"keys": [2**32 - 1]},
+        {"key": []},
+        {"key": [b"x" * 65537]},
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+def test_a_pick_that_breaks_a_rule_is_refused(fields: Any) -> None:
+    good = {"migration": "m", "leaf": [1], "epoch": [1], "state": ["s"], "keys": [1], "key": [b"k"]}
+    assert wire.read_pick(pb.PickRequest(**good).SerializeToString(), 2048)
+    with pytest.raises(WireError):
+        wire.read_pick(pb.PickRequest(**{**good, **fields}).SerializeToString(), 2048)
+
+
+@pytest.mark.parametrize("refused", [[2048], [1] * 2049])
+def test_a_pick_reply_that_breaks_a_rule_is_refused(refused: list[int]) -> None:
+    with pytest.raises(WireError):
+        wire.read_pick_reply(pb.PickReply(refused=refused).SerializeToString(), 2048)
 
 
 def test_more_leases_than_a_message_may_have_are_refused() -> None:

@@ -23,7 +23,7 @@ owner's, who keeps it, shut: nothing was written to it here, so that it can stil
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from tempfile import SpooledTemporaryFile
 from time import monotonic, perf_counter
@@ -43,13 +43,14 @@ from statekit.errors import (
     temporary_failed,
 )
 from statekit.loading import LeafSource, Loading, Wanted, block_pieces
-from statekit.migration.departure import Progress, place_of
+from statekit.migration.departure import ENTRIES_PLACE, Progress, place_of
 from statekit.migration.messages import GivenBack, Here, Moved, Never, Released
 from statekit.remote.calls import (
     BeginReply,
     FetchCall,
     GiveBackCall,
     InstalledCall,
+    PickCall,
     Piece,
     PieceKind,
     StreamCall,
@@ -281,35 +282,43 @@ class Arrival(LeafSource):
             if leaf not in mine:
                 self._await_claim(leaf, loading)
 
-    def bring_keys(self, wanted: Wanted, loading: Loading) -> None:
-        here = self._missing
-        wanted = {leaf: keys for leaf, keys in wanted.items() if leaf in here}
+    def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
+        missing = [leaf for leaf in leaves if leaf in self._missing]
         count = sum(map(len, wanted.values()))
-        size = sum(self._sizes.get(leaf, 0) for leaf in wanted)
+        size = sum(self._sizes.get(leaf, 0) for leaf in missing)
         is_worth_it = size > max(ENTRIES_FIRST_BYTES, ENTRIES_SHARE * ENTRY_BYTES * count)
         if not is_worth_it or self.strategy not in _FETCHING:
-            self.bring(list(wanted), loading)
+            self.bring(missing, loading)
             return
-        leaves: list[int] = []
-        keys: list[tuple[str, bytes]] = []
-        for leaf, some in wanted.items():
-            leaves.append(leaf)
-            keys += some
-            if len(keys) >= REQUEST_KEYS:
-                self._bring_entries(leaves, keys, loading)
-                leaves, keys = [], []
-        if leaves:
-            self._bring_entries(leaves, keys, loading)
+        leases = tuple((leaf, self._epochs[leaf]) for leaf in missing)
+        for keys in _portions(wanted):
+            call = PickCall(self.id, self._offer.generation, leases, keys)
+            with self._somebody_waits(missing):
+                reply = self._channel.pick(call)
+                self._check_place(reply.blocks, ENTRIES_PLACE, f"entries of leaf {missing[0]}")
+                self.bytes_received += len(reply.blocks)
+                loading.spread(missing, reply.blocks)
+            if reply.refused:  # fetching them tells why, or brings them
+                self.bring([leaf for leaf in reply.refused if leaf in self._missing], loading)
+                return
 
-    def _bring_entries(
-        self, leaves: Sequence[int], keys: Sequence[tuple[str, bytes]], loading: Loading
-    ) -> None:
-        for piece, blocks in self._pieces(leaves, tuple(keys)):
-            if piece.is_whole:
-                loading.fill(piece.leaf, self._steps(piece.leaf, blocks, piece.is_delta))
-            else:
-                self._check(piece.leaf, blocks)
-                loading.fill_part(piece.leaf, blocks)
+    @contextmanager
+    def _somebody_waits(self, leaves: Sequence[int]) -> Iterator[None]:
+        """Asks the source for something of leaves, which the stream gives way to."""
+        with self._moved:
+            self._waiting += 1
+        try:
+            yield
+        except StateKitError as error:
+            if self._missing.isdisjoint(leaves):
+                return  # they came by the stream, which may have ended everything
+            if isinstance(error, PeerLostError):
+                raise self._lost_leaf(leaves[0], error) from error
+            raise
+        finally:
+            with self._moved:
+                self._waiting -= 1
+                self._moved.notify_all()
 
     def _claim(self, leaves: Iterable[int]) -> list[int]:
         """Those of these leaves that nobody else is fetching."""
@@ -391,33 +400,18 @@ class Arrival(LeafSource):
                 return
             leaves = damaged
 
-    def _pieces(
-        self, leaves: Sequence[int], keys: tuple[tuple[str, bytes], ...] = ()
-    ) -> Iterator[tuple[Piece, bytes]]:
-        """Asks for leaves, or for some entries of them; the last piece of each, and its blocks."""
+    def _pieces(self, leaves: Sequence[int]) -> Iterator[tuple[Piece, bytes]]:
+        """Asks for leaves; the last piece of each, and its blocks."""
         leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
-        call = FetchCall(self.id, self._offer.generation, leases, (), keys)
         parts = _Parts()
-        with self._moved:
-            self._waiting += 1
-        try:
-            for piece in self._channel.fetch(call):
+        with self._somebody_waits(leaves):
+            for piece in self._channel.fetch(FetchCall(self.id, self._offer.generation, leases)):
                 if piece.kind is not PieceKind.HERE:
                     self._refused(piece)
                 elif parts.add(piece, self._epochs):
                     blocks = parts.take(piece.leaf)
                     self.bytes_received += len(blocks)
                     yield piece, blocks
-        except StateKitError as error:
-            if self._missing.isdisjoint(leaves):
-                return  # they came by the stream, which may have ended everything
-            if isinstance(error, PeerLostError):
-                raise self._lost_leaf(leaves[0], error) from error
-            raise
-        finally:
-            with self._moved:
-                self._waiting -= 1
-                self._moved.notify_all()
 
     def _lost_leaf(self, leaf: int, error: StateKitError) -> StateKitError:
         if not isinstance(error, PeerLostError):
@@ -466,18 +460,18 @@ class Arrival(LeafSource):
             f"{piece.to or self.source}. Route its keys there."
         )
 
-    def _check(self, leaf: int, blocks: bytes) -> None:
-        """DamagedError if the blocks are not of this leaf, lease and migration, or damaged."""
-        bad = verify(blocks, self._pack_id, place_of(leaf, self._epochs[leaf])) if blocks else None
+    def _check_place(self, blocks: bytes, place: int, what: str) -> None:
+        """DamagedError if blocks are not of this migration and place, or damaged."""
+        bad = verify(blocks, self._pack_id, place) if blocks else None
         if bad is not None:
             raise DamagedError(
-                f"leaf {leaf} arrived damaged from {self.source} (byte {bad} of {len(blocks)}). "
+                f"{what} arrived damaged from {self.source} (byte {bad} of {len(blocks)}). "
                 "It is there still: touch it to ask again."
             )
 
     def _steps(self, leaf: int, blocks: bytes, is_delta: bool) -> list[bytes]:
         """What to decode, newest first."""
-        self._check(leaf, blocks)
+        self._check_place(blocks, place_of(leaf, self._epochs[leaf]), f"leaf {leaf}")
         if self._base is None or not is_delta:
             return [blocks]
         steps = [blocks] if blocks else []
@@ -873,6 +867,13 @@ class _Kept(LeafSource):
         self._arrival.unshare(self)
         with self._lock:
             self._file.close()
+
+
+def _portions(wanted: Wanted) -> Iterator[tuple[tuple[str, tuple[bytes, ...]], ...]]:
+    """Keys in portions of which one request is made."""
+    for state, keys in wanted.items():
+        for start in range(0, len(keys), REQUEST_KEYS):
+            yield ((state, tuple(keys[start : start + REQUEST_KEYS])),)
 
 
 def _without(step: bytes, names: set[str]) -> bytes:

@@ -13,7 +13,7 @@ the epoch (csrc/frames.c): what was damaged, or is of another time or place, is 
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from statekit.store.states import State
 
 _YIELD_SECONDS_MAX = 0.003  # that the stream holds still for those who wait
 _LEAF_BITS = 20
+ENTRIES_PLACE = (1 << 64) - 1  # what the checksums of single entries are bound to
 
 
 def place_of(leaf: int, epoch: int) -> int:
@@ -168,33 +169,19 @@ class Departure:
         blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
 
-    def by_leaf(self, keys: Sequence[tuple[str, bytes]]) -> dict[int, dict[str, list[bytes]]]:
-        """Keys by leaf and state. MigrationError if there is no such state."""
-        if not keys:
-            return {}
-        known = {raw.name: raw.leaf_of_encoded for raw in self._residence.store.states()}
-        found: dict[int, dict[str, list[bytes]]] = {}
-        for name, key in keys:
-            leaf_of = known.get(name)
-            if leaf_of is None:
-                raise MigrationError(f"there is no state {name!r} here.")
-            found.setdefault(leaf_of(key), {}).setdefault(name, []).append(key)
-        return found
-
-    def read_entries(
-        self, leaf: int, epoch: int, wanted: Mapping[str, Sequence[bytes]]
-    ) -> Iterator[Piece]:
-        """Only some entries of a leaf, by state."""
+    def pick(self, keys: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:
+        """Single entries of any leaves that are whole here, as blocks that are of all leaves."""
         store = self._residence.store
-        if store.residency(leaf) != "whole":
-            return self.read(leaf, epoch)  # some of it is at home, or still to come
         known = {raw.name: raw for raw in store.states()}
         blocks = bytearray()
-        for name, keys in wanted.items():
-            blocks += store.pick(leaf, known[name], keys)
+        for name, some in keys:
+            if name not in known:
+                raise MigrationError(f"there is no state {name!r} here.")
+            blocks += store.pick_many(known[name], some)
         seal(blocks)
-        bind(blocks, self._pack_id, place_of(leaf, epoch))
-        return self._pieces(leaf, epoch, bytes(blocks), is_whole=False)
+        bind(blocks, self._pack_id, ENTRIES_PLACE)
+        self.bytes_sent += len(blocks)
+        return bytes(blocks)
 
     def _encode(self, leaf: int, epoch: int, state: State | None, since: int = 0) -> bytes:
         place = place_of(leaf, epoch)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from statekit.assignment import KeyGroups, group_ranges
+from statekit.assignment import KeyGroups, group_ranges, leaf_ranges
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
@@ -24,7 +24,7 @@ from statekit.errors import (
     UnknownEntryError,
     shorten,
 )
-from statekit.keys import KeyType, key_codec, leaf_of_encoded
+from statekit.keys import KeyType, key_codec
 from statekit.loading import CheckpointSource, open_pinned
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
@@ -50,6 +50,7 @@ class MovingProvider(ABC):
 
     def __init__(self) -> None:
         self._peer: Peer | None = None
+        self._epochs: dict[int, int] = {}  # of leases that came from another provider, until then
         self._prefetchers: ThreadPoolExecutor | None = None
         self._peer_lock = threading.Lock()
 
@@ -113,8 +114,26 @@ class MovingProvider(ABC):
     def _as_peer(self) -> Peer:
         with self._lock:  # first: key-groups do not change hands meanwhile
             if self._peer is None:
-                self._peer = Peer(_Owner(self), self._residence)
+                self._peer = Peer(_Owner(self), self._residence, self._epochs)
+                self._epochs = {}
             return self._peer
+
+    def _hand_on(self, other: "MovingProvider", part: tuple[range, ...]) -> None:
+        """Key-groups went from here to another provider of this process, and so do their leases.
+
+        Other processes may remember the epochs of these.
+        """
+        if self._peer is not None:
+            epochs = self._peer.disown(part)
+        else:
+            leaves = {
+                leaf for r in leaf_ranges(part, self._residence.store.subgroups) for leaf in r
+            }
+            epochs = {leaf: self._epochs.pop(leaf) for leaf in leaves & self._epochs.keys()}
+        if other._peer is not None:
+            other._peer.own(part, epochs)
+        else:
+            other._epochs |= epochs
 
     def _credentials(self, tls: "TLS | None", token: str | None) -> Credentials:
         known = self._as_peer().credentials
@@ -248,19 +267,17 @@ class MovingProvider(ABC):
             done.set_result(None)
             return done
         store, codec = residence.store, key_codec(key)
-        names = [raw.name for raw in store.states() if raw.codec.text == codec.text]
-        items = plain_items(keys)
-        wanted: dict[int, list[tuple[str, bytes]]] = {}
-        for item in dict.fromkeys(items[at] for at in positions):
-            encoded = codec.encode(item)
-            leaf = leaf_of_encoded(codec, encoded, store.leaves)
-            wanted.setdefault(leaf, []).extend((name, encoded) for name in names)
+        items, encode = plain_items(keys), codec.encode
+        some = [*dict.fromkeys(items[at] for at in positions)]
+        leaves = set(route(some, codec, store.leaves))
+        encoded = [encode(item) for item in some]
+        wanted = {raw.name: encoded for raw in store.states() if raw.codec.text == codec.text}
         with self._peer_lock:
             if self._prefetchers is None:
                 self._prefetchers = ThreadPoolExecutor(
                     _PREFETCHERS, thread_name_prefix="statekit-prefetch"
                 )
-            return self._prefetchers.submit(residence.load_keys, wanted)
+            return self._prefetchers.submit(residence.load_keys, sorted(leaves), wanted)
 
     def _close_peer(self) -> None:
         """Nobody is answered any more, and nothing is brought."""

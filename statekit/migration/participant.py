@@ -345,6 +345,24 @@ class Participant:
         """Somebody who knows says that a later generation has begun."""
         return self._fence(generation) if generation > self.generation else []
 
+    def serves(self, sender: str, generation: int, leaf: int, epoch: int) -> bool:
+        """Source: whether single entries may go to the sender, as if it had said Fetch with keys.
+
+        For many leaves at once; the answer to a Fetch tells why not.
+        """
+        known = self._leaves.get(leaf)
+        if (
+            known is None
+            or known.state is not OFFERED
+            or known.epoch != epoch
+            or known.peer != sender
+            or generation != self.generation
+            or self.is_fenced
+        ):
+            return False
+        known.is_sent = True
+        return True
+
     def unsent(self, migration: str) -> list[int]:
         """Source: what the background stream has to send; in which order is the driver's choice."""
         departure = self._departures.get(migration)

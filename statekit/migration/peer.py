@@ -22,7 +22,7 @@ import struct
 import threading
 import uuid
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from copy import copy
@@ -77,6 +77,8 @@ from statekit.remote.calls import (
     InstalledCall,
     Limits,
     PeerHello,
+    PickCall,
+    PickReply,
     Piece,
     PieceKind,
     ProposeCall,
@@ -162,7 +164,7 @@ class _Moved:
 class Peer:
     """One per provider, from the first time it serves, fetches or passes a barrier."""
 
-    def __init__(self, owner: Owner, residence: Residence) -> None:
+    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
         self._owner = owner
         self._residence = residence
         self.subgroups = residence.store.subgroups
@@ -188,7 +190,7 @@ class Peer:
         self._proposals: dict[str, Future[None]] = {}  # by migration: what others proposed to us
         self._add_late: AddLate | None = None  # to our part of the last checkpoint
         with owner.lock:
-            self._participant.own(_leaves(owner.owned(), self.subgroups))
+            self._participant.own(_leaves(owner.owned(), self.subgroups), epochs=epochs)
 
     @property
     def loading(self) -> Loading | None:
@@ -495,11 +497,16 @@ class Peer:
         with self._lock:
             self._arrivals.pop(arrival.id, None)
 
-    def moved_within(self, came: Iterable[range] = (), went: Iterable[range] = ()) -> None:
-        """Key-groups were merged from, or split off to, another provider of this process."""
+    def disown(self, went: Iterable[range]) -> dict[int, int]:
+        """Key-groups went to another provider of this process; the epochs of their leases."""
         with self._lock:
-            self._participant.disown(_leaves(went, self.subgroups))
-            self._participant.own(_leaves(came, self.subgroups), self._participant.barrier)
+            return self._participant.disown(_leaves(went, self.subgroups))
+
+    def own(self, came: Iterable[range], epochs: Mapping[int, int]) -> None:
+        """Key-groups came from another provider of this process."""
+        with self._lock:
+            leaves = _leaves(came, self.subgroups)
+            self._participant.own(leaves, self._participant.barrier, epochs=epochs)
 
     # ---- Checkpoints that several providers take together
 
@@ -858,19 +865,31 @@ class Peer:
                 yield self._answer("", call, leaf, epoch)[1]
             return
         with departure.somebody_waits():
-            wanted = departure.by_leaf(call.keys)
             for leaf, epoch in call.leases:
                 serve, refusal = self._answer(departure.target, call, leaf, epoch)
-                if not serve:
-                    yield refusal
-                elif leaf in wanted:
-                    yield from departure.read_entries(leaf, epoch, wanted[leaf])
-                else:
+                if serve:
                     yield from departure.read(leaf, epoch)
+                else:
+                    yield refusal
+
+    def pick(self, call: PickCall) -> PickReply:
+        departure = self._departures.get(call.migration)
+        everything = tuple(leaf for leaf, _ in call.leases)
+        if departure is None:
+            return PickReply(b"", everything)
+        with departure.somebody_waits():
+            with self._lock:
+                serves = self._participant.serves
+                is_served = all(
+                    serves(departure.target, call.generation, leaf, epoch)
+                    for leaf, epoch in call.leases
+                )
+            if not is_served:  # rare: then all are fetched, and the answers tell why
+                return PickReply(b"", everything)
+            return PickReply(departure.pick(call.keys), ())
 
     def _answer(self, sender: str, call: FetchCall, leaf: int, epoch: int) -> tuple[bool, Piece]:
-        keys = call.keys
-        message = Fetch(call.migration, call.generation, 0, leaf, epoch, keys)
+        message = Fetch(call.migration, call.generation, 0, leaf, epoch)
         with self._lock:
             (action,) = self._participant.on(sender, message) or (None,)
         if isinstance(action, Serve):

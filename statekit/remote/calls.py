@@ -83,16 +83,27 @@ class BeginReply(NamedTuple):
 
 
 class FetchCall(NamedTuple):
-    """Target: these leaves, now.
-
-    keys: only these entries, (state, encoded key), of the leaves. states: only these states.
-    """
+    """Target: these leaves, now."""
 
     migration: str
     generation: int
     leases: tuple[tuple[int, int], ...]  # leaf, epoch
-    states: tuple[str, ...] = ()
-    keys: tuple[tuple[str, bytes], ...] = ()
+
+
+class PickCall(NamedTuple):
+    """Target: single entries of leaves, before all the rest of these."""
+
+    migration: str
+    generation: int
+    leases: tuple[tuple[int, int], ...]  # leaf, epoch
+    keys: tuple[tuple[str, tuple[bytes, ...]], ...]  # state, encoded keys
+
+
+class PickReply(NamedTuple):
+    """The entries, as blocks that each are of all leaves (csrc/gate.c), bound to ENTRIES_PLACE."""
+
+    blocks: bytes
+    refused: tuple[int, ...]  # leaves of which nothing is in the blocks: fetch() tells why
 
 
 class PieceKind(IntEnum):
@@ -148,8 +159,6 @@ class ProposeCall(NamedTuple):
     address: str  # where the source serves
     key_groups: tuple[range, ...]
     strategy: str
-    base_url: str = ""
-    base_number: int = 0
 
 
 class QueryCall(NamedTuple):
@@ -177,6 +186,9 @@ class PeerService(Protocol):
 
     def fetch(self, call: FetchCall) -> Iterator[Piece]:
         """The pieces of each lease, in the order of the leases; closed early if enough came."""
+
+    def pick(self, call: PickCall) -> PickReply:
+        """Entries of leaves that are offered; of the others it only says which they are."""
 
     def stream(
         self,

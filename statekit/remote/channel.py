@@ -41,6 +41,8 @@ from statekit.remote.calls import (
     InstalledCall,
     Limits,
     PeerHello,
+    PickCall,
+    PickReply,
     Piece,
     ProposeCall,
     QueryCall,
@@ -133,7 +135,8 @@ class PeerChannel:
         self._methods = {
             name: self._quick.unary_unary(_METHOD + name)
             for name in (
-                "Hello", "Begin", "Fetch", "Installed", "GiveBack", "Propose", "Query", "Figures",
+                "Hello", "Begin", "Fetch", "Pick", "Installed", "GiveBack", "Propose", "Query",
+                "Figures",
             )
         }  # fmt: skip
 
@@ -204,6 +207,13 @@ class PeerChannel:
                 tries.after(error, f"for leaf {leaf}", leaf)
             finally:
                 messages.cancel()
+
+    def pick(self, call: PickCall, *, timeout_s: float | None = None) -> PickReply:
+        """Single entries of leaves."""
+        leaf = call.leases[0][0]
+        what = f"for entries of leaf {leaf} and others"
+        data = self._ask("Pick", wire.put_pick(call), what, timeout_s, leaf)
+        return self._read(wire.read_pick_reply, data, self._leaves)
 
     def stream(self, call: StreamCall, *, credit: int = 0) -> "PeerStream":
         """Opens the background stream; credit: bytes of blocks that may come at once."""

@@ -1,9 +1,7 @@
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar
-
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -11,10 +9,10 @@ class HelloRequest(_message.Message):
     __slots__ = ("protocol",)
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    def __init__(self, protocol: int | None = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("description", "generation", "incarnation", "key_groups", "name", "protocol", "subgroups", "version")
+    __slots__ = ("protocol", "name", "incarnation", "version", "generation", "key_groups", "subgroups", "description")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -31,10 +29,10 @@ class HelloReply(_message.Message):
     key_groups: int
     subgroups: int
     description: bytes
-    def __init__(self, protocol: int | None = ..., name: str | None = ..., incarnation: str | None = ..., version: str | None = ..., generation: int | None = ..., key_groups: int | None = ..., subgroups: int | None = ..., description: bytes | None = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., version: _Optional[str] = ..., generation: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("barrier", "base_number", "base_url", "generation", "key_groups", "migration", "target")
+    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base_url", "base_number")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -49,10 +47,10 @@ class BeginRequest(_message.Message):
     barrier: int
     base_url: str
     base_number: int
-    def __init__(self, migration: str | None = ..., generation: int | None = ..., target: str | None = ..., key_groups: _Iterable[int] | None = ..., barrier: int | None = ..., base_url: str | None = ..., base_number: int | None = ...) -> None: ...
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base_url: _Optional[str] = ..., base_number: _Optional[int] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("barrier", "based", "covered", "description", "epoch", "first_leaf", "generation", "key_groups", "leaves", "migration", "sequence", "sizes", "source", "subgroups", "timer_leaves")
+    __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -83,28 +81,48 @@ class BeginReply(_message.Message):
     description: bytes
     timer_leaves: _containers.RepeatedScalarFieldContainer[int]
     based: bool
-    def __init__(self, migration: str | None = ..., generation: int | None = ..., sequence: int | None = ..., source: str | None = ..., first_leaf: _Iterable[int] | None = ..., leaves: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ..., covered: _Iterable[int] | None = ..., sizes: _Iterable[int] | None = ..., barrier: int | None = ..., key_groups: int | None = ..., subgroups: int | None = ..., description: bytes | None = ..., timer_leaves: _Iterable[int] | None = ..., based: bool = ...) -> None: ...
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., source: _Optional[str] = ..., first_leaf: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., covered: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., timer_leaves: _Optional[_Iterable[int]] = ..., based: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "key", "key_state", "leaf", "migration", "states")
+    __slots__ = ("migration", "generation", "leaf", "epoch")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    STATES_FIELD_NUMBER: _ClassVar[int]
-    KEY_STATE_FIELD_NUMBER: _ClassVar[int]
+    migration: str
+    generation: int
+    leaf: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PickRequest(_message.Message):
+    __slots__ = ("migration", "generation", "leaf", "epoch", "state", "keys", "key")
+    MIGRATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     leaf: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
-    states: _containers.RepeatedScalarFieldContainer[str]
-    key_state: _containers.RepeatedScalarFieldContainer[str]
+    state: _containers.RepeatedScalarFieldContainer[str]
+    keys: _containers.RepeatedScalarFieldContainer[int]
     key: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, migration: str | None = ..., generation: int | None = ..., leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ..., states: _Iterable[str] | None = ..., key_state: _Iterable[str] | None = ..., key: _Iterable[bytes] | None = ...) -> None: ...
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[int]] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PickReply(_message.Message):
+    __slots__ = ("blocks", "refused")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    blocks: bytes
+    refused: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, blocks: _Optional[bytes] = ..., refused: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pieces(_message.Message):
-    __slots__ = ("blocks", "bytes_total", "epoch", "generation", "head", "leaf", "more", "to")
+    __slots__ = ("head", "leaf", "epoch", "bytes_total", "blocks", "to", "generation", "more")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -121,10 +139,10 @@ class Pieces(_message.Message):
     to: _containers.RepeatedScalarFieldContainer[str]
     generation: _containers.RepeatedScalarFieldContainer[int]
     more: bool
-    def __init__(self, head: _Iterable[int] | None = ..., leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ..., bytes_total: _Iterable[int] | None = ..., blocks: _Iterable[bytes] | None = ..., to: _Iterable[str] | None = ..., generation: _Iterable[int] | None = ..., more: bool = ...) -> None: ...
+    def __init__(self, head: _Optional[_Iterable[int]] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[bytes]] = ..., to: _Optional[_Iterable[str]] = ..., generation: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
 
 class StreamRequest(_message.Message):
-    __slots__ = ("bytes_total", "first", "generation", "migration")
+    __slots__ = ("migration", "generation", "first", "bytes_total")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -133,10 +151,10 @@ class StreamRequest(_message.Message):
     generation: int
     first: _containers.RepeatedScalarFieldContainer[int]
     bytes_total: int
-    def __init__(self, migration: str | None = ..., generation: int | None = ..., first: _Iterable[int] | None = ..., bytes_total: int | None = ...) -> None: ...
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class LeasesRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "leaf", "migration")
+    __slots__ = ("migration", "generation", "leaf", "epoch")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
@@ -145,45 +163,41 @@ class LeasesRequest(_message.Message):
     generation: int
     leaf: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, migration: str | None = ..., generation: int | None = ..., leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ...) -> None: ...
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeasesReply(_message.Message):
-    __slots__ = ("epoch", "leaf")
+    __slots__ = ("leaf", "epoch")
     LEAF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     leaf: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, leaf: _Iterable[int] | None = ..., epoch: _Iterable[int] | None = ...) -> None: ...
+    def __init__(self, leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("address", "base_number", "base_url", "generation", "key_groups", "migration", "strategy")
+    __slots__ = ("migration", "generation", "address", "key_groups", "strategy")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
-    BASE_URL_FIELD_NUMBER: _ClassVar[int]
-    BASE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     address: str
     key_groups: _containers.RepeatedScalarFieldContainer[int]
     strategy: str
-    base_url: str
-    base_number: int
-    def __init__(self, migration: str | None = ..., generation: int | None = ..., address: str | None = ..., key_groups: _Iterable[int] | None = ..., strategy: str | None = ..., base_url: str | None = ..., base_number: int | None = ...) -> None: ...
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., address: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., strategy: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class QueryRequest(_message.Message):
-    __slots__ = ("key", "state")
+    __slots__ = ("state", "key")
     STATE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     state: str
     key: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, state: str | None = ..., key: _Iterable[bytes] | None = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class QueryReply(_message.Message):
     __slots__ = ("description", "found", "value")
@@ -193,7 +207,7 @@ class QueryReply(_message.Message):
     description: bytes
     found: _containers.RepeatedScalarFieldContainer[bool]
     value: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, description: bytes | None = ..., found: _Iterable[bool] | None = ..., value: _Iterable[bytes] | None = ...) -> None: ...
+    def __init__(self, description: _Optional[bytes] = ..., found: _Optional[_Iterable[bool]] = ..., value: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FiguresRequest(_message.Message):
     __slots__ = ()
@@ -203,4 +217,4 @@ class FiguresReply(_message.Message):
     __slots__ = ("figures",)
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     figures: bytes
-    def __init__(self, figures: bytes | None = ...) -> None: ...
+    def __init__(self, figures: _Optional[bytes] = ...) -> None: ...

@@ -229,6 +229,7 @@ class PeerServer:
             "Hello": self._hello,
             "Begin": self._begin,
             "Fetch": self._fetch,
+            "Pick": self._pick,
             "Installed": self._installed,
             "GiveBack": self._give_back,
             "Propose": self._propose,
@@ -372,6 +373,10 @@ class PeerServer:
         finally:
             _close(pieces)
         return wire.put_pieces(taken, more=False)
+
+    def _pick(self, data: bytes) -> bytes:
+        reply = self._service.pick(wire.read_pick(data, self._leaves))
+        return wire.put_pick_reply(reply)
 
     def _fetch_long(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
         call = wire.read_fetch(_receive(self._opening, requests, context), self._leaves)

@@ -32,6 +32,8 @@ from statekit.remote.calls import (
     GiveBackCall,
     InstalledCall,
     PeerHello,
+    PickCall,
+    PickReply,
     Piece,
     PieceKind,
     ProposeCall,
@@ -327,43 +329,65 @@ def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
 
 
 def put_fetch(call: FetchCall) -> bytes:
-    rare: dict[str, Any] = {}  # fields that are mostly empty, and would take half of the time
-    if call.states:
-        rare["states"] = call.states
-    if call.keys:
-        rare["key_state"] = [state for state, _ in call.keys]
-        rare["key"] = [key for _, key in call.keys]
     return _put(
         pb.FetchRequest,
         migration=call.migration,
         generation=call.generation,
         leaf=[leaf for leaf, _ in call.leases],
         epoch=[epoch for _, epoch in call.leases],
-        **rare,
     )
 
 
 def read_fetch(data: bytes, leaves: int = LEAVES_MAX) -> FetchCall:
     found = _parse(pb.FetchRequest, data)
-    states: tuple[str, ...] = ()
-    keys: tuple[tuple[str, bytes], ...] = ()
-    leases = _read_leases(found.leaf, found.epoch, leaves)
-    if found.states:
-        if len(found.states) > int(lib.SK_STATES_MAX):
-            _bad(f"{len(found.states)} states")
-        states = tuple(map(_state_name, found.states))
-    if found.key or found.key_state:
-        if len(found.key) != len(found.key_state):
-            _bad(f"{len(found.key)} keys of {len(found.key_state)} states in {len(leases)} leaves")
-        _check_keys(found.key)
-        keys = tuple(zip(map(_state_name, found.key_state), found.key, strict=True))
     return FetchCall(
         _name(found.migration, "a migration"),
         _number(found.generation, "a generation"),
-        leases,
-        states,
-        keys,
+        _read_leases(found.leaf, found.epoch, leaves),
     )
+
+
+def put_pick(call: PickCall) -> bytes:
+    return _put(
+        pb.PickRequest,
+        migration=call.migration,
+        generation=call.generation,
+        leaf=[leaf for leaf, _ in call.leases],
+        epoch=[epoch for _, epoch in call.leases],
+        state=[state for state, _ in call.keys],
+        keys=[len(keys) for _, keys in call.keys],
+        key=[key for _, keys in call.keys for key in keys],
+    )
+
+
+def read_pick(data: bytes, leaves: int = LEAVES_MAX) -> PickCall:
+    found = _parse(pb.PickRequest, data)
+    if len(found.state) > int(lib.SK_STATES_MAX):
+        _bad(f"{len(found.state)} states")
+    if len(found.state) != len(found.keys) or sum(found.keys) != len(found.key):
+        _bad(f"{len(found.key)} keys of {len(found.state)} states, which are to have others")
+    _check_keys(found.key)
+    keys, at = [], 0
+    for state, count in zip(found.state, found.keys, strict=True):
+        keys.append((_state_name(state), tuple(found.key[at : at + count])))
+        at += count
+    return PickCall(
+        _name(found.migration, "a migration"),
+        _number(found.generation, "a generation"),
+        _read_leases(found.leaf, found.epoch, leaves),
+        tuple(keys),
+    )
+
+
+def put_pick_reply(reply: PickReply) -> bytes:
+    return _put(pb.PickReply, blocks=reply.blocks, refused=reply.refused)
+
+
+def read_pick_reply(data: bytes, leaves: int = LEAVES_MAX) -> PickReply:
+    found = _parse(pb.PickReply, data)
+    if len(found.refused) > leaves or (found.refused and max(found.refused) >= leaves):
+        _bad(f"{len(found.refused)} leaves that are refused, of {leaves}")
+    return PickReply(found.blocks, tuple(found.refused))
 
 
 def put_pieces(pieces: Sequence[Piece], more: bool = False) -> bytes:
@@ -565,8 +589,6 @@ def put_propose(call: ProposeCall) -> bytes:
         address=call.address,
         key_groups=_put_ranges(call.key_groups),
         strategy=call.strategy,
-        base_url=call.base_url,
-        base_number=call.base_number,
     )
 
 
@@ -578,8 +600,6 @@ def read_propose(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> ProposeCall:
         _name(found.address, "an address", 2 * NAME_CHARS_MAX),
         _read_ranges(found.key_groups, key_groups, "key-groups"),
         _name(found.strategy, "a strategy"),
-        _name(found.base_url, "a checkpoint's URL", URL_CHARS_MAX, 0),
-        _number(found.base_number, "a checkpoint"),
     )
 
 

@@ -179,6 +179,7 @@ class Worker:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.faults: list[str] = []  # that nobody foresaw
+        self._answering: list[threading.Thread] = []
 
     def open(self, node: str, owned: Sequence[int]) -> str:
         kv = sk.open(key_groups=KEY_GROUPS, subgroups=SUBGROUPS, owned=owned)
@@ -235,8 +236,10 @@ class Worker:
     def bytes_now(self) -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    def threads(self) -> int:
-        return threading.active_count()
+    def leftovers(self) -> list[str]:
+        """Threads that are not the worker's own."""
+        own = (threading.main_thread(), *self._answering)
+        return [each.name for each in threading.enumerate() if each not in own]
 
     def seen_faults(self) -> list[str]:
         seen, self.faults = self.faults, []
@@ -248,7 +251,9 @@ class Worker:
         listener = Listener(path, backlog=64)
         while True:
             connection = listener.accept()
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
+            self._answering.append(thread)
+            thread.start()
 
     def _answer(self, connection: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -323,65 +328,69 @@ def _run_nursery(fd: int) -> None:
 
 
 class Process:
-    """A worker, from outside. Threads may share it: each has a connection of its own."""
+    """A worker, from outside. Threads may share it: each call has a connection to itself."""
 
     def __init__(self, pid: int, path: str) -> None:
         self.pid = pid
+        self._fd = os.pidfd_open(pid)  # a number alone may be another process's by the time it dies
         self._path = path
-        self._local = threading.local()
-        self._all: list[Connection] = []
+        self._idle: list[Connection] = []
+        self._is_known = False  # it has answered
         self.call(None, "set_patience", 0.5)
 
-    def _connection(self) -> Connection:
-        connection: Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            until = time.monotonic() + SECONDS_MAX
-            while connection is None:
-                try:
-                    connection = Client(self._path)
-                except (FileNotFoundError, ConnectionRefusedError) as error:
-                    if self._all:
-                        raise Gone(f"worker {self.pid}: {error}") from None
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.001)  # it has been forked, and does not listen yet
-                except OSError as error:
+    def _connect(self) -> Connection:
+        until = time.monotonic() + SECONDS_MAX
+        while True:
+            try:
+                return Client(self._path)
+            except OSError as error:
+                if self._is_known or time.monotonic() > until:
                     raise Gone(f"worker {self.pid}: {error}") from None
-            self._local.connection = connection
-            self._all.append(connection)
-        return connection
+                time.sleep(0.001)  # it has been forked, and does not listen yet
 
     def call(self, node: str | None, name: str, *args: Any) -> Any:
         """Raises what the worker raises, and Gone if it is gone."""
-        connection = self._connection()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
         try:
             connection.send((node, name, args))
             is_good, result = connection.recv()
         except (EOFError, OSError) as error:
+            connection.close()
             raise Gone(f"worker {self.pid}: {error!r}") from None
+        self._is_known = True
+        self._idle.append(connection)
         if not is_good:
             raise result
         return result
 
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
     def kill(self) -> None:
         """SIGKILL, and returns when it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         with contextlib.suppress(Gone):
             while True:
-                self.call(None, "threads")
+                self.call(None, "leftovers")
 
     def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
+        if self._fd < 0:
+            return
+        self.go_on()
         self.kill()
-        for connection in self._all:
+        os.close(self._fd)
+        self._fd = -1
+        for connection in self._idle:
             connection.close()
 
 

@@ -47,6 +47,7 @@ HOST = "127.0.0.1"
 SECONDS_MAX = 30.0  # of anything that a test waits for
 THREADS = 96
 MESSAGE_BYTES_MAX = 64 << 20
+_GIVEN_UP_SECONDS = 0.05  # before its deadline: it takes so long until we know that a call is over
 _FOREVER_SECONDS = 1e6  # gRPC's way to say that there is no deadline
 
 _OPTIONS = (
@@ -344,7 +345,8 @@ class Proxy(grpc.GenericRpcHandler):
             self._again(call, message)
         try:
             passed = self._delayed(call, Direction.REQUEST, message, rule)
-            if call.is_over.is_set():
+            left = self._seconds_left(call)
+            if call.is_over.is_set() or (left is not None and left < _GIVEN_UP_SECONDS):
                 # Its caller gave up while it was on its way. The server does not know that.
                 self._again(call, passed)
                 raise _Broken

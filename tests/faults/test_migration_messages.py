@@ -5,6 +5,7 @@ fault. Threads decide how many messages there are exactly, so a fault may find n
 happens to few.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +138,18 @@ def test_every_message(
     assert not faults, faults
 
 
+def test_nothing_is_left_of_all_these_migrations(workers: Workers) -> None:
+    """Threads end soon after their provider is closed."""
+    pause = threading.Event()
+    for worker in workers:
+        for _ in range(1000):
+            left = worker.call(None, "leftovers")
+            if not left:
+                break
+            pause.wait(0.01)
+        assert left == []
+
+
 # ---- The tests themselves
 
 
@@ -154,9 +167,9 @@ def test_changes_of_owner_are_counted_from_times() -> None:
 
 
 BROKEN = {
-    "leaves are not shut": Fault.DUPLICATE,
-    "leaves are copied, not moved": Fault.DUPLICATE,
-    "damage is passed on": Fault.CORRUPT,
+    "leaves are not shut": (Fault.DROP, Point("Installed", Direction.REQUEST, 1)),
+    "leaves are copied, not moved": (Fault.DROP, Point("Installed", Direction.REQUEST, 1)),
+    "damage is passed on": (Fault.CORRUPT, Point("Stream", Direction.REPLY, 2)),
 }
 
 
@@ -166,6 +179,5 @@ def test_statekit_that_is_broken_on_purpose_is_found_out(what: str) -> None:
         workers = nursery.worker(), nursery.worker()
         for worker in workers:
             worker.call(None, "break_on_purpose", what)
-        point = Point("Stream", Direction.REPLY, 2)
-        results = [run_one(workers, "stream", BROKEN[what], point, seed) for seed in range(3)]
+        results = [run_one(workers, "stream", *BROKEN[what], seed) for seed in range(3)]
         assert any(result not in ("", "not reached") for result in results)

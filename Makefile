@@ -14,8 +14,9 @@ FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 # What runs under AddressSanitizer: everything that reaches C, nothing that starts processes or is
 # about other people's libraries.
 SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.py homes.py cli.py \
-    storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py), \
-    $(wildcard tests/test_*.py))
+    cli_serving.py storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py \
+    participant.py coordinator.py routing.py simulator.py protocol_mutants.py) \
+    $(wildcard tests/test_remote_*.py), $(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN := -fsanitize=thread
 # Python itself is not built with ASan, so its library comes first; libstdc++ for pyarrow's sake.
@@ -40,7 +41,7 @@ help: ## list the targets
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-demo: .venv/.built ## a short tour: count, split, checkpoint, restore, spill, and how fast
+demo: .venv/.built ## two processes under load: hand-over, kill -9, lazy restore; checks every count
 	$(BIN)/python examples/demo.py
 
 test: .venv/.built ctest ## C tests, then the Python tests
@@ -48,7 +49,8 @@ test: .venv/.built ctest ## C tests, then the Python tests
 
 test-all: test sanitize ## test, sanitize, a short fuzz, and the fault and model tests at their nightly counts
 	$(MAKE) fuzz FUZZ_SECONDS=20
-	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py
+	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py \
+	    tests/test_simulator.py
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.
 OUT ?= build/ctest
@@ -106,10 +108,11 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## store, typed state and checkpoints against their peers; writes benchmarks/results
+bench: .venv/.built ## store, typed state, checkpoints, migration against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_state_types.py
 	$(BIN)/python benchmarks/bench_checkpoint.py
+	$(BIN)/python benchmarks/bench_migration.py
 
 wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty environment
 	rm -rf dist build/wheel-venv

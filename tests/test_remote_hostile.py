@@ -164,13 +164,13 @@ def test_damaged_messages_are_read_or_refused_and_nothing_else() -> None:
 def test_small_messages_do_not_become_large_objects() -> None:
     # 8 MB that say "leaf 1" four million times; a run of 2^32 leaves; a million empty blocks.
     column = b"\x01" * (4 << 20)
-    for data in (
-        b"\x0a\x01m\x1a" + b"\x80\x80\x80\x02" + column,  # FetchRequest.leaf, packed
-        b"\x0a\x01m" + b"\x32\x00" * (1 << 20),  # key_state, each ""
+    for read, data in (
+        (wire.read_fetch, b"\x0a\x01m\x1a" + b"\x80\x80\x80\x02" + column),  # leaf, packed
+        (wire.read_pick, b"\x0a\x01m" + b"\x3a\x00" * (1 << 20)),  # key, each ""
     ):
         began = time.monotonic()
         with pytest.raises(wire.WireError):
-            wire.read_fetch(data)
+            read(data)
         assert time.monotonic() - began < 2
     began = time.monotonic()
     with pytest.raises(wire.WireError):

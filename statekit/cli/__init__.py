@@ -5,6 +5,7 @@ places.py     what a URL on the command line stands for: URL@7, worker-0 ...
 output.py     tables, bars, sizes, progress: for people, for pipes, and as JSON
 looking.py    ls inspect get verify diff
 moving.py     export import checkpoint restore
+serving.py    serve fetch: between live processes
 changing.py   edit rescale merge regroup compact gc
 files.py      Parquet, Arrow, JSON lines and CSV: a state as a file and back
 typetext.py   types written on a command line: "dict[str, list[int]]"

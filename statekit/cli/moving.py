@@ -296,7 +296,7 @@ def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> No
     Example:
       statekit checkpoint rocksdb:/var/state --to s3://bucket/ckpt
     """
-    _check_home(home)
+    check_home(home)
     with statekit.open(home) as kv:
         if not kv.schemas:
             raise ArgumentError(f"{kv.url!r} holds no states. Check the URL.")
@@ -307,7 +307,7 @@ def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> No
         print_line(f"written: checkpoint {made.number} of {made.url}, {show_bytes(made.bytes)}")
 
 
-def _check_home(home: str) -> None:
+def check_home(home: str) -> None:
     parsed = HomeUrl.parse(home)
     if parsed.scheme == "memory":
         raise ArgumentError('"memory:" is the memory of this command, which has nothing in it.')
@@ -340,7 +340,7 @@ def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: b
         )
     if HomeUrl.parse(into).scheme == "memory":
         raise ArgumentError('"memory:" is gone when this command ends. Name a home that stays.')
-    groups = None if key_groups is None else _parse_groups(key_groups)
+    groups = None if key_groups is None else parse_groups(key_groups)
     sources = [place.storage.url for place in places]
     kv = statekit.restore(sources, key_groups=groups, lazy=False, at=places[0].at, home=into)
     with kv:
@@ -351,7 +351,7 @@ def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: b
         print_line(f"restored {plural(len(found['states']), 'state')} into {found['home']}")
 
 
-def _parse_groups(text: str) -> list[range]:
+def parse_groups(text: str) -> list[range]:
     try:
         parts = [part.split("-") for part in text.split(",")]
         return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part) <= 2]

@@ -25,7 +25,7 @@ import statekit
 from statekit.assignment import group_ranges, show_groups, subtract
 from statekit.checkpoint import rework
 from statekit.checkpoint.storage import open_storage
-from statekit.cli.moving import _check_home, _parse_groups
+from statekit.cli.moving import check_home, parse_groups
 from statekit.cli.options import json_option
 from statekit.cli.output import plural, print_json, print_line, show_bytes, warn
 from statekit.cli.places import expand
@@ -150,10 +150,10 @@ def _check_reach(address: str, tls: TLS | None, token: str | None) -> None:
 
 
 def _open_state(url: str, key_groups: str | None) -> statekit.KVProvider:
-    groups = None if key_groups is None else _parse_groups(key_groups)
+    groups = None if key_groups is None else parse_groups(key_groups)
     scheme = url.partition(":")[0].lower()
     if scheme == "memory" or any(entry_points(group="statekit.homes", name=scheme)):
-        _check_home(url)
+        check_home(url)
         kv = statekit.open(url, owned=groups)
         if not kv.schemas:
             kv.close()
@@ -395,7 +395,7 @@ def _groups_of(hello: "PeerHello", address: str, text: str | None) -> tuple[rang
         if not hello.owned:
             raise ArgumentError(f"{address} has no key-groups, or none any more.")
         return hello.owned
-    groups = group_ranges(_parse_groups(text), hello.key_groups)
+    groups = group_ranges(parse_groups(text), hello.key_groups)
     if missing := subtract(groups, hello.owned):
         raise ArgumentError(
             f"{address} does not have key-groups {show_groups(missing)}. It has "

@@ -35,7 +35,7 @@ REQUEST, REPLY = Direction
 AT_ONCE = 3
 #: Which migration has which messages; each is in the first that has it.
 METHODS = {
-    "on_demand": ("Hello", "Begin", "Fetch", "FetchLong", "Installed", "GiveBack"),
+    "on_demand": ("Hello", "Begin", "Fetch", "FetchLong", "Pick", "Installed", "GiveBack"),
     "stream": ("Stream",),
     "proposed": ("Propose",),
 }

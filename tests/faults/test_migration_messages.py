@@ -75,7 +75,8 @@ def points(workers: Workers) -> dict[str, list[Point]]:
 def test_all_calls_of_the_protocol_are_in_these_migrations(points: dict[str, list[Point]]) -> None:
     methods = {point.method for each in points.values() for point in each}
     assert methods == {
-        "Hello", "Begin", "Fetch", "FetchLong", "Stream", "Installed", "GiveBack", "Propose",
+        "Hello", "Begin", "Fetch", "FetchLong", "Pick", "Stream", "Installed", "GiveBack",
+        "Propose",
     }  # fmt: skip
     assert sum(map(len, points.values())) >= 40
 

@@ -223,15 +223,15 @@ static int decode_entry(const sk_table_env *env, const entry *e, uint64_t *seq, 
     return SK_OK;
 }
 
-int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,
-                    uint64_t *seq, sk_table *table) {
+int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64_t from,
+                         uint64_t to, const sk_table_env *env, uint64_t *seq, sk_table *table) {
     /* No leaf has 2^31 entries (SK_GROUPS_MAX), and reserving more would be a waste on the way to
      * finding out. */
-    if (info->entries > INT32_MAX) return CORRUPT("impossible number of entries", info->entries);
-    int status = sk_table_reserve(table, env, (uint32_t)info->entries);
+    if (to - from > INT32_MAX) return CORRUPT("impossible number of entries", to - from);
+    int status = sk_table_reserve(table, env, (uint32_t)(to - from));
     entry e, previous = {0};
     int64_t left = 0;
-    for (uint64_t i = 0; status == SK_OK && i < info->entries; i++, previous = e) {
+    for (uint64_t i = from; status == SK_OK && i < to; i++, previous = e) {
         if ((status = entry_at(block, info, i, &e)) != SK_OK) break;
         if ((status = check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK) break;
         if (info->value_width == 0) sk_alloc_ahead(&left, e.value_len);
@@ -239,6 +239,13 @@ int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_ta
         if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
             status = CORRUPT("bad value at entry", i);
     }
+    if (status != SK_OK) sk_table_clear(table, env->kind);
+    return status;
+}
+
+int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,
+                    uint64_t *seq, sk_table *table) {
+    int status = sk_block_decode_part(block, info, 0, info->entries, env, seq, table);
     if (status == SK_OK) status = sk_block_check_padding(block, info);
     if (status != SK_OK) sk_table_clear(table, env->kind);
     return status;

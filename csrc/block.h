@@ -75,13 +75,36 @@ bool sk_timers_are_good(const uint8_t *data, size_t len);
  * table, the block is a full one, possibly of no entries. */
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf);
-/* Appends one delta block of just these keys, in any order and as often as they come: with their
- * entries, or as deletions where there is none or it has expired. Nothing if there are no keys. */
-int sk_block_encode_keys(const sk_table *table, const sk_table_env *env, const char *name,
-                         uint32_t leaf, const sk_key *keys, size_t n, sk_buf *buf);
+/* An entry that goes into a block. */
+typedef struct sk_picked {
+    uint64_t hash;
+    const sk_slot *slot; /* of a table, or a tombstone where there is none */
+} sk_picked;
+
+/* Keys whose entries are wanted, of one leaf or many: sorted by hash and key, each once. */
+typedef struct sk_wanted {
+    sk_picked *items;
+    size_t n;
+    void *memory; /* the tombstones that stand for keys until they are found */
+} sk_wanted;
+
+/* keys: in any order, as often as they come; they are copied. On failure there is nothing to free.
+ */
+int sk_wanted_make(const sk_key *keys, size_t n, unsigned leaf_bits, sk_wanted *wanted);
+void sk_wanted_free(sk_wanted *wanted);
+/* Looks all of them up, each in the table of its leaf; what is missing, or has expired, stays a
+ * tombstone. The leaves are locked, and stay so until the block is written. */
+void sk_wanted_find(sk_wanted *wanted, const sk_table *tables, const sk_table_env *env);
+/* Appends one delta block of them, as one of that leaf of 2^leaf_bits; nothing if there are none.
+ */
+int sk_wanted_encode(const sk_wanted *wanted, const sk_table_env *env, const char *name,
+                     uint32_t leaf, uint8_t leaf_bits, sk_buf *buf);
 /* Builds a table from a block that sk_block_read accepted. `table` is empty, with a budget; on
  * failure it is empty again. Entries are clean and of epoch 0. seq as in node.h. */
 int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,
                     uint64_t *seq, sk_table *table);
+/* The same of entries [from, to) alone; the padding is not looked at. */
+int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64_t from,
+                         uint64_t to, const sk_table_env *env, uint64_t *seq, sk_table *table);
 
 #endif

@@ -26,10 +26,7 @@
 
 /* ---- Picking ---- */
 
-typedef struct picked {
-    uint64_t hash;
-    const sk_slot *slot;
-} picked;
+typedef sk_picked picked;
 
 static inline bool is_selected(const sk_slot *slot, sk_select select, uint32_t since,
                                bool with_tombs) {
@@ -220,10 +217,10 @@ static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const pi
 }
 
 /* Room for all columns, and for values as far as one can tell: with blobs, a table's memory is more
- * than they are together, and reserving that saves growing. */
+ * than they are together, and reserving that saves growing. table: NULL if they are of several. */
 static int reserve_block(sk_buf *buf, const sk_table *table, const sk_block_info *info) {
     uint64_t guess = info->entries * VALUE_GUESS;
-    bool is_all = info->entries == (uint64_t)table->live + table->tombs;
+    bool is_all = table != NULL && info->entries == (uint64_t)table->live + table->tombs;
     if (sk_kind_is_blob(info->kind) && is_all) guess = table->mem.used;
     return sk_buf_reserve(buf, info->size + guess + 8);
 }
@@ -329,47 +326,94 @@ static void make_tombstone(sk_slot *slot, const sk_key *key, uint8_t **room) {
     *room += padded(sizeof *held + key->len);
 }
 
-/* Drops repeated keys of a sorted list and adds up the length of the others; how many they are. */
-static size_t drop_repeated(picked *p, size_t n, uint64_t *key_bytes) {
+/* Drops repeated keys of a sorted list; how many are left. */
+static size_t drop_repeated(picked *p, size_t n) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++) {
-        if (kept > 0 && compare_picked(&p[kept - 1], &p[i]) == 0) continue;
-        size_t len;
-        sk_slot_key(p[i].slot, &len);
-        *key_bytes += len;
-        p[kept++] = p[i];
+        bool is_new = kept == 0 || p[kept - 1].hash != p[i].hash;
+        if (is_new || compare_picked(&p[kept - 1], &p[i]) != 0) p[kept++] = p[i];
     }
     return kept;
 }
 
-int sk_block_encode_keys(const sk_table *table, const sk_table_env *env, const char *name,
-                         uint32_t leaf, const sk_key *keys, size_t n, sk_buf *buf) {
-    if (n == 0) return SK_OK;
+int sk_wanted_make(const sk_key *keys, size_t n, unsigned leaf_bits, sk_wanted *wanted) {
     size_t long_bytes = 0;
-    for (size_t i = 0; i < n; i++) long_bytes += padded(sizeof(sk_long_key) + keys[i].len);
-    /* one piece: what was found, tombstones for what was not, and their long keys */
-    picked *p = sk_raw_alloc(n * (sizeof *p + sizeof(sk_slot)) + long_bytes);
+    for (size_t i = 0; i < n; i++)
+        if (keys[i].len > SK_KEY_INLINE_TIMED)
+            long_bytes += padded(sizeof(sk_long_key) + keys[i].len);
+    *wanted = (sk_wanted){0};
+    /* one piece: what is to be sorted, a tombstone for each, and their long keys */
+    picked *p = sk_raw_alloc(n * (sizeof *p + sizeof(sk_slot)) + long_bytes + 1);
     if (p == NULL) return SK_NO_MEMORY;
-    sk_slot *tombstone = (sk_slot *)(p + n);
-    uint8_t *room = (uint8_t *)(tombstone + n);
-    for (size_t i = 0; i < n; i++, tombstone++) {
-        const sk_slot *slot =
-            sk_table_find(table, env->leaf_bits, keys[i].hash, keys[i].data, keys[i].len);
-        if (slot == NULL || sk_slot_is_expired(env, slot)) {
-            make_tombstone(tombstone, &keys[i], &room);
-            slot = tombstone;
-        }
-        p[i] = (picked){keys[i].hash, slot};
+    sk_slot *tombstones = (sk_slot *)(p + n);
+    uint8_t *room = (uint8_t *)(tombstones + n);
+    for (size_t i = 0; i < n; i++) {
+        make_tombstone(&tombstones[i], &keys[i], &room);
+        p[i] = (picked){keys[i].hash, &tombstones[i]};
     }
-    sk_block_info info = info_of(env, name, leaf, true);
     void *scratch;
-    picked *sorted = sort_picked(p, n, env->leaf_bits, &scratch);
-    int status = SK_NO_MEMORY;
-    if (sorted != NULL) {
-        info.entries = drop_repeated(sorted, n, &info.key_bytes);
-        status = write_block(buf, table, &info, env->timing, sorted);
+    wanted->items = sort_picked(p, n, leaf_bits, &scratch);
+    if (wanted->items == NULL) {
+        sk_raw_free(p);
+        return SK_NO_MEMORY;
     }
-    sk_raw_free(scratch);
-    sk_raw_free(p);
-    return status;
+    assert(wanted->items == scratch);
+    wanted->memory = p;
+    wanted->n = drop_repeated(wanted->items, n);
+    return SK_OK;
+}
+
+void sk_wanted_free(sk_wanted *wanted) {
+    sk_raw_free(wanted->items);
+    sk_raw_free(wanted->memory);
+    *wanted = (sk_wanted){0};
+}
+
+/* Three memories to wait for, one after the other: a table's head, the tags, the slot. */
+static inline void prefetch_wanted(const sk_wanted *wanted, size_t i, const sk_table *tables,
+                                   unsigned leaf_bits) {
+    const picked *p = wanted->items + i;
+    if (i + 3 * AHEAD < wanted->n)
+        __builtin_prefetch(&tables[sk_leaf_of(p[3 * AHEAD].hash, leaf_bits)]);
+    for (unsigned step = 2; step >= 1; step--) {
+        if (i + step * AHEAD >= wanted->n) continue;
+        uint64_t hash = p[step * AHEAD].hash;
+        const sk_table *table = &tables[sk_leaf_of(hash, leaf_bits)];
+        if (table->groups == 0 || table->is_flooded) continue;
+        size_t group = (size_t)sk_group_of(hash, leaf_bits, table->groups) * SK_GROUP;
+        if (step == 2) {
+            __builtin_prefetch(table->tags + group);
+            continue;
+        }
+        uint32_t hits = sk_group_match(table->tags + group, sk_tag_of(hash));
+        if (hits != 0) __builtin_prefetch(table->slots + group + (unsigned)__builtin_ctz(hits));
+        __builtin_prefetch(p[step * AHEAD].slot); /* the key to look for */
+    }
+}
+
+void sk_wanted_find(sk_wanted *wanted, const sk_table *tables, const sk_table_env *env) {
+    for (size_t i = 0; i < wanted->n; i++) {
+        prefetch_wanted(wanted, i, tables, env->leaf_bits);
+        picked *p = &wanted->items[i];
+        size_t len;
+        const uint8_t *key = sk_slot_key(p->slot, &len);
+        const sk_slot *slot = sk_table_find(&tables[sk_leaf_of(p->hash, env->leaf_bits)],
+                                            env->leaf_bits, p->hash, key, len);
+        if (slot != NULL && sk_slot_is_live(slot) && !sk_slot_is_expired(env, slot))
+            p->slot = slot;
+    }
+}
+
+int sk_wanted_encode(const sk_wanted *wanted, const sk_table_env *env, const char *name,
+                     uint32_t leaf, uint8_t leaf_bits, sk_buf *buf) {
+    if (wanted->n == 0) return SK_OK;
+    sk_block_info info = info_of(env, name, leaf, true);
+    info.leaf_bits = leaf_bits;
+    info.entries = wanted->n;
+    for (size_t i = 0; i < wanted->n; i++) {
+        size_t len;
+        sk_slot_key(wanted->items[i].slot, &len);
+        info.key_bytes += len;
+    }
+    return write_block(buf, NULL, &info, env->timing, wanted->items);
 }

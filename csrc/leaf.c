@@ -201,6 +201,7 @@ typedef struct fresh_list {
     sk_budget own;     /* counts their memory where there is no limit to watch: threads that decode
                         * leaves side by side would take turns at the store's counter */
     sk_budget *budget; /* own, or the store's */
+    bool is_declared;  /* their states are, and the items have no names */
 } fresh_list;
 
 static void free_fresh(fresh_list *list) {
@@ -266,16 +267,25 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
     return status;
 }
 
-static int decode_all(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
-                      fresh_list *list) {
+static void begin_list(sk_store *store, fresh_list *list) {
     list->own.is_private = true;
     list->budget = atomic_load(&store->budget.max) == 0 ? &list->own : &store->budget;
+}
+
+/* From now on their memory is the store's. */
+static void end_list(sk_store *store, fresh_list *list) {
+    if (list->budget == &list->own) sk_budget_join(&store->budget, &list->own);
+    for (size_t k = 0; k < list->count; k++) list->items[k].table.mem.budget = &store->budget;
+}
+
+static int decode_all(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
+                      fresh_list *list) {
+    begin_list(store, list);
     for (size_t at = 0, size = 0; at < len; at += size) {
         int status = decode_one(store, leaf_no, blocks + at, len - at, list, &size);
         if (status != SK_OK) return status;
     }
-    if (list->budget == &list->own) sk_budget_join(&store->budget, &list->own);
-    for (size_t k = 0; k < list->count; k++) list->items[k].table.mem.budget = &store->budget;
+    end_list(store, list);
     return SK_OK;
 }
 
@@ -341,7 +351,7 @@ static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, in
         if (list->items[k].is_delta)
             return sk_fail(SK_BAD_ARGUMENT, "a delta block cannot replace leaf %u", leaf_no);
     int status = SK_FAILPOINT(LEAF_COMMIT);
-    if (status == SK_OK) status = declare_all(store, list);
+    if (status == SK_OK && !list->is_declared) status = declare_all(store, list);
     if (status != SK_OK) return status;
     for (size_t k = 0; k < list->count; k++)
         sk_timers_came(store->states[list->items[k].state_id], leaf_no);
@@ -380,6 +390,56 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     if (status == SK_OK && !is_late) status = commit_decode(store, leaf_no, &list, mode, epoch);
     free_fresh(&list);
     sk_leaf_unlock(&store->leaves[leaf_no]);
+    return status;
+}
+
+/* ---- Parts of blocks that hold many leaves ---- */
+
+/* Decodes a part into a table; one more of a state that the list has goes under what that one has.
+ */
+static int decode_part(sk_store *store, uint32_t leaf_no, const sk_part *part, fresh_list *list) {
+    const sk_state *state = store->states[part->state_id];
+    sk_table_env env = {.key_type = &state->key_type,
+                        .kind = state->kind,
+                        .is_timed = state->flags & SK_TIMED,
+                        .leaf_bits = store->leaf_bits,
+                        .keep_after = SK_NO_TRACKING};
+    int status = SK_FAILPOINT(LEAF_DECODE);
+    if (status != SK_OK) return status;
+    fresh *item = add_fresh(list);
+    if (item == NULL) return SK_NO_MEMORY;
+    item->kind = state->kind;
+    item->is_delta = true;
+    item->state_id = part->state_id;
+    status = sk_block_decode_part(part->block, part->info, part->from, part->to, &env,
+                                  &store->leaves[leaf_no].seq, &item->table);
+    if (status != SK_OK) return status;
+    for (size_t k = 0; k < list->count; k++) {
+        fresh *other = &list->items[k];
+        if (other->state_id != part->state_id) continue;
+        status = sk_table_reserve(&other->table, &env, item->table.live + item->table.tombs);
+        if (status == SK_OK)
+            sk_table_merge(&other->table, &item->table, &env, false);
+        else
+            sk_table_clear(&item->table, item->kind);
+        return status;
+    }
+    list->count++;
+    return SK_OK;
+}
+
+int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts, size_t count,
+                        uint32_t epoch) {
+    fresh_list list = {.is_declared = true};
+    int status = SK_OK;
+    begin_list(store, &list);
+    for (size_t k = 0; k < count && status == SK_OK; k++)
+        status = decode_part(store, leaf_no, &parts[k], &list);
+    if (status == SK_OK) {
+        end_list(store, &list);
+        status = commit_decode(store, leaf_no, &list, SK_UNDER, epoch);
+    }
+    free_fresh(&list);
     return status;
 }
 

@@ -445,6 +445,12 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t 
 int64_t sk_leaf_pick(sk_store *store, uint32_t leaf, uint32_t state, const sk_column *keys,
                      int64_t n, sk_buf *buf);
 
+/* The same for keys of any leaves: appends one delta block of leaf 0 of 1 (all hashes), for
+ * sk_spread elsewhere. Keys of leaves that are not whole, or away, are left out; no entries, no
+ * block. The leaves of all keys are locked together while it is made, so the caller should not ask
+ * for everything at once. */
+int64_t sk_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n, sk_buf *buf);
+
 typedef enum sk_decode_mode {
     SK_REPLACE = 0,   /* the leaf becomes what the blocks say, and whole */
     SK_UNDER = 1,     /* from the home: fills in only what is not here; leaf stays as marked */
@@ -456,6 +462,17 @@ typedef enum sk_decode_mode {
  * declared yet are declared from the block. An away leaf takes SK_REPLACE only, a shut one SK_UNDER
  * and SK_UNDER_ALL. */
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
+
+/* blocks: any number of blocks as sk_pick makes them, of any states, also several of one (then the
+ * first to have a key is right). Each leaf that is open and not whole, or expected, takes its
+ * entries in as sk_leaf_decode with SK_UNDER would, all of them at once; other leaves are passed
+ * over. touched[leaf] = 1 for each leaf that took entries in, even if it knew them all; the caller
+ * brings sk_leaf_count zeroes. States that are not declared yet are declared. Returns how many
+ * entries the blocks have.
+ * All blocks are checked first: on SK_CORRUPT and SK_SCHEMA nothing was taken in. If memory is
+ * short on the way (or a snapshot cannot be served), the leaves before, which are those touched,
+ * have all of theirs, the others nothing; states may have been declared. Trying again is safe. */
+int64_t sk_spread(sk_store *store, const uint8_t *blocks, size_t len, uint8_t *touched);
 
 /* What the home answered for one key: a clean entry, or (value NULL, or expired by its stamp) that
  * there is none. stamp_ms is for timed states; SK_NO_TIME: as if written now.

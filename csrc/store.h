@@ -1,6 +1,6 @@
 /*
  * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, gate.c,
- * snapshot.c, ttl.c, timers.c and rewrite.c.
+ * spread.c, snapshot.c, ttl.c, timers.c and rewrite.c.
  *
  *   sk_store ── leaves[ ]   lock, epochs, residency and gate           128 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
@@ -267,6 +267,20 @@ static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
  * it is. */
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
                           uint32_t since, const int64_t *watermark, sk_buf *buf);
+
+/* Entries [from, to) of a delta block that was checked: those of one leaf. */
+typedef struct sk_part {
+    const uint8_t *block;
+    const sk_block_info *info;
+    uint32_t state_id; /* of the block's type */
+    uint64_t from, to;
+} sk_part;
+
+/* What sk_leaf_decode with SK_UNDER does, from parts of blocks. The leaf is locked for writing, is
+ * not shut and neither whole nor away. On failure it is as it was. */
+int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts, size_t count,
+                        uint32_t epoch);
+
 /* Serves open snapshots that need the locked leaf as it is. SK_OK: leaf->guard is the epoch.
  * SK_CHANGED: the lock was given up to wait for a reader; look again. Else failed; lock held. */
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);

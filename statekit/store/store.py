@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 from statekit._native import ffi, lib
@@ -409,6 +409,33 @@ class Store:
             push_buffer(buffer)
             raise _not_whole(state, f"leaf {leaf} is not whole")
         return self._taken(length, buffer)
+
+    def pick_many(self, state: State, keys: Sequence[bytes]) -> bytes:
+        """pick() for keys of any leaves: one block, for spread() elsewhere.
+
+        Keys of leaves that are not whole, or away, are left out; no entries, no block. Their
+        leaves are locked together, so ask for thousands at once, not for millions.
+        """
+        col = column(keys, "b", f"the keys of state {state.name!r}")
+        native = ffi.new("sk_column *")
+        col.fill(native)
+        buffer = empty_buffer()
+        length = lib.sk_pick(self._ptr, state._id, native, col.n, buffer.ptr)
+        return self._taken(length, buffer)
+
+    def spread(self, blocks: bytes) -> list[int]:
+        """Fills in, "under" what is here, what blocks from pick_many() bring: each leaf its own.
+
+        Leaves that are whole, away or shut are passed over. Returns the others that the blocks
+        have entries of, ascending. All blocks are checked first: a bad one leaves all as it was.
+        """
+        touched = bytearray(self.leaves)
+        native = readable(blocks)
+        out = ffi.from_buffer("uint8_t[]", touched)
+        entries = lib.sk_spread(self._ptr, native, len(native), out)
+        if entries < 0:
+            raise native_error(-entries)
+        return list(compress(range(len(touched)), touched))
 
     def decode_leaf(self, leaf: int, blocks: bytes, mode: DecodeMode = "replace") -> None:
         """Reads blocks of a leaf into it.

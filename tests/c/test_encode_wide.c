@@ -5,12 +5,18 @@
  */
 #define SK_NARROW_MAX 1000
 #define sk_block_encode wide_block_encode
-#define sk_block_encode_keys wide_block_encode_keys
+#define sk_wanted_make wide_wanted_make
+#define sk_wanted_free wide_wanted_free
+#define sk_wanted_find wide_wanted_find
+#define sk_wanted_encode wide_wanted_encode
 
 #include "../../csrc/encode.c"
 
 #undef sk_block_encode
-#undef sk_block_encode_keys
+#undef sk_wanted_make
+#undef sk_wanted_free
+#undef sk_wanted_find
+#undef sk_wanted_encode
 
 #include "store.h"
 #include "store_util.h"

@@ -1,4 +1,4 @@
-"""The other processes of bench_migration.py: the old owner of the state, and an engine that takes it.
+"""The other processes of bench_migration.py: the old owner of the state, and an engine that takes.
 
 A Remote is an object in a process of its own, so that each side of a hand-over has a GIL and a heap
 to itself. Times are those of the monotonic clock, which all processes of a machine share.
@@ -78,7 +78,7 @@ def _answer(pipe: Connection, factory: Callable[[], Any]) -> None:
 
 
 class Source:
-    """Has state, serves it; and a bare gRPC server beside it, which moves bytes and nothing else."""
+    """Has state and serves it; and a bare gRPC server beside it, which only moves bytes."""
 
     def __init__(self) -> None:
         self.kv: sk.KVProvider | None = None
@@ -234,6 +234,8 @@ class Engine:
         self.load = load
         self.records = load.draw()
         self.own(sk.open("memory:", owned=()))
+        self.kv.serve()  # as workers of an engine do: gRPC is there when the hand-over comes
+        self.kv.key_groups_of(self.records[:1], key=int)  # and so are the packages for columns
 
     def own(self, kv: sk.KVProvider) -> None:
         self.kv = kv

@@ -75,7 +75,7 @@ ENTRIES_FIRST_BYTES = 256 << 10
 ENTRIES_SHARE = 4
 ENTRY_BYTES = 128
 REQUEST_KEYS = 4096  # in one request
-WINDOW_BYTES = 4 << 20  # that the stream may be ahead of us
+WINDOW_BYTES = 16 << 20  # that the stream may be ahead of us
 REPORTS_MAX = 1024  # leaves in one report
 REPORT_SECONDS = 0.02  # that a report waits for others to come along
 RETRY_SECONDS = 1.0  # before a peer that was lost is told again what it must know
@@ -298,9 +298,9 @@ class Arrival(LeafSource):
                 self._check_place(reply.blocks, ENTRIES_PLACE, f"entries of leaf {missing[0]}")
                 self.bytes_received += len(reply.blocks)
                 loading.spread(missing, reply.blocks)
-            if reply.refused:  # fetching them tells why, or brings them
-                self.bring([leaf for leaf in reply.refused if leaf in self._missing], loading)
-                return
+            refused = [leaf for leaf in reply.refused if leaf in self._missing]
+            if refused:  # not just here: fetching them tells why
+                self.bring(refused, loading)
 
     @contextmanager
     def _somebody_waits(self, leaves: Sequence[int]) -> Iterator[None]:
@@ -787,7 +787,7 @@ class Arrival(LeafSource):
         self._channel.give_back(call, timeout_s=timeout_s)
 
 
-_YIELD_SECONDS = 0.003  # that the stream stands still for those who wait, at each piece
+_YIELD_SECONDS = 0.0005  # that the stream stands still for those who wait, at each piece
 
 
 class _Parts:

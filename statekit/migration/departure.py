@@ -13,7 +13,7 @@ the epoch (csrc/frames.c): what was damaged, or is of another time or place, is 
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from statekit.residence import Residence
 from statekit.store.frames import bind, seal
 from statekit.store.states import State
 
-_YIELD_SECONDS_MAX = 0.003  # that the stream holds still for those who wait
+_YIELD_SECONDS_MAX = 0.0005  # that the stream holds still for those who wait
 _LEAF_BITS = 20
 ENTRIES_PLACE = (1 << 64) - 1  # what the checksums of single entries are bound to
 
@@ -169,15 +169,23 @@ class Departure:
         blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
 
-    def pick(self, keys: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:
-        """Single entries of any leaves that are whole here, as blocks that are of all leaves."""
+    def pick(
+        self, keys: Iterable[tuple[str, Sequence[bytes]]], but: Collection[int] = ()
+    ) -> bytes:
+        """Single entries of leaves that are whole here, as blocks that are of all leaves.
+
+        but: nothing of these leaves.
+        """
         store = self._residence.store
         known = {raw.name: raw for raw in store.states()}
         blocks = bytearray()
         for name, some in keys:
             if name not in known:
                 raise MigrationError(f"there is no state {name!r} here.")
-            blocks += store.pick_many(known[name], some)
+            raw = known[name]
+            if but:
+                some = [key for key in some if raw.leaf_of_encoded(key) not in but]
+            blocks += store.pick_many(raw, some)
         seal(blocks)
         bind(blocks, self._pack_id, ENTRIES_PLACE)
         self.bytes_sent += len(blocks)

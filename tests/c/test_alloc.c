@@ -359,20 +359,25 @@ static int64_t call_encode(fixture *f) {
     return sk_leaf_encode(f->store, 1, SK_ALL_STATES, 0, &f->buf);
 }
 
-static int64_t call_pick(fixture *f) { /* keys that are there and keys that are not */
+/* Keys that are there and keys that are not: those of a leaf, or (LEAVES) all of them. */
+static int64_t pick(fixture *f, uint32_t leaf) {
     static uint8_t keys[40 * UTIL_KEY_BYTES_MAX];
     static int32_t at[41];
     int64_t n = 0;
     for (uint32_t k = 0; k < 40; k++) {
         util_key key = key_of(k);
-        if (util_leaf_of("b", &key, 2) != 1) continue;
+        if (leaf < LEAVES && util_leaf_of("b", &key, 2) != leaf) continue;
         memcpy(keys + at[n], key.data, key.len);
         at[n + 1] = at[n] + (int32_t)key.len;
         n++;
     }
     sk_column column = {SK_COL_VAR32, 0, keys, at, sizeof keys};
-    return sk_leaf_pick(f->store, 1, M, &column, n, &f->buf);
+    if (leaf == LEAVES) return sk_pick(f->store, M, &column, n, &f->buf);
+    return sk_leaf_pick(f->store, leaf, M, &column, n, &f->buf);
 }
+
+static int64_t call_leaf_pick(fixture *f) { return pick(f, 1); }
+static int64_t call_pick(fixture *f) { return pick(f, LEAVES); }
 
 static int64_t call_shut(fixture *f) { return -sk_leaf_gate(f->store, 0, LEAVES, SK_GATE_SHUT); }
 
@@ -579,6 +584,7 @@ static const call calls[] = {
     CALL(snapshot, call_batch_map_put),
     CALL(nothing, call_pack_keys),
     CALL(nothing, call_encode),
+    CALL(nothing, call_leaf_pick),
     CALL(nothing, call_pick),
     CALL_SURE(nothing, call_shut),
     CALL(snapshot, call_shut),

@@ -18,6 +18,7 @@ typedef struct world {
     sk_store *store;
     uint32_t id;
     uint32_t leaf[KEYS];
+    int64_t keys[KEYS]; /* all of them, as a column */
     _Atomic int working;         /* writers still at it */
     _Atomic int64_t acked[KEYS]; /* writes that were answered with SK_OK */
     _Atomic int64_t shut;        /* how often a leaf was shut */
@@ -98,6 +99,14 @@ static void *shut_and_read(void *arg) {
                                &picked) > 0);
             CHECK_EQ(value_in(&picked, k, &buf), value);
         }
+        picked.len = 0; /* keys of all leaves at once: those of this one are as they were */
+        CHECK(sk_pick(w->store, w->id, &(sk_column){SK_COL_I64, 0, w->keys, NULL, 8 * KEYS}, KEYS,
+                      &picked) > 0);
+        for (int64_t k = 0; k < KEYS; k++) {
+            int64_t value = value_in(&picked, k, &buf);
+            if (w->leaf[k] == leaf) CHECK_EQ(value, value_in(&first, k, &buf));
+            CHECK(value >= acked[k]);
+        }
         CHECK_EQ(sk_leaf_gate(w->store, leaf, leaf + 1, SK_GATE_OPEN), SK_OK);
         w->shut++;
         sched_yield();
@@ -139,6 +148,7 @@ static void test_shut_leaf_has_every_answered_write_and_never_changes(void) {
     for (int64_t k = 0; k < KEYS; k++) {
         util_key key = util_int_key(k);
         w.leaf[k] = util_leaf_of("i", &key, 2);
+        w.keys[k] = k;
         CHECK_EQ(sk_i64_put(w.store, w.id, key.data, 8, 0), SK_OK);
     }
     void *(*const work[])(void *) = {write_single,  write_batches, write_batches,
@@ -160,7 +170,88 @@ static void test_shut_leaf_has_every_answered_write_and_never_changes(void) {
     sk_close(w.store);
 }
 
+/* ---- Entries that come while others come and go ---- */
+
+typedef struct arrivals {
+    sk_store *store;
+    sk_buf blocks;
+    _Atomic int spreading;
+} arrivals;
+
+static void *spread(void *arg) {
+    arrivals *w = arg;
+    for (int i = 0; i < 300; i++) {
+        uint8_t touched[LEAVES] = {0};
+        CHECK_EQ(sk_spread(w->store, w->blocks.data, w->blocks.len, touched), KEYS);
+        sched_yield();
+    }
+    w->spreading--;
+    return NULL;
+}
+
+/* Drops leaves, so that there is something to bring; what is there is right, whoever brought it. */
+static void *drop_and_read(void *arg) {
+    arrivals *w = arg;
+    for (uint32_t leaf = 0; w->spreading > 0; leaf = (leaf + 1) % LEAVES) {
+        CHECK_EQ(sk_leaf_mark(w->store, leaf, leaf + 1, SK_ABSENT), SK_OK);
+        CHECK_EQ(sk_leaf_gate(w->store, leaf, leaf + 1, SK_GATE_OPEN), SK_OK);
+        for (int64_t k = 0; k < KEYS; k++) {
+            int64_t value = 0;
+            int status = sk_i64_get(w->store, 0, util_int_key(k).data, 8, &value);
+            CHECK(status == SK_UNKNOWN || (status == SK_OK && value == k + 1));
+        }
+        sched_yield();
+    }
+    return NULL;
+}
+
+static void *take_snapshots(void *arg) {
+    arrivals *w = arg;
+    sk_buf buf = {0};
+    while (w->spreading > 0) {
+        sk_snapshot *snapshot = NULL;
+        uint32_t leaf;
+        CHECK_EQ(sk_snapshot_open(w->store, NULL, 0, &snapshot), SK_OK);
+        while (buf.len = 0, sk_snapshot_next(snapshot, &leaf, &buf) >= 0)
+            CHECK_EQ(sk_block_check(buf.data, buf.len), SK_OK);
+        sk_snapshot_close(snapshot);
+        sched_yield();
+    }
+    sk_buf_free(&buf);
+    return NULL;
+}
+
+static void test_entries_can_be_spread_by_several_while_leaves_are_read_and_dropped(void) {
+    sk_store *source = util_open(LEAVES, 1);
+    arrivals w = {.store = util_open(LEAVES, 1), .spreading = 2};
+    uint32_t id = util_state(source, "n", SK_I64, "i");
+    CHECK_EQ(util_state(w.store, "n", SK_I64, "i"), 0);
+    int64_t keys[KEYS];
+    for (int64_t k = 0; k < KEYS; k++) {
+        keys[k] = k;
+        CHECK_EQ(sk_i64_put(source, id, util_int_key(k).data, 8, k + 1), SK_OK);
+    }
+    CHECK(sk_pick(source, id, &(sk_column){SK_COL_I64, 0, keys, NULL, sizeof keys}, KEYS,
+                  &w.blocks) > 0);
+    CHECK_EQ(sk_leaf_mark(w.store, 0, LEAVES, SK_ABSENT), SK_OK);
+    void *(*const work[])(void *) = {spread, spread, drop_and_read, take_snapshots};
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) CHECK_EQ(pthread_create(&threads[i], NULL, work[i], &w), 0);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    w.spreading = 1;
+    spread(&w);
+    for (int64_t k = 0; k < KEYS; k++) {
+        int64_t value = 0;
+        CHECK_EQ(sk_i64_get(w.store, 0, util_int_key(k).data, 8, &value), SK_OK);
+        CHECK_EQ(value, k + 1);
+    }
+    sk_buf_free(&w.blocks);
+    sk_close(source);
+    sk_close(w.store);
+}
+
 int main(void) {
+    RUN(test_entries_can_be_spread_by_several_while_leaves_are_read_and_dropped);
     RUN(test_shut_leaf_has_every_answered_write_and_never_changes);
     return test_report();
 }

@@ -105,6 +105,24 @@ static void rewrite(const uint8_t *data, size_t len, const sk_block_info *info, 
     sk_buf_free(&out);
 }
 
+/* The same as single entries of any leaf: refused with nothing taken in, or all of it. */
+static void spread(const uint8_t *data, size_t len, const sk_block_info *info, int check) {
+    sk_store *store = NULL;
+    uint8_t touched[8] = {0}, none[8] = {0};
+    EXPECT(sk_open(8, 1, 0, &store) == SK_OK);
+    EXPECT(sk_leaf_mark(store, 0, 8, SK_ABSENT) == SK_OK);
+    EXPECT(sk_leaf_gate(store, 0, 4, SK_GATE_EXPECTED) == SK_OK);
+    int64_t result = sk_spread(store, data, len, touched);
+    sk_stats stats;
+    EXPECT(sk_stats_read(store, SK_ALL_STATES, 0, 8, &stats) == SK_OK);
+    bool is_good = info->leaf_bits == 0 && info->is_delta && info->entries > 0 && check == SK_OK;
+    if (info->size == len) EXPECT(result == (is_good ? (int64_t)info->entries : -SK_CORRUPT));
+    if (info->size == len && is_good) EXPECT(stats.entries + stats.tombstones == info->entries);
+    if (result < 0) EXPECT(stats.bytes == 0 && memcmp(touched, none, 8) == 0);
+    EXPECT(stats.bytes == sk_bytes_used(store));
+    sk_close(store);
+}
+
 /* Any bytes as frames: sealed and bound they verify, and bound twice they are as before. */
 static void frames(const uint8_t *data, size_t len) {
     static const uint8_t id[16] = "fuzz";
@@ -160,6 +178,7 @@ static void run(const uint8_t *data, size_t len) {
                 decode(data, len, &info, mode, residency, is_alone ? check : -1);
         if (check == SK_OK) check_round_trip(data, &info);
     }
+    if (read == SK_OK) spread(data, len, &info, check);
     if (read == SK_OK) rewrite(data, info.size, &info, sk_block_check(data, info.size));
     frames(data, len);
     sk_buf_free(&value);

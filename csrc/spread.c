@@ -48,7 +48,8 @@ static int count_blocks(const uint8_t *blocks, size_t len, size_t *count) {
 }
 
 static bool is_same_type(const sk_block_info *a, const sk_block_info *b) {
-    return a->kind == b->kind && a->is_timed == b->is_timed && strcmp(a->key_type, b->key_type) == 0;
+    return a->kind == b->kind && a->is_timed == b->is_timed &&
+           strcmp(a->key_type, b->key_type) == 0;
 }
 
 /* SK_SCHEMA if the block does not fit the state of its name, or another block of that name that is

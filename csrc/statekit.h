@@ -403,17 +403,17 @@ int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
  * Gates: leaves that one process hands over to another (csrc/gate.c).
  *
  * SHUT: the leaf is being handed over. It stays as it is, to be read out: sk_leaf_encode,
- * sk_leaf_pick, sk_leaf_residency, sk_stats_read (which counts it among leaves that are away) and
- * sk_leaf_heat do as ever. Else it is as if it were away: calls about a key, sk_install, sk_detach,
- * sk_move and sk_attach answer SK_NOT_OWNED; sk_clear, sk_sweep, sk_evict, sk_dirty_take,
- * sk_timers_due and sk_timers_next pass it over; a snapshot that is taken meanwhile does not have
- * it. It can be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL, and stays shut. The one
- * other thing that touches its entries is the first watermark (csrc/ttl.c).
+ * sk_leaf_pick, sk_pick, sk_leaf_residency, sk_stats_read (which counts it among leaves that are
+ * away) and sk_leaf_heat do as ever. Else it is as if it were away: calls about a key, sk_install,
+ * sk_detach, sk_move and sk_attach answer SK_NOT_OWNED; sk_clear, sk_sweep, sk_evict,
+ * sk_dirty_take, sk_timers_due, sk_timers_next and sk_spread pass it over; a snapshot that is taken
+ * meanwhile does not have it. It can be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL,
+ * and stays shut. The one other thing that touches its entries is the first watermark (csrc/ttl.c).
  *
  * EXPECTED: the leaf is absent and its entries are on their way. Every call about a key answers
  * SK_UNKNOWN, those too that do not ask what is there; so does sk_clear, blind or not. The first
- * sk_leaf_decode or sk_install that succeeds opens the gate, even if it brings nothing. Snapshots
- * see an absent leaf. Detached, it is expected where it is attached.
+ * sk_leaf_decode, sk_spread (of its entries) or sk_install that succeeds opens the gate, even if it
+ * brings nothing. Snapshots see an absent leaf. Detached, it is expected where it is attached.
  */
 typedef enum sk_gate { SK_GATE_OPEN = 0, SK_GATE_SHUT = 1, SK_GATE_EXPECTED = 2 } sk_gate;
 

@@ -1,7 +1,9 @@
 """Leaves that are shut or expected, picked entries and heat: against a dict of what was written."""
 
+import random
 import struct
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import msgpack
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statekit import Store, leaf_of
-from statekit.errors import ArgumentError, ColumnError, NotOwnedError, UnknownEntryError
+from statekit.errors import (
+    ArgumentError,
+    ColumnError,
+    CorruptBlockError,
+    NotOwnedError,
+    SchemaError,
+    UnknownEntryError,
+)
+from statekit.store import frames
 from statekit.store.block import Block
 from statekit.store.states import State
 
@@ -43,6 +53,29 @@ def open_store(now: int = 0) -> tuple[Store, dict[str, Any]]:
     states["x"] = store.state("x", "i64", timed=True)
     states["x"].ttl(TTL, clock="event")
     store.set_time("event", now)
+    return store, states
+
+
+FATES = ("expected", "absent", "partial", "whole", "shut", "away")
+
+
+def waiting_store(now: int, fates: list[str], early: list[str]) -> tuple[Store, dict[str, Any]]:
+    """A store with leaves of such fates; whole and partial ones have some entries already."""
+    store, states = open_store(now)
+    for leaf, fate in enumerate(fates):
+        if fate != "whole":
+            store.mark(leaf, leaf + 1, "partial" if fate == "partial" else "absent")
+    for key in early:
+        if fates[leaf_by_key(key)] in ("whole", "partial"):
+            for kind in KINDS:
+                states[kind].put_encoded(key, encoded(kind, 77))
+    for leaf, fate in enumerate(fates):
+        if fate == "away":
+            store.mark(leaf, leaf + 1, "away")
+        elif fate == "shut":
+            store.set_gate(leaf, leaf + 1, "shut")
+        elif fate == "expected":
+            store.set_gate(leaf, leaf + 1, "expected")
     return store, states
 
 
@@ -237,6 +270,47 @@ class Gates(RuleBasedStateMachine):
         self.store.decode_leaf(leaf, there.encode_leaf(leaf), "replace")
         self.gates[leaf] = "open"
 
+    @rule(
+        wanted=st.lists(st.sampled_from(KEYS)),
+        some=st.lists(st.sampled_from(NAMES), max_size=3, unique=True),
+        fates=st.lists(st.sampled_from(FATES), min_size=LEAVES, max_size=LEAVES),
+        early=st.lists(st.sampled_from(KEYS), max_size=8),
+    )
+    def spread_elsewhere(
+        self, wanted: list[str], some: list[str], fates: list[str], early: list[str]
+    ) -> None:
+        keys = [key.encode() for key in wanted]
+        blocks = b"".join(self.store.pick_many(self.states[name], keys) for name in some)
+        there, states = waiting_store(self.model.now, fates, early)
+        takes = [leaf for leaf in range(LEAVES) if fates[leaf] in ("expected", "partial", "absent")]
+        touched = there.spread(blocks)
+        assert touched == [leaf for leaf in takes if some and leaf in set(map(leaf_by_key, wanted))]
+        for leaf in range(LEAVES):
+            expected = self.model.leaf(leaf)
+            for name, key in product(NAMES, filter(lambda key: leaf_by_key(key) == leaf, KEYS)):
+                if fates[leaf] in ("away", "shut"):
+                    with pytest.raises(NotOwnedError):
+                        states[name].get_encoded(key)
+                elif fates[leaf] in ("whole", "partial") and name != "x" and key in early:
+                    assert states[name].get_encoded(key) == encoded(name, 77)  # newer: it stays
+                elif fates[leaf] == "whole":
+                    assert states[name].get_encoded(key) is None
+                elif name in some and key in wanted:
+                    assert states[name].get_encoded(key) == expected.get((name, key))
+                else:
+                    with pytest.raises(UnknownEntryError):
+                        states[name].get_encoded(key)
+        # the same leaf by leaf
+        single, _ = waiting_store(self.model.now, fates, early)
+        for leaf in touched:
+            mine = [key.encode() for key in wanted if leaf_by_key(key) == leaf]
+            picked = [self.store.pick(leaf, self.states[name], mine) for name in some]
+            single.decode_leaf(leaf, b"".join(picked), "under")
+        for leaf in range(LEAVES):
+            assert there.encode_leaf(leaf) == single.encode_leaf(leaf)
+            assert there.residency(leaf) == single.residency(leaf)
+            assert there.gate(leaf) == single.gate(leaf)
+
     @rule()
     def begin_deltas(self) -> None:
         blocks = [self.store.encode_leaf(leaf) for leaf in range(LEAVES)]
@@ -400,6 +474,99 @@ def test_pick_says_what_it_cannot_do() -> None:
     store.mark(leaf, leaf + 1, "away")
     with pytest.raises(NotOwnedError):
         store.pick(leaf, states["i64"], [b"a"])
+
+
+# ---- Picked entries of many leaves
+
+
+@pytest.mark.parametrize("key_type", [str, bytes, int, tuple[str, int]])
+def test_keys_of_every_type_are_spread_over_many_leaves(key_type: Any) -> None:
+    numbers = range(-300, 300)
+    by_type: dict[Any, list[Any]] = {
+        str: [f"{i}" * (1 + i % 9) for i in numbers],
+        bytes: [b"%d" % i * (1 + i % 9) for i in numbers],
+        int: list(numbers),
+        tuple[str, int]: [(f"{i}", i) for i in numbers],
+    }
+    keys = by_type[key_type]
+    store, there = Store(16, 4), Store(16, 4)
+    state, copy = (each.state("n", "i64", key_type) for each in (store, there))
+    state.put_many(keys[::2], list(numbers)[::2])
+    there.mark(0, there.leaves, "absent")
+    there.set_gate(0, there.leaves, "expected")
+    block = store.pick_many(state, [state.codec.encode(key) for key in keys])
+    assert there.spread(block) == list(range(there.leaves))
+    expected = [None if at % 2 else number for at, number in enumerate(numbers)]
+    assert copy.get_many(keys).to_list() == expected
+
+
+def test_leaves_that_are_not_whole_are_left_out_by_pick_many() -> None:
+    store, states = open_store()
+    for key in KEYS:
+        states["bytes"].put(key, key.encode())
+    store.mark(0, 1, "partial")
+    store.mark(1, 2, "away")
+    store.set_gate(2, 3, "shut")
+    asked = [key.encode() for key in KEYS * 2] + [b"not there"]
+    (block,) = Block.each(store.pick_many(states["bytes"], asked))
+    block.check()
+    found = dict(block)
+    assert found.pop(b"not there", None) is None
+    assert found == {key.encode(): key.encode() for key in KEYS if leaf_by_key(key) in (2, 3)}
+    store.mark(0, LEAVES, "away")
+    assert store.pick_many(states["bytes"], asked) == b""
+    assert store.pick_many(states["bytes"], []) == b""
+    assert store.spread(b"") == []
+    with pytest.raises(ColumnError):
+        store.pick_many(states["bytes"], ["a"])  # type: ignore[list-item]
+
+
+def test_blocks_of_many_leaves_are_sealed_and_are_of_no_leaf() -> None:
+    store, states = open_store()
+    states["i64"].put("a", 1)
+    block = bytearray(store.pick_many(states["i64"], [key.encode() for key in KEYS]))
+    frames.seal(block)
+    frames.bind(block, b"p" * 16, 64)
+    assert frames.verify(block, b"p" * 16, 64) is None
+    assert frames.verify(block, b"p" * 16, 72) == 0
+    there, _ = open_store()
+    there.mark(0, LEAVES, "absent")
+    for leaf in range(LEAVES):
+        with pytest.raises(CorruptBlockError, match=f"where leaf {leaf} of"):
+            there.decode_leaf(leaf, bytes(block), "under")
+    assert there.spread(block) == list(range(LEAVES))  # any buffer will do
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_blocks_are_spread_wholly_or_not_at_all(name: str) -> None:
+    store, states = open_store()
+    for number, key in enumerate(KEYS[::2]):
+        states[name].put_encoded(key, encoded(name, number))
+    good = store.pick_many(states[name], [key.encode() for key in KEYS])
+    rng = random.Random(name)
+    refused = 0
+    for _ in range(200):
+        bad = bytearray(good)
+        for _ in range(rng.randrange(1, 4)):
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.1:
+            del bad[rng.randrange(len(bad)) :]
+        there, _ = open_store()
+        there.mark(0, LEAVES, "absent")
+        there.set_gate(0, LEAVES, "expected")
+        blocks = good + bad if rng.random() < 0.5 else bytes(bad)
+        try:
+            touched = there.spread(blocks)
+        except (CorruptBlockError, SchemaError):
+            refused += 1
+            assert there.stats().bytes == 0
+            assert [there.gate(leaf) for leaf in range(LEAVES)] == ["expected"] * LEAVES
+            continue
+        stats = there.stats()
+        entries = [len(block) for block in Block.each(blocks)]
+        assert max(entries, default=0) <= stats.entries + stats.tombstones <= sum(entries)
+        assert bool(touched) == bool(entries)
+    assert refused > 100
 
 
 # ---- Gates and heat

@@ -344,8 +344,8 @@ class Store:
 
         "shut": they stay as they are, to be read out with encode_leaf() and pick(); for all else
         they are away. "expected": they are absent and on their way, and every call about a key
-        raises UnknownEntryError, a blind write too, until decode_leaf() or install() brings
-        something. "open": as they were before. All of them, or (if it raises) none.
+        raises UnknownEntryError, a blind write too, until decode_leaf(), spread() or install()
+        brings something. "open": as they were before. All of them, or (if it raises) none.
         """
         if gate not in GATES:
             raise ArgumentError(f"{shorten(gate)} is no gate. Use one of {GATES}.")
@@ -423,7 +423,7 @@ class Store:
         length = lib.sk_pick(self._ptr, state._id, native, col.n, buffer.ptr)
         return self._taken(length, buffer)
 
-    def spread(self, blocks: bytes) -> list[int]:
+    def spread(self, blocks: bytes | bytearray | memoryview) -> list[int]:
         """Fills in, "under" what is here, what blocks from pick_many() bring: each leaf its own.
 
         Leaves that are whole, away or shut are passed over. Returns the others that the blocks

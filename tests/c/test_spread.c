@@ -159,7 +159,8 @@ static void test_spreading_is_picking_and_decoding_leaf_by_leaf(void) {
         CHECK_EQ(sk_snapshot_open(single, NULL, 0, &snapshots[1]), SK_OK);
         for (uint32_t s = 0; s < STATES; s++) {
             all[s].n = 0;
-            for (int64_t n = (int64_t)test_below(&rng, 3 * KEYS); n > 0 && s != (uint32_t)round % STATES; n--)
+            uint64_t count = s == (uint32_t)round % STATES ? 0 : test_below(&rng, 3 * KEYS);
+            for (uint64_t i = 0; i < count; i++)
                 ask(&all[s], (uint32_t)test_below(&rng, 2 * KEYS));
             size_t start = blocks.len;
             int64_t len = pick(source, s, &all[s], &blocks);

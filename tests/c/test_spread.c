@@ -246,16 +246,18 @@ static void test_states_are_declared_and_the_first_block_of_a_key_is_right(void)
     uint8_t touched[LEAVES] = {0};
     sk_store *target = open_expecting(&blocks, states, 2), *source = open_store();
     static asked a;
-    a.n = 0;
-    for (uint32_t k = 20; k < 60; k++) {
-        put(source, N, k, 9);
-        ask(&a, k);
+    for (uint32_t from = 20; from < 420; from += 200) { /* more than a small table has room for */
+        a.n = 0;
+        for (uint32_t k = from; k < from + 200; k++) {
+            put(source, N, k, 9);
+            ask(&a, k);
+        }
+        CHECK(pick(source, N, &a, &more) > 0);
     }
-    CHECK(pick(source, N, &a, &more) > 0);
     CHECK_EQ(sk_buf_put(&blocks, more.data, more.len), SK_OK);
-    CHECK_EQ(sk_spread(target, blocks.data, blocks.len, touched), 40 + 40 + 40);
+    CHECK_EQ(sk_spread(target, blocks.data, blocks.len, touched), 40 + 40 + 400);
     CHECK_EQ(sk_state_count(target), 2);
-    for (uint32_t k = 0; k < 60; k++) {
+    for (uint32_t k = 0; k < 420; k++) {
         util_key key = util_bytes_key(k);
         int64_t value = 0;
         int expected = k >= 30 && k < 40 ? SK_MISSING : SK_OK;
@@ -295,7 +297,7 @@ static void test_blocks_of_another_type_are_refused_and_nothing_is_declared(void
 
 static void test_only_blocks_of_single_entries_are_taken(void) {
     static const uint32_t states[] = {N};
-    sk_buf blocks = {0}, others[3] = {{0}, {0}, {0}};
+    sk_buf blocks = {0}, others[5] = {{0}, {0}, {0}, {0}, {0}};
     uint8_t touched[LEAVES] = {0};
     sk_store *target = open_expecting(&blocks, states, 1), *source = open_store();
     sk_store *one = util_open(1, 1);
@@ -307,7 +309,21 @@ static void test_only_blocks_of_single_entries_are_taken(void) {
     CHECK(sk_leaf_encode(source, leaf_of(1), N, 0, &others[0]) > 0); /* of a leaf */
     CHECK(sk_leaf_encode(one, 0, 0, 0, &others[1]) > 0);             /* all, but a full block */
     CHECK_EQ(sk_buf_put(&others[2], "SKB1", 4), SK_OK);              /* no block */
-    for (int i = 0; i < 3; i++)
+    static asked a;
+    a.n = 0;
+    ask(&a, 1);
+    sk_column keys = column_of(&a);
+    CHECK(sk_leaf_pick(source, leaf_of(1), N, &keys, 1, &others[3]) > 0); /* single, of a leaf */
+    sk_block_info info;
+    CHECK(pick(source, N, &a, &others[4]) > 0); /* single, but without the entry */
+    CHECK_EQ(sk_block_read(others[4].data, others[4].len, &info), SK_OK);
+    uint64_t size = info.hashes + 8; /* what is left: the offset of no keys */
+    memset(others[4].data + info.hashes, 0, 8);
+    memset(others[4].data + 16, 0, 24); /* n, key_bytes, value_bytes */
+    memcpy(others[4].data + 8, &size, 8);
+    others[4].len = size;
+    CHECK_EQ(sk_block_check(others[4].data, others[4].len), SK_OK);
+    for (int i = 0; i < 5; i++)
         for (int is_last = 0; is_last < 2; is_last++) {
             sk_buf both = {0};
             if (is_last) CHECK_EQ(sk_buf_put(&both, blocks.data, blocks.len), SK_OK);
@@ -323,7 +339,7 @@ static void test_only_blocks_of_single_entries_are_taken(void) {
     check_untouched(target, touched);
     CHECK_EQ(sk_leaf_mark(one, 0, 1, SK_ABSENT), SK_OK);
     CHECK_EQ(sk_leaf_decode(one, 0, blocks.data, blocks.len, SK_UNDER), SK_OK);
-    for (int i = 0; i < 3; i++) sk_buf_free(&others[i]);
+    for (int i = 0; i < 5; i++) sk_buf_free(&others[i]);
     sk_buf_free(&blocks);
     sk_close(one);
     sk_close(source);

@@ -399,8 +399,7 @@ void sk_wanted_find(sk_wanted *wanted, const sk_table *tables, const sk_table_en
         const uint8_t *key = sk_slot_key(p->slot, &len);
         const sk_slot *slot = sk_table_find(&tables[sk_leaf_of(p->hash, env->leaf_bits)],
                                             env->leaf_bits, p->hash, key, len);
-        if (slot != NULL && sk_slot_is_live(slot) && !sk_slot_is_expired(env, slot))
-            p->slot = slot;
+        if (slot != NULL && sk_slot_is_live(slot) && !sk_slot_is_expired(env, slot)) p->slot = slot;
     }
 }
 

@@ -323,8 +323,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
         }
     }
     /* What was expected begins to come. */
-    if (status == SK_OK && at.leaf->residency == SK_LEAF_EXPECTED)
-        at.leaf->residency = SK_PARTIAL;
+    if (status == SK_OK && at.leaf->residency == SK_LEAF_EXPECTED) at.leaf->residency = SK_PARTIAL;
     end(&at);
     return status;
 }

@@ -695,8 +695,7 @@ static int match_states(sk_store *store, const sk_leaves *leaves, uint32_t *ids)
 
 static int check_unoccupied(sk_store *store, uint32_t from, uint32_t to) {
     for (uint32_t i = from; i < to; i++)
-        if (store->leaves[i].residency == SK_LEAF_SHUT)
-            return sk_leaf_refuse(&store->leaves[i], i);
+        if (store->leaves[i].residency == SK_LEAF_SHUT) return sk_leaf_refuse(&store->leaves[i], i);
     for (uint32_t s = 0; s < store->state_count; s++)
         for (uint32_t i = from; i < to; i++) {
             const sk_table *table = &store->states[s]->tables[i];

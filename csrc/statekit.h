@@ -420,9 +420,9 @@ typedef enum sk_gate { SK_GATE_OPEN = 0, SK_GATE_SHUT = 1, SK_GATE_EXPECTED = 2 
 /* Sets the gates of leaves [from, to), all or (on failure) none. When it returns, no call that
  * began before can still change a shut leaf. SK_NOT_OWNED if one is away and to be shut,
  * SK_BAD_ARGUMENT if one is to be expected and has entries. An away leaf that is to be expected is
- * this store's from then on, with no moment in which it would take a write. Opening a shut leaf takes it back as it
- * was, and deltas reach back over all of this. (If it was expected, and nothing has come, it is
- * expected again.) */
+ * this store's from then on, with no moment in which it would take a write. Opening a shut leaf
+ * takes it back as it was, and deltas reach back over all of this. (If it was expected, and nothing
+ * has come, it is expected again.) */
 int sk_leaf_gate(sk_store *store, uint32_t from, uint32_t to, int gate);
 int sk_leaf_gate_of(sk_store *store, uint32_t leaf); /* an sk_gate, or a negated status */
 /* out[leaf] = about how many operations on it there were since the store was made, of all states:

@@ -374,10 +374,9 @@ static void test_whatever_comes_opens_an_expected_leaf(void) {
             CHECK_EQ(sk_leaf_decode(target, 1, all.data, is_empty ? 0 : all.len, mode), SK_OK);
             CHECK_EQ(sk_leaf_gate_of(target, 1), SK_GATE_OPEN);
             bool is_all = mode == SK_REPLACE || mode == SK_UNDER_ALL;
-            CHECK_EQ(sk_leaf_residency(target, 1),
-                     is_all     ? SK_WHOLE
-                     : is_empty ? SK_ABSENT
-                                : SK_PARTIAL);
+            CHECK_EQ(sk_leaf_residency(target, 1), is_all     ? SK_WHOLE
+                                                   : is_empty ? SK_ABSENT
+                                                              : SK_PARTIAL);
             if (!is_empty && is_all) check_encodes(target, 1, 0, &all);
             CHECK_EQ(sk_i64_put(target, N, key.data, key.len, 1), SK_OK);
         }
@@ -501,9 +500,8 @@ static void test_heat_counts_calls_exactly_and_records_about(void) {
     large.keys = (sk_column){SK_COL_I64, 0, keys, NULL, 8 * RECORDS};
     CHECK_EQ(sk_batch(store, a, SK_B_ADD, &large), SK_OK);
     for (int64_t at = 0; at < RECORDS; at += 7) {
-        sk_batch_args args = {.n = RECORDS - at < 7 ? RECORDS - at : 7,
-                              .operand_i64 = 1,
-                              .status = status};
+        sk_batch_args args = {
+            .n = RECORDS - at < 7 ? RECORDS - at : 7, .operand_i64 = 1, .status = status};
         args.keys = (sk_column){SK_COL_I64, 0, keys + at, NULL, 8 * args.n};
         CHECK_EQ(sk_batch(store, b, SK_B_ADD, &args), SK_OK);
     }

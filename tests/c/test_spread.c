@@ -160,8 +160,7 @@ static void test_spreading_is_picking_and_decoding_leaf_by_leaf(void) {
         for (uint32_t s = 0; s < STATES; s++) {
             all[s].n = 0;
             uint64_t count = s == (uint32_t)round % STATES ? 0 : test_below(&rng, 3 * KEYS);
-            for (uint64_t i = 0; i < count; i++)
-                ask(&all[s], (uint32_t)test_below(&rng, 2 * KEYS));
+            for (uint64_t i = 0; i < count; i++) ask(&all[s], (uint32_t)test_below(&rng, 2 * KEYS));
             size_t start = blocks.len;
             int64_t len = pick(source, s, &all[s], &blocks);
             CHECK_EQ(len, (int64_t)(blocks.len - start));

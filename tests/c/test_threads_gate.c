@@ -18,7 +18,7 @@ typedef struct world {
     sk_store *store;
     uint32_t id;
     uint32_t leaf[KEYS];
-    int64_t keys[KEYS]; /* all of them, as a column */
+    int64_t keys[KEYS];          /* all of them, as a column */
     _Atomic int working;         /* writers still at it */
     _Atomic int64_t acked[KEYS]; /* writes that were answered with SK_OK */
     _Atomic int64_t shut;        /* how often a leaf was shut */
@@ -34,8 +34,8 @@ static void *write_single(void *arg) {
     job *j = arg;
     for (int r = 0; r < ROUNDS; r++)
         for (int64_t k = 0; k < KEYS; k++) {
-            int status = sk_i64_fold(j->w->store, j->w->id, util_int_key(k).data, 8, SK_ADD, 1, 0,
-                                     NULL);
+            int status =
+                sk_i64_fold(j->w->store, j->w->id, util_int_key(k).data, 8, SK_ADD, 1, 0, NULL);
             CHECK(status == SK_OK || status == SK_NOT_OWNED);
             if (status == SK_OK) j->w->acked[k]++;
         }

@@ -50,7 +50,7 @@ RECORDS_PER_SECOND = 50_000
 @dataclass(frozen=True)
 class Sizes:
     moved: int = 500_000_000  # bytes of state
-    counted: int = 384_000_000  # bytes of counters
+    counted: int = 1_000_000_000  # bytes of counters
     changed: int = 200_000_000
     leaves: int = LEAVES  # fetched one by one
     steady: int = 1_000_000  # keys

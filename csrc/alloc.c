@@ -78,19 +78,28 @@ static void uncharge(sk_mem *mem, uint64_t bytes) {
 
 /*
  * glibc grows the heap of a thread, other than the first one's, by a page at a time, with a system
- * call for each that also keeps other threads from faulting pages in. Asking for more and giving it
- * back at once leaves it at the top of the heap, ready for use. It is less than what malloc would
- * map on its own (128 KiB), and less than what free would tidy up after (64 KiB). Measured on
- * decoding values of 100 bytes: some 134 ns of processor time an entry without, 118 with.
+ * call for each that also keeps other threads from faulting pages in and flushes every core's TLB.
+ * Asking for more and giving it back at once leaves it at the top of the heap, ready for use. For
+ * that it must be less than what malloc would map on its own, and than what free would give back:
+ * 128 KiB at first, and as much as the largest mapping that was ever freed later on. So one is.
+ * Measured on taking 500 MB of values of 100 bytes over from another process: 370 MB/s with, 350
+ * MB/s with the 60 KB that need no freed mapping.
  */
-#define AHEAD_BYTES 60000
+#define AHEAD_BYTES ((size_t)1 << 20)
+#define FREED_BYTES (4 * AHEAD_BYTES)
 
 void sk_alloc_ahead(int64_t *left, size_t n) {
+    static _Atomic bool is_raised;
     *left -= (int64_t)charge_of(n);
     if (*left > 0) return;
     *left = AHEAD_BYTES;
     /* volatile: a compiler may drop malloc and free that nobody uses the result of */
-    void *volatile top = malloc(AHEAD_BYTES);
+    void *volatile top;
+    if (!atomic_exchange(&is_raised, true)) {
+        top = malloc(FREED_BYTES);
+        free(top);
+    }
+    top = malloc(AHEAD_BYTES);
     free(top);
 }
 

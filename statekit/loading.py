@@ -51,6 +51,7 @@ from statekit.errors import (
 )
 from statekit.store import Block, Store
 from statekit.store.block import rewrite
+from statekit.store.buffers import Part
 from statekit.store.store import DecodeMode
 
 _OPEN_TRIES_MAX = 8  # newest checkpoints that may be retired between being found and being pinned
@@ -106,7 +107,7 @@ class LeafSource(ABC):
     def bring_timers(self, loading: "Loading") -> None:  # noqa: B027
         """Has loading take in the leaves that have timers. If is_peer; else they came first."""
 
-    def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:  # noqa: B027
+    def taken(self, leaf: int, steps: Sequence[bytes | Part] | None) -> None:  # noqa: B027
         """Told when something of a leaf is here; steps: all of it, and this is what it was."""
 
     def wait_here(self, timeout: float | None) -> bool:
@@ -175,7 +176,7 @@ class JoinedSource(LeafSource):
         self._first.bring_timers(loading)
         self._second.bring_timers(loading)
 
-    def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:
+    def taken(self, leaf: int, steps: Sequence[bytes | Part] | None) -> None:
         self.part_of(leaf).taken(leaf, steps)
 
     def wait_here(self, timeout: float | None) -> bool:
@@ -330,7 +331,10 @@ def block_pieces(blocks: bytes) -> Iterator[tuple[Block, memoryview]]:
 
 
 def decode_steps(
-    store: Store, leaf: int, steps: Sequence[bytes], lock: AbstractContextManager[Any] = NO_LOCK
+    store: Store,
+    leaf: int,
+    steps: Sequence[bytes | Part],
+    lock: AbstractContextManager[Any] = NO_LOCK,
 ) -> None:
     """Fills a chain in under what a leaf has, which is whole then.
 
@@ -343,13 +347,13 @@ def decode_steps(
         _decode(store, leaf, steps[-1] if steps else b"", "under_all")
 
 
-def _decode(store: Store, leaf: int, blocks: bytes, mode: DecodeMode) -> None:
+def _decode(store: Store, leaf: int, blocks: bytes | Part, mode: DecodeMode) -> None:
     try:
         store.decode_leaf(leaf, blocks, mode)
     except SchemaError:
         # Types differ, which is rare. The store has taken in nothing, so looking first is not worth
         # it: that takes a fifth of the time that a restore takes.
-        store.decode_leaf(leaf, fit_blocks(blocks, _types(store)), mode)
+        store.decode_leaf(leaf, fit_blocks(bytes(blocks), _types(store)), mode)
         # What is here now is not what the checkpoint has: entries have got stamps, say, which must
         # not be given anew with every restore. So the next checkpoint writes the leaf anew.
         store.forget(leaf)
@@ -435,7 +439,7 @@ class Loading:
         for leaf in wanted:
             self.load(leaf)
 
-    def fill(self, leaf: int, steps: Sequence[bytes]) -> None:
+    def fill(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
         """Takes in a leaf that came by itself."""
         with self._gates[leaf % _GATES]:
             if self._store.residency(leaf) in _HERE:
@@ -443,7 +447,7 @@ class Loading:
             with self._watched(leaf):
                 self._fill(leaf, steps)
 
-    def _fill(self, leaf: int, steps: Sequence[bytes]) -> None:
+    def _fill(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
         decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
         self.source.taken(leaf, steps)
 

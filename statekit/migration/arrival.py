@@ -25,6 +25,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
+from queue import SimpleQueue
 from tempfile import SpooledTemporaryFile
 from time import monotonic, perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
@@ -57,14 +58,16 @@ from statekit.remote.calls import (
 )
 from statekit.store import Block
 from statekit.store.block import rewrite
+from statekit.store.buffers import Part
 from statekit.store.frames import verify
 
 if TYPE_CHECKING:
-    from statekit.remote.channel import PeerChannel
+    from statekit.remote.channel import PeerChannel, PeerStream
 
 Strategy: TypeAlias = Literal[
     "prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once"
 ]
+Steps: TypeAlias = list[bytes | Part]  # what to decode of a leaf, newest first
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 _FETCHING = ("prioritised", "on_demand")  # strategies in which touching a leaf asks for it
 
@@ -382,7 +385,7 @@ class Arrival(LeafSource):
         if part:
             yield part
 
-    def _fetch(self, leaves: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
+    def _fetch(self, leaves: Sequence[int]) -> Iterator[tuple[int, Steps]]:
         """Leaves that the source sends at once. Those that arrive damaged are asked for again."""
         for attempt in range(_TRIES):
             damaged: list[int] = []
@@ -400,7 +403,7 @@ class Arrival(LeafSource):
                 return
             leaves = damaged
 
-    def _pieces(self, leaves: Sequence[int]) -> Iterator[tuple[Piece, bytes]]:
+    def _pieces(self, leaves: Sequence[int]) -> Iterator[tuple[Piece, bytes | Part]]:
         """Asks for leaves; the last piece of each, and its blocks."""
         leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
         parts = _Parts()
@@ -460,7 +463,7 @@ class Arrival(LeafSource):
             f"{piece.to or self.source}. Route its keys there."
         )
 
-    def _check_place(self, blocks: bytes, place: int, what: str) -> None:
+    def _check_place(self, blocks: bytes | Part, place: int, what: str) -> None:
         """DamagedError if blocks are not of this migration and place, or damaged."""
         bad = verify(blocks, self._pack_id, place) if blocks else None
         if bad is not None:
@@ -469,20 +472,21 @@ class Arrival(LeafSource):
                 "It is there still: touch it to ask again."
             )
 
-    def _steps(self, leaf: int, blocks: bytes, is_delta: bool) -> list[bytes]:
+    def _steps(self, leaf: int, blocks: bytes | Part, is_delta: bool) -> Steps:
         """What to decode, newest first."""
         self._check_place(blocks, place_of(leaf, self._epochs[leaf]), f"leaf {leaf}")
         if self._base is None or not is_delta:
             return [blocks]
-        steps = [blocks] if blocks else []
-        full = {block.name for block in Block.each(blocks) if not block.is_delta}
+        changes = bytes(blocks)
+        steps: Steps = [changes] if changes else []
+        full = {block.name for block in Block.each(changes) if not block.is_delta}
         for step in self._base.read_leaf(leaf):
             steps.append(_without(step, full) if full else step)
         return steps
 
     # ---- What has come
 
-    def taken(self, leaf: int, steps: Sequence[bytes] | None) -> None:
+    def taken(self, leaf: int, steps: Sequence[bytes | Part] | None) -> None:
         """Under the leaf's gate: the participant learns of it before anybody can give it back."""
         is_whole = steps is not None
         here = Here(self.id, self._offer.generation, 0, leaf, self._epochs[leaf], is_whole, None)
@@ -587,28 +591,19 @@ class Arrival(LeafSource):
         return True
 
     def _take_stream(self, first: tuple[int, ...]) -> None:
-        parts = _Parts()
         received = granted = 0
-        batch: list[tuple[int, list[bytes]]] = []
+        batch: list[tuple[int, Steps]] = []
         batch_size = self._peer.subgroups if self.strategy == "gradual_batched" else 1
         call = StreamCall(self.id, self._offer.generation, first)
         stream = self._channel.stream(call, credit=WINDOW_BYTES)
         try:
-            for piece in stream:
+            for leaf, steps, size in self._read_ahead(stream):
                 if self._is_closed:
                     return
-                if piece.kind is not PieceKind.HERE:
-                    with suppress(NotOwnedError):
-                        self._refused(piece)
-                    continue
                 self._error = None
-                received += len(piece.blocks)
-                if parts.add(piece, self._epochs):
-                    blocks = parts.take(piece.leaf)
-                    self.bytes_received += len(blocks)
-                    with suppress(DamagedError):  # it is asked for again
-                        steps = self._steps(piece.leaf, blocks, piece.is_delta)
-                        batch.append((piece.leaf, steps))
+                received += size
+                if steps is not None:
+                    batch.append((leaf, steps))
                     if len(batch) >= batch_size:
                         self._fill(batch)
                 self._give_way()
@@ -619,7 +614,47 @@ class Arrival(LeafSource):
         finally:
             stream.close()
 
-    def _fill(self, batch: list[tuple[int, list[bytes]]]) -> None:
+    def _read_ahead(self, stream: "PeerStream") -> Iterator[tuple[int, Steps | None, int]]:
+        """Leaves of a stream, received and checked by a thread while others are being decoded.
+
+        Leaf, what to decode if that is complete, bytes. Both threads have about as much to do; how
+        far this one is ahead is bounded by the credit that the stream has.
+        """
+        inbox: SimpleQueue[tuple[int, Steps | None, int] | StateKitError | None] = SimpleQueue()
+
+        def receive() -> None:
+            try:
+                for item in self._receive(stream):
+                    inbox.put(item)
+                inbox.put(None)
+            except StateKitError as error:
+                inbox.put(error)
+            except BaseException as error:
+                inbox.put(PeerError(f"a stream from {self.source} cannot be read: {error!r}."))
+                raise
+
+        threading.Thread(target=receive, name="statekit-receive", daemon=True).start()
+        while (item := inbox.get()) is not None:
+            if isinstance(item, StateKitError):
+                raise item
+            yield item
+
+    def _receive(self, stream: "PeerStream") -> Iterator[tuple[int, Steps | None, int]]:
+        parts = _Parts()
+        for piece in stream:
+            if piece.kind is not PieceKind.HERE:
+                with suppress(NotOwnedError):
+                    self._refused(piece)
+                continue
+            steps: Steps | None = None
+            if parts.add(piece, self._epochs):
+                blocks = parts.take(piece.leaf)
+                self.bytes_received += len(blocks)
+                with suppress(DamagedError):  # it is asked for again
+                    steps = self._steps(piece.leaf, blocks, piece.is_delta)
+            yield piece.leaf, steps, len(piece.blocks)
+
+    def _fill(self, batch: list[tuple[int, Steps]]) -> None:
         loading = self._peer.loading
         for leaf, steps in batch:
             if loading is not None:
@@ -794,7 +829,7 @@ class _Parts:
     """Pieces of leaves, until all of a leaf are there."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[bytes]] = {}
+        self._parts: dict[int, list[bytes | Part]] = {}
 
     def add(self, piece: Piece, epochs: dict[int, int]) -> bool:
         """Whether the leaf is complete with it. Pieces of other leases are passed over."""
@@ -803,9 +838,9 @@ class _Parts:
         self._parts.setdefault(piece.leaf, []).append(piece.blocks)
         return piece.is_last
 
-    def take(self, leaf: int) -> bytes:
+    def take(self, leaf: int) -> bytes | Part:
         parts = self._parts.pop(leaf)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(map(bytes, parts))
 
 
 class _Kept(LeafSource):
@@ -822,7 +857,7 @@ class _Kept(LeafSource):
         self._file: IO[bytes] = SpooledTemporaryFile(KEPT_BYTES)  # noqa: SIM115
         self._error: StateKitError | None = None
 
-    def keep(self, leaf: int, steps: Sequence[bytes]) -> None:
+    def keep(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
         # State in use comes before a copy of it: if there is no room, the checkpoint fails.
         with self._lock:
             if self._error is not None:
@@ -831,7 +866,7 @@ class _Kept(LeafSource):
                 places = []
                 for step in steps:
                     places.append((self._file.seek(0, 2), len(step)))
-                    self._file.write(step)
+                    self._file.write(bytes(step))
                 self._places[leaf] = places
             except OSError as error:
                 self._error = temporary_failed(error)

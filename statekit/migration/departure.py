@@ -169,9 +169,7 @@ class Departure:
         blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
 
-    def pick(
-        self, keys: Iterable[tuple[str, Sequence[bytes]]], but: Collection[int] = ()
-    ) -> bytes:
+    def pick(self, keys: Iterable[tuple[str, Sequence[bytes]]], but: Collection[int] = ()) -> bytes:
         """Single entries of leaves that are whole here, as blocks that are of all leaves.
 
         but: nothing of these leaves.

@@ -231,7 +231,10 @@ class Peer:
         self._server, self.credentials, self.limits = server, credentials, limits
         # The first channel of a process takes gRPC 20 ms. No record should wait for that when the
         # first hand-over comes. (Where the certificate is not one for this address, it fails.)
-        with suppress(PeerError), self.connect(server.address, credentials, WARM_SECONDS) as channel:
+        with (
+            suppress(PeerError),
+            self.connect(server.address, credentials, WARM_SECONDS) as channel,
+        ):
             channel.hello()
         return server
 

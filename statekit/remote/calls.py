@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol
 from statekit.errors import ArgumentError
 from statekit.migration.messages import Offer
 from statekit.schema import StateSchema
+from statekit.store.buffers import Part
 
 PROTOCOL = 1  # of the wire; peers of another one refuse each other
 
 # Bytes of one Piece. Larger ones make the stream no faster, and each is copied some times.
-CHUNK_BYTES = 512 * 1024
+CHUNK_BYTES = 1024 * 1024
 
 
 class Limits(NamedTuple):
@@ -122,7 +123,7 @@ class Piece(NamedTuple):
     kind: PieceKind
     leaf: int
     epoch: int
-    blocks: bytes = b""
+    blocks: bytes | Part = b""  # a Part: of the message that came
     is_last: bool = True  # of this leaf
     is_whole: bool = True  # the pieces together are all that the leaf has
     is_delta: bool = False  # they are what changed since the base

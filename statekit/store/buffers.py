@@ -106,6 +106,44 @@ def readable(data: Any) -> Any:
     return data if data.__class__ is bytes else ffi.from_buffer("uint8_t[]", data)
 
 
+class Part:
+    """A part of bytes, without a copy: what a memoryview would be.
+
+    But one that may be in a circle of references: CPython before 3.12.3 crashes on collecting such
+    memoryviews (gh-77894), and tracebacks make circles.
+    """
+
+    __slots__ = ("data", "start", "stop")
+
+    def __init__(self, data: bytes, start: int, stop: int) -> None:
+        assert 0 <= start <= stop <= len(data)
+        self.data = data
+        self.start = start
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __bytes__(self) -> bytes:
+        return self.data[self.start : self.stop]
+
+    def __eq__(self, other: object) -> bool:
+        return bytes(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+
+def span(data: Any) -> tuple[Any, int]:
+    """What to pass to C for `const uint8_t *` and its length. Keep the data until C is done."""
+    if data.__class__ is Part:
+        return ffi.from_buffer("uint8_t[]", data.data) + data.start, len(data)
+    native = readable(data)
+    return native, len(native)
+
+
 def native_text(pointer: Any) -> str:
     """A C string. Names come from blocks too, so they may be anything but must not raise."""
     text: str = ffi.string(pointer).decode(errors="surrogateescape")

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, native_error
-from statekit.store.buffers import empty_buffer, push_buffer, readable
+from statekit.store.buffers import Part, empty_buffer, push_buffer, readable, span
 
 Readable: TypeAlias = bytes | bytearray | memoryview
 Writable: TypeAlias = bytearray | memoryview
@@ -114,14 +114,14 @@ def bind(frames: Writable, pack_id: bytes, offset: int) -> None:
     _expect(lib.sk_frames_bind(native, len(native), _checked(pack_id), offset))
 
 
-def verify(frames: Readable, pack_id: bytes, offset: int) -> int | None:
+def verify(frames: Readable | Part, pack_id: bytes, offset: int) -> int | None:
     """Where in `frames` the first bad frame begins; None if all are good.
 
     Good: bound to this place, and undamaged as far as a checksum can tell.
     """
-    native = readable(frames)
+    native, length = span(frames)
     bad = ffi.new("uint64_t *")
-    status = lib.sk_frames_verify(native, len(native), _checked(pack_id), offset, bad)
+    status = lib.sk_frames_verify(native, length, _checked(pack_id), offset, bad)
     if status == lib.SK_CORRUPT:
         return int(bad[0])
     _expect(status)

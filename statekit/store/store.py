@@ -17,7 +17,14 @@ from statekit.errors import (
 )
 from statekit.keys import KeyType, key_codec
 from statekit.store.block import Block
-from statekit.store.buffers import empty_buffer, native_text, push_buffer, readable
+from statekit.store.buffers import (
+    Part,
+    empty_buffer,
+    native_text,
+    push_buffer,
+    readable,
+    span,
+)
 from statekit.store.columns import column
 from statekit.store.containers import ContainerState
 from statekit.store.kinds import (
@@ -437,7 +444,7 @@ class Store:
             raise native_error(-entries)
         return list(compress(range(len(touched)), touched))
 
-    def decode_leaf(self, leaf: int, blocks: bytes, mode: DecodeMode = "replace") -> None:
+    def decode_leaf(self, leaf: int, blocks: bytes | Part, mode: DecodeMode = "replace") -> None:
         """Reads blocks of a leaf into it.
 
         "replace": the leaf becomes what they say, and whole. "under": they come from the home
@@ -447,8 +454,8 @@ class Store:
         if mode not in _MODES:
             raise ArgumentError(f"{shorten(mode)} is no mode. Use one of {', '.join(_MODES)}.")
         (leaf,) = _leaves(leaf)
-        native = readable(blocks)
-        self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, len(native), _MODES[mode]))
+        native, length = span(blocks)
+        self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, length, _MODES[mode]))
 
     def detach(self, start: int, stop: int) -> Leaves:
         """Takes leaves [start, stop) out, with their entries; here they are away then.

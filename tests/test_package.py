@@ -62,6 +62,8 @@ LAYERS = [
     {"checkpoint"},
     {"migration.departure"},
     {"migration.arrival"},
+    {"migration.member"},
+    {"migration.giving", "migration.taking"},
     {"migration.peer"},
     {"migration.moving"},
     {"provider"},

@@ -6,6 +6,9 @@ coordinator.py  tables, checkpoints and recoveries of many participants: pure, t
 routing.py      who is to have which leaf
 departure.py    the old owner's side: leaves are shut, and read out
 arrival.py      the new owner's side: leaves come when they are touched, and by themselves
-peer.py         a provider among others: carries out what the participant says, answers calls
+member.py       what a process is among others: its participant, generation, barriers
+giving.py       the old owner's part of a peer: offers, answers, takes back
+taking.py       the new owner's part: takes on, gives back
+peer.py         both, to be reached: a provider among others
 moving.py       the part of KVProvider that users see: serve, fetch_from, migrate, prefetch
 """

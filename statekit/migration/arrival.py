@@ -87,8 +87,8 @@ KEPT_BYTES = 16 << 20  # of leaves kept for a checkpoint in memory; the rest wai
 _TRIES = 2  # for a leaf that arrives damaged: the old owner has it still
 
 
-class Taker(Protocol):
-    """The peer that leaves come to (peer.py)."""
+class Receiver(Protocol):
+    """The peer that leaves come to (taking.py)."""
 
     subgroups: int
 
@@ -126,7 +126,7 @@ class Arrival(LeafSource):
 
     def __init__(
         self,
-        peer: Taker,
+        peer: Receiver,
         channel: "PeerChannel",
         reply: BeginReply,
         key_groups: tuple[range, ...],

@@ -28,7 +28,8 @@ from statekit.keys import KeyType, key_codec
 from statekit.loading import CheckpointSource, open_pinned
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
-from statekit.migration.peer import TIMEOUT_S, Credentials, Peer
+from statekit.migration.member import Credentials
+from statekit.migration.peer import TIMEOUT_S, Peer
 from statekit.remote.calls import Limits
 from statekit.residence import Residence
 from statekit.schema import StateSchema

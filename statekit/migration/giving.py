@@ -1,0 +1,427 @@
+"""Giver: the old owner's part of a peer. Offers leaves, answers for them, and takes them back.
+
+Departure (departure.py) is one hand-over as the user sees it, and reads leaves out; this is what
+decides with the participant whether a leaf may be read out, and carries out what it says.
+"""
+
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
+from statekit.errors import (
+    MigrationError,
+    NotOwnedError,
+)
+from statekit.migration.departure import Departure
+from statekit.migration.member import Member, Owner, check_id, groups_of, leaves_of, life_and_number
+from statekit.migration.messages import (
+    Action,
+    Drop,
+    Fence,
+    Fetch,
+    GiveBack,
+    Installed,
+    InTransit,
+    Moved,
+    Never,
+    Offer,
+    Released,
+    Reopen,
+    Send,
+    Serve,
+    Shut,
+)
+from statekit.remote.calls import (
+    BeginCall,
+    BeginReply,
+    FetchCall,
+    GiveBackCall,
+    InstalledCall,
+    PickCall,
+    PickReply,
+    Piece,
+    PieceKind,
+    StreamCall,
+)
+from statekit.residence import Residence
+
+if TYPE_CHECKING:
+    pass
+
+DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the first ones were
+JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
+
+
+class Giver(Member):
+    """See Peer."""
+
+    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
+        super().__init__(owner, residence, epochs)
+        self._departures: dict[str, Departure] = {}
+        self._leaves_out = self._bytes_out = 0  # of departures that are not known any more
+        self._dropped: list[int] = []  # leaves whose memory is still to be freed
+        self._janitor: threading.Thread | None = None
+        self._streams = 0  # that are being sent
+        self._idle = threading.Condition()  # of the number of streams
+        self._latest: dict[str, dict[int, int]] = {}  # number, by the maker's life and key-group
+        self._withdrawn: set[str] = set()  # migrations that we proposed, and that failed
+
+    @property
+    def departures(self) -> tuple[Departure, ...]:
+        return tuple(self._departures.values())
+
+    # ---- Handing over
+
+    def begin(self, call: BeginCall) -> BeginReply:
+        self._check_open()
+        self._check_generation(call.generation)
+        check_id(call.migration)
+        store = self._residence.store
+        groups = group_ranges(call.key_groups, store.key_groups)
+        leaves = leaves_of(groups, self.subgroups)
+        self.settle(groups)
+        with self._owner.lock:
+            self._check_generation(call.generation)
+            departure = self._departures.get(call.migration)
+            if call.migration in self._withdrawn:
+                raise MigrationError(f"migration {call.migration} was withdrawn.")
+            if departure is None:
+                self._check_late(call.migration, groups)
+                self._take_back_from(call.target, leaves)
+                self._check_owned(groups)
+                since = None
+                if call.base_url:
+                    since = self._owner.since(call.base_url, call.base_number)
+                departure = self._depart(call, groups, leaves, since)
+            elif departure.target != call.target:
+                raise MigrationError(
+                    f"migration {call.migration} goes to {departure.target}, not {call.target}."
+                )
+            return BeginReply(
+                departure.offer,
+                self._participant.barrier,
+                tuple(self._owner.schemas()),
+                store.key_groups,
+                store.subgroups,
+                store.time("event"),
+                departure.timer_leaves,
+                departure.sizes,
+                departure.since is not None,
+            )
+
+    def _check_late(self, migration: str, groups: tuple[range, ...]) -> None:
+        """MigrationError if whoever made this migration has made a later one of these key-groups.
+
+        Such a call was on its way for longer than its sender waited. To hand over now would take
+        key-groups from the later migration, or from here, for one who does not ask any more.
+        """
+        life, number = life_and_number(migration)
+        latest = self._latest.setdefault(life, {})
+        for part in groups:
+            for group in part:
+                if latest.get(group, -1) > number:
+                    raise MigrationError(
+                        f"migration {migration} comes too late: a later one of key-group {group} "
+                        "has begun."
+                    )
+        for part in groups:
+            latest.update(dict.fromkeys(part, number))
+
+    def _depart(
+        self,
+        call: BeginCall,
+        groups: tuple[range, ...],
+        leaves: Sequence[int],
+        since: "array[int] | None",
+    ) -> Departure:
+        with self._lock:
+            actions = self._participant.begin(call.migration, call.target, leaves)
+        self._carry_out(actions)
+        (offer,) = (
+            action.message
+            for action in actions
+            if isinstance(action, Send) and isinstance(action.message, Offer)
+        )
+        departure = Departure(offer, groups, call.target, self._residence, since, self._abort)
+        with self._lock:
+            self._departures[call.migration] = departure
+            done = [one.id for one in self._departures.values() if one.done]
+            for migration in done[:-DEPARTURES_KEPT]:
+                old = self._departures.pop(migration)
+                self._leaves_out += old.progress.leaves_done
+                self._bytes_out += old.bytes_sent
+        return departure
+
+    def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
+        """Leaves that this target was offered before, and has lost sight of before any came."""
+        with self._lock:
+            mine = set(leaves)
+            for departure in [*self._departures.values()]:
+                if departure.target == target and not mine.isdisjoint(departure.unfinished()):
+                    groups = self._unsent_groups(departure)
+                    again = leaves_of(groups, self.subgroups)
+                    actions, _ = self._participant.abort(departure.id, again)
+                    self._carry_out(actions)
+
+    def _check_owned(self, key_groups: tuple[range, ...]) -> None:
+        with self._owner.lock:
+            if missing := subtract(key_groups, self._owner.owned()):
+                raise NotOwnedError(
+                    f"key-groups {show_groups(missing)} are not this provider's, which has "
+                    f"{show_groups(self._owner.owned())}. Hand over what it has."
+                )
+
+    # ---- Reading out
+
+    def fetch(self, call: FetchCall) -> Iterator[Piece]:
+        departure = self._departures.get(call.migration)
+        if departure is None:
+            for leaf, epoch in call.leases:
+                yield self._answer("", call, leaf, epoch)[1]
+            return
+        with departure.somebody_waits():
+            for leaf, epoch in call.leases:
+                serve, refusal = self._answer(departure.target, call, leaf, epoch)
+                if serve:
+                    yield from departure.read(leaf, epoch)
+                else:
+                    yield refusal
+
+    def pick(self, call: PickCall) -> PickReply:
+        departure = self._departures.get(call.migration)
+        if departure is None:
+            return PickReply(b"", tuple(leaf for leaf, _ in call.leases))
+        with departure.somebody_waits():
+            with self._lock:
+                serves = self._participant.serves
+                refused = tuple(
+                    leaf
+                    for leaf, epoch in call.leases
+                    if not serves(departure.target, call.generation, leaf, epoch)
+                )
+            return PickReply(departure.pick(call.keys, refused), refused)
+
+    def _answer(self, sender: str, call: FetchCall, leaf: int, epoch: int) -> tuple[bool, Piece]:
+        message = Fetch(call.migration, call.generation, 0, leaf, epoch)
+        with self._lock:
+            (action,) = self._participant.on(sender, message) or (None,)
+        if isinstance(action, Serve):
+            return True, _NOTHING
+        return False, _refusal(action, leaf, epoch, self.generation)
+
+    def stream(
+        self,
+        call: StreamCall,
+        credits: Iterator[int],  # noqa: A002
+        /,
+    ) -> Iterator[Piece]:
+        departure = self._departures.get(call.migration)
+        if departure is None or call.generation != self.generation:
+            self._check_generation(call.generation)
+            raise MigrationError(f"there is no migration {call.migration} from here.")
+        with self._idle:
+            self._streams += 1
+        try:
+            yield from self._send(departure, call, credits)
+        finally:
+            with self._idle:
+                self._streams -= 1
+                self._idle.notify_all()
+
+    def _send(
+        self,
+        departure: Departure,
+        call: StreamCall,
+        credits: Iterator[int],  # noqa: A002
+    ) -> Iterator[Piece]:
+        granted = sent = 0
+        for leaf in dict.fromkeys((*call.first, *departure.order)):
+            departure.give_way()
+            with self._lock:
+                actions = self._participant.send(call.migration, leaf)
+            if not actions:
+                continue
+            serve = actions[0]
+            assert isinstance(serve, Serve)
+            for piece in departure.read(leaf, serve.reply.epoch):
+                while sent >= granted:
+                    try:
+                        granted = max(granted, next(credits))
+                    except StopIteration:
+                        return
+                sent += len(piece.blocks)
+                yield piece
+
+    def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
+        departure = self._departures.get(call.migration)
+        released = []
+        for leaf, epoch in call.leases:
+            message = Installed(call.migration, call.generation, 0, leaf, epoch)
+            with self._lock:
+                owner = self._participant.moved_to(leaf) or ""
+                sender = owner if departure is None else departure.target
+                actions = self._participant.on(sender, message)
+            for action in actions:
+                if isinstance(action, Drop):
+                    self._drop(action.leaf)
+                elif isinstance(action, Send) and isinstance(action.message, Released):
+                    released.append((leaf, epoch))
+        return tuple(released)
+
+    def give_back(self, call: GiveBackCall) -> None:
+        departure = self._departures.get(call.migration)
+        sender = departure.target if departure is not None else ""
+        message = GiveBack(call.migration, call.generation, 0, call.leases)
+        with self._owner.lock:
+            with self._lock:
+                actions = self._participant.on(sender, message)
+            self._carry_out(actions)
+
+    # ---- Taking back
+
+    def _withdraw(self, migration: str) -> None:
+        """A proposal of ours has failed, as far as we know: takes back what was not sent.
+
+        The target may have begun, and its answer or ours was lost; or it begins later. Otherwise
+        key-groups would be offered to one who does not know it, and nobody would have them.
+        """
+        with self._owner.lock:
+            self._withdrawn.add(migration)
+            departure = self._departures.get(migration)
+            if departure is not None:
+                with suppress(MigrationError):  # the target has some of it: it has taken over
+                    self._abort(departure, False)
+
+    def _abort(self, departure: Departure, target_is_dead: bool) -> None:
+        with self._owner.lock:
+            with self._lock:
+                if target_is_dead:
+                    actions, _ = self._participant.declare_dead(departure.target)
+                    kept: tuple[int, ...] = ()
+                else:
+                    groups = self._unsent_groups(departure)
+                    leaves = leaves_of(groups, self.subgroups)
+                    actions, kept = self._participant.abort(departure.id, leaves)
+            self._carry_out(actions)
+            lost = subtract(departure.key_groups, self._owner.owned())
+        if target_is_dead and lost:
+            raise MigrationError(
+                f"key-groups {show_groups(lost)} are lost with {departure.target}, which had some "
+                "of their state already. Restore them from a checkpoint; the others are back."
+            )
+        if kept:
+            open_groups = groups_of(kept, self.subgroups)
+            raise MigrationError(
+                f"key-groups {show_groups(open_groups)} cannot be taken back: {departure.target} "
+                "may have some of their state already. Wait for it; or, if it is gone for good, "
+                "abort(target_is_dead=True)."
+            )
+
+    def _unsent_groups(self, departure: Departure) -> tuple[range, ...]:
+        is_unsent, subs = self._participant.is_unsent, self.subgroups
+        return group_ranges(
+            [
+                group
+                for part in departure.key_groups
+                for group in part
+                if all(
+                    is_unsent(departure.id, leaf)
+                    for leaf in range(group * subs, (group + 1) * subs)
+                )
+            ]
+        )
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        """Does what the participant of a source says. The owner's lock is held."""
+        subs = self.subgroups
+        for action in actions:
+            if isinstance(action, Shut):
+                groups = groups_of(action.leaves, self.subgroups)
+                self._residence.shut(leaf_ranges(groups, subs))
+                self._owner.gave(groups)
+            elif isinstance(action, Reopen):
+                whole, torn = self._sort_out(action.leaves)
+                back = [leaf for leaf in action.leaves if leaf not in torn]
+                self._residence.reopen([range(leaf, leaf + 1) for leaf in back])
+                self._owner.took(whole)
+                for leaf in torn:
+                    self._drop(leaf)
+                for departure in [*self._departures.values()]:
+                    departure.returned(action.leaves)
+            elif isinstance(action, Drop):
+                self._drop(action.leaf)
+            elif isinstance(action, Fence):
+                self._fenced()
+
+    def _sort_out(self, leaves: Sequence[int]) -> tuple[tuple[range, ...], set[int]]:
+        """Of leaves that are back: the key-groups that are whole, and the leaves of others.
+
+        Of these the target had other leaves, which were let go of here and died with it. To own
+        such a key-group would put the half of it into checkpoints as if that were all.
+        """
+        subs = self.subgroups
+        groups = sorted({leaf // subs for leaf in leaves})
+        with self._lock:
+            state_of = self._participant.state_of
+            whole = [
+                group
+                for group in groups
+                if all(
+                    state_of(leaf) == "owned" for leaf in range(group * subs, (group + 1) * subs)
+                )
+            ]
+            torn = {leaf for leaf in leaves if leaf // subs not in whole}
+            self._participant.disown(torn)
+        return group_ranges(whole), torn
+
+    def _drop(self, leaf: int) -> None:
+        """Another process has the leaf. Its memory is freed when nobody is being served."""
+        with self._lock:
+            self._dropped.append(leaf)
+            if self._janitor is None:
+                self._janitor = threading.Thread(
+                    target=self._run_janitor, name="statekit-janitor", daemon=True
+                )
+                self._janitor.start()
+        for departure in [*self._departures.values()]:
+            departure.gone(leaf)
+
+    def _run_janitor(self) -> None:
+        # Freeing takes a third as long as sending, and whoever waits for a leaf comes first. What
+        # is not freed yet is shut, and was there before: memory does not grow by it.
+        while True:
+            with self._idle:
+                self._idle.wait_for(lambda: not self._streams or self.is_closed, JANITOR_SECONDS)
+            with self._lock:
+                dropped, self._dropped = self._dropped, []
+                if not dropped or self.is_closed:
+                    self._janitor = None
+                    return
+            for leaf in dropped:
+                self._residence.drop(leaf)
+
+    def _fenced(self) -> None:
+        store = self._residence.store
+        self._owner.gave(self._owner.owned())
+        store.mark(0, store.leaves, "away")
+        self._residence.shut_leaves.clear()
+        for departure in [*self._departures.values()]:
+            departure.returned(departure.unfinished())
+
+
+_NOTHING = Piece(PieceKind.NEVER, 0, 0)
+
+
+def _refusal(action: Action | None, leaf: int, epoch: int, generation: int) -> Piece:
+    """Why a leaf is not served, as a piece."""
+    message = action.message if isinstance(action, Send) else None
+    if isinstance(message, Moved):
+        return Piece(PieceKind.MOVED, leaf, message.epoch, to=message.to)
+    if isinstance(message, InTransit):
+        return Piece(PieceKind.IN_TRANSIT, leaf, message.epoch)
+    if isinstance(message, Never):
+        return Piece(PieceKind.NEVER, leaf, epoch)
+    return Piece(PieceKind.FENCED, leaf, epoch, generation=generation)

@@ -1,0 +1,175 @@
+"""Member: what a process is among others that hold state together, whichever side it is on.
+
+One participant, the lock that guards it, and what both sides of a hand-over need of it: ids of
+migrations, generations, barriers, leases that change hands within the process.
+
+    locks   the provider's lock is held while key-groups change hands, so that a checkpoint has
+            them or has them not. The member's own lock guards the participant only, comes last, and
+            nothing is waited for under it.
+"""
+
+import itertools
+import os
+import socket
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from statekit.assignment import group_ranges, leaf_ranges
+from statekit.checkpoint.job import CheckpointJob
+from statekit.errors import (
+    ArgumentError,
+    ClosedError,
+    FencedError,
+    shorten,
+)
+from statekit.migration.messages import (
+    Action,
+)
+from statekit.migration.participant import Participant
+from statekit.remote.calls import (
+    Limits,
+)
+from statekit.residence import Residence
+from statekit.schema import StateSchema
+
+if TYPE_CHECKING:
+    from statekit.remote.channel import PeerChannel
+
+# Begins a checkpoint of these key-groups only, as they are at that moment.
+AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob]
+
+_LIFE_DIGITS = 16  # hexadecimal: half of a migration's id
+
+
+class Owner(Protocol):
+    """What a peer needs of its provider. All but `lock` are called with the lock held."""
+
+    @property
+    def lock(self) -> Any: ...
+
+    def owned(self) -> tuple[range, ...]:
+        """Key-groups."""
+
+    def schemas(self) -> Sequence[StateSchema]: ...
+
+    def take_in(self, schemas: Sequence[StateSchema]) -> None:
+        """Declares states of a peer that are not known here; SchemaError if they do not fit."""
+
+    def gave(self, key_groups: tuple[range, ...]) -> None:
+        """These are another's from now on."""
+
+    def took(self, key_groups: tuple[range, ...]) -> None:
+        """These are ours from now on."""
+
+    def since(self, url: str, number: int) -> "array[int] | None":
+        """Per leaf: the epoch that a checkpoint has it of; None if it is not our last one there."""
+
+    def figures(self) -> dict[str, Any]: ...
+
+
+class Credentials:
+    """What a provider shows to others, and asks of them."""
+
+    def __init__(self, tls: Any = None, token: str | None = None) -> None:
+        self.tls = tls
+        self.token = token
+
+
+class Member(ABC):
+    """See Peer."""
+
+    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
+        self._owner = owner
+        self._residence = residence
+        self.subgroups = residence.store.subgroups
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.credentials = Credentials()
+        self.limits = Limits()
+        self.is_closed = False
+        self._lock = threading.RLock()
+        self._participant = Participant(self.name)
+        # Ids of migrations are their maker's life and a growing number: late ones are told by it.
+        self._life = uuid.uuid4().hex[:_LIFE_DIGITS]
+        self._numbers = itertools.count(1)
+        with owner.lock:
+            self._participant.own(leaves_of(owner.owned(), self.subgroups), epochs=epochs)
+
+    @abstractmethod
+    def connect(self, address: str, credentials: Credentials, timeout_s: float) -> "PeerChannel":
+        """A channel to another process."""
+
+    @property
+    def generation(self) -> int:
+        return self._participant.generation
+
+    def _new_id(self) -> str:
+        return f"{self._life}{next(self._numbers):0{_LIFE_DIGITS}x}"
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("the provider is closed.")
+
+    def _check_generation(self, generation: int) -> None:
+        if generation > self.generation:
+            self.fence(generation)
+        if generation != self.generation or self._participant.is_fenced:
+            raise FencedError(
+                f"generation {max(generation, self.generation)} has begun, from a checkpoint; "
+                f"this is about generation {min(generation, self.generation)}, which is over. "
+                "Restore from that checkpoint, or end the process."
+            )
+
+    def fence(self, generation: int) -> None:
+        """A later generation has begun: we own nothing any more."""
+        with self._owner.lock, self._lock:
+            if generation > self._participant.generation:
+                self._carry_out(self._participant.fence(generation))
+
+    def disown(self, went: Iterable[range]) -> dict[int, int]:
+        """Key-groups went to another provider of this process; the epochs of their leases."""
+        with self._lock:
+            return self._participant.disown(leaves_of(went, self.subgroups))
+
+    def own(self, came: Iterable[range], epochs: Mapping[int, int]) -> None:
+        """Key-groups came from another provider of this process."""
+        with self._lock:
+            leaves = leaves_of(came, self.subgroups)
+            self._participant.own(leaves, self._participant.barrier, epochs=epochs)
+
+    def tell(self, sender: str, message: Any) -> list[Action]:
+        """A message whose effects are on their way already."""
+        with self._lock:
+            return self._participant.on(sender, message)
+
+    @abstractmethod
+    def settle(self, groups: Sequence[range]) -> None:
+        """Leaves that are still on their way here are completed before they go on."""
+
+    @abstractmethod
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        """Does what the participant says. The owner's lock is held."""
+
+
+def leaves_of(groups: Iterable[range], subgroups: int) -> list[int]:
+    """The leaves of key-groups."""
+    return [leaf for part in leaf_ranges(groups, subgroups) for leaf in part]
+
+
+def groups_of(leaves: Iterable[int], subgroups: int) -> tuple[range, ...]:
+    """The key-groups of leaves."""
+    return group_ranges(sorted({leaf // subgroups for leaf in leaves}))
+
+
+def check_id(migration: str) -> None:
+    """Before anything is shut for it: checksums are bound to these 16 bytes."""
+    if len(migration) != 32 or not set(migration) <= set("0123456789abcdef"):
+        raise ArgumentError(f"{shorten(migration)} is no migration: 32 hexadecimal digits are.")
+
+
+def life_and_number(migration: str) -> tuple[str, int]:
+    """Who made a migration, in which life; and the how many-th it was there."""
+    return migration[:_LIFE_DIGITS], int(migration[_LIFE_DIGITS:], 16)

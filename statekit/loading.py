@@ -375,8 +375,8 @@ class Loading:
         self.background = background  # whether threads bring what nobody asks for
         self._store = store
         self._on_end = on_end  # called when the threads have been everywhere
-        self._gates = [threading.Lock() for _ in range(_GATES)]
-        self._filling = [threading.Lock() for _ in range(_GATES)]  # taken after the gate
+        self._gates = [threading.Lock() for _ in range(_GATES + 1)]  # one for single entries
+        self._filling = [threading.Lock() for _ in range(_GATES + 1)]  # taken after the gate
         self._lock = threading.Lock()  # of all below
         self._threads: set[threading.Thread] = set()
         self._hand = 0  # the next leaf that the threads look at
@@ -468,13 +468,13 @@ class Loading:
             if not self.source.part_of(leaf).is_peer:
                 self.load(leaf)
 
-    def spread(self, leaves: Iterable[int], blocks: bytes) -> None:
-        """Takes in entries of leaves of which the others are still to come."""
-        with ExitStack() as stack:
-            for gate in sorted({leaf % _GATES for leaf in leaves}):
-                stack.enter_context(self._gates[gate])
-            for lock in self._filling:
-                stack.enter_context(lock)
+    def spread(self, blocks: bytes) -> None:
+        """Takes in entries of leaves of which the others are still to come.
+
+        Under a gate of its own, so that nobody waits who takes in a leaf, nor for one: whichever
+        of the two comes first, what is in the leaf stays.
+        """
+        with self._gates[_GATES], self._filling[_GATES]:
             try:
                 touched = self._store.spread(blocks)
             except SchemaError:

@@ -300,7 +300,7 @@ class Arrival(LeafSource):
                 reply = self._channel.pick(call)
                 self._check_place(reply.blocks, ENTRIES_PLACE, f"entries of leaf {missing[0]}")
                 self.bytes_received += len(reply.blocks)
-                loading.spread(missing, reply.blocks)
+                loading.spread(reply.blocks)
             refused = [leaf for leaf in reply.refused if leaf in self._missing]
             if refused:  # not just here: fetching them tells why
                 self.bring(refused, loading)

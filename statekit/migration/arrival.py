@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from queue import SimpleQueue
 from tempfile import SpooledTemporaryFile
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from statekit.assignment import show_groups
@@ -79,6 +79,9 @@ ENTRIES_SHARE = 4
 ENTRY_BYTES = 128
 REQUEST_KEYS = 4096  # in one request
 WINDOW_BYTES = 16 << 20  # that the stream may be ahead of us
+TARGET_SECONDS = 0.004  # that an answer may take; the stream gives way so that it does
+PACED_SECONDS = 0.1  # after an answer was last asked for
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.0005, 0.02  # of the stream, at each leaf
 REPORTS_MAX = 1024  # leaves in one report
 REPORT_SECONDS = 0.02  # that a report waits for others to come along
 RETRY_SECONDS = 1.0  # before a peer that was lost is told again what it must know
@@ -155,7 +158,9 @@ class Arrival(LeafSource):
         self._missing = set(self._epochs)  # not here as a whole
         self._claimed: set[int] = set()  # being fetched, by somebody
         self._failures: dict[int, PeerLostError] = {}  # of the last fetch of a leaf
-        self._waiting = 0  # threads that wait for a fetch
+        self._asked_at = 0.0  # when something was last asked for on demand
+        self._answer_s = 0.0  # about how long the answers take
+        self._pause_s = 0.0  # that the stream stands still at each leaf, for that reason
         self._awaiting = 0  # threads that wait for a leaf that somebody else brings
         self._unreported: list[int] = []  # here, and the source does not know
         self._partial: list[int] = []  # of which the rest is to be fetched
@@ -308,20 +313,16 @@ class Arrival(LeafSource):
     @contextmanager
     def _somebody_waits(self, leaves: Sequence[int]) -> Iterator[None]:
         """Asks the source for something of leaves, which the stream gives way to."""
-        with self._moved:
-            self._waiting += 1
+        began = self._asked_at = perf_counter()
         try:
             yield
+            self._answer_s += (perf_counter() - began - self._answer_s) / 4
         except StateKitError as error:
             if self._missing.isdisjoint(leaves):
                 return  # they came by the stream, which may have ended everything
             if isinstance(error, PeerLostError):
                 raise self._lost_leaf(leaves[0], error) from error
             raise
-        finally:
-            with self._moved:
-                self._waiting -= 1
-                self._moved.notify_all()
 
     def _claim(self, leaves: Iterable[int]) -> list[int]:
         """Those of these leaves that nobody else is fetching."""
@@ -662,12 +663,19 @@ class Arrival(LeafSource):
         batch.clear()
 
     def _give_way(self) -> None:
-        """Lets those go first who wait for a leaf, for a bounded time."""
-        if self._waiting > 0 and self.strategy == "prioritised":
-            until = perf_counter() + _YIELD_SECONDS
-            with self._moved:
-                while self._waiting > 0 and (left := until - perf_counter()) > 0:
-                    self._moved.wait(left)
+        """Lets those go first who wait: the slower they are answered, the longer it stands still.
+
+        Not for ever: the stream ends the waiting in the end.
+        """
+        if self.strategy != "prioritised" or perf_counter() - self._asked_at > PACED_SECONDS:
+            self._pause_s = 0.0
+            return
+        if self._answer_s > TARGET_SECONDS:
+            self._pause_s = min(1.5 * self._pause_s + PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
+        else:
+            self._pause_s *= 0.8
+        if self._pause_s > PAUSE_SECONDS_MIN:
+            sleep(self._pause_s)
 
     def _ask_rest(self) -> None:
         """The stream brought nothing, and something is missing: the source says why."""
@@ -820,9 +828,6 @@ class Arrival(LeafSource):
     ) -> None:
         call = GiveBackCall(self.id, self._offer.generation, leases)
         self._channel.give_back(call, timeout_s=timeout_s)
-
-
-_YIELD_SECONDS = 0.0005  # that the stream stands still for those who wait, at each piece
 
 
 class _Parts:

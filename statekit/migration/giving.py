@@ -11,10 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
-from statekit.errors import (
-    MigrationError,
-    NotOwnedError,
-)
+from statekit.errors import ClosedError, MigrationError, NotOwnedError
 from statekit.migration.departure import Departure
 from statekit.migration.member import Member, Owner, check_id, groups_of, leaves_of, life_and_number
 from statekit.migration.messages import (
@@ -400,8 +397,9 @@ class Giver(Member):
                 if not dropped or self.is_closed:
                     self._janitor = None
                     return
-            for leaf in dropped:
-                self._residence.drop(leaf)
+            with suppress(ClosedError):  # then all of it is freed
+                for leaf in dropped:
+                    self._residence.drop(leaf)
 
     def _fenced(self) -> None:
         store = self._residence.store

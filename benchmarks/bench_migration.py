@@ -176,40 +176,66 @@ class Bench:
     # ---- Operations
 
     def steady(self) -> None:
-        """Providers that serve or have taken over, beside one that never did."""
+        """A provider that serves beside one that does not, and one that has taken over its state
+        beside one that restored it.
+
+        Which memory a provider happened to get matters more than what is measured here. So those of
+        the first pair change roles, those of the second are decoded alike, and all are made anew.
+        """
         n = self.sizes.steady
-        with (
-            Remote(Source) as source,
-            target() as moved,
-            sk.open("memory:") as plain,
-            sk.open("memory:") as serving,
+        found: dict[tuple[str, str], list[float]] = {}
+        figures: dict[str, list[float]] = {}
+        with Remote(Source) as source, tempfile.TemporaryDirectory(dir=self.folder) as place:
+            source.fill(n, True)
+            source.checkpoint(place)
+            for _ in range(3 * self.sizes.rounds):
+                with sk.open("memory:") as one, sk.open("memory:") as two:
+                    for kv in (one, two):
+                        fill(kv, n, is_count=True)
+                    for plain, serving in ((one, two), (two, one)):
+                        with serving.serve():
+                            self._compare(plain, serving, "serves", found, figures)
+                with target() as moved, sk.restore(place, lazy=False) as restored:
+                    moved.fetch_from(source.fill(n, True), key_groups=KEY_GROUPS).wait()
+                    self._compare(restored, moved, "has taken over", found, figures)
+        for (what, name), ratios in found.items():
+            self.report.add(
+                Row(
+                    f"{what} of a provider that {name}, throughput vs one that does or did not",
+                    statistics.median(ratios),
+                    "x",
+                    0.98,
+                    figures={
+                        key: statistics.median(times)
+                        for key, times in figures.items()
+                        if key.startswith(f"{what}, ")
+                    },
+                )
+            )
+
+    def _compare(
+        self,
+        plain: sk.KVProvider,
+        other: sk.KVProvider,
+        name: str,
+        found: dict[tuple[str, str], list[float]],
+        figures: dict[str, list[float]],
+    ) -> None:
+        n = self.sizes.steady
+        drawn = np.random.default_rng(3).integers(0, n, n // 5)
+        singles = drawn[: len(drawn) // 4].tolist()
+        for what, count, run in (
+            ("add", len(singles), lambda state: [state.add(key, 1) for key in singles]),
+            ("add_many", len(drawn), lambda state: state.add_many(drawn)),
         ):
-            fill(plain, n, is_count=True)
-            fill(serving, n, is_count=True)
-            serving.serve("127.0.0.1:0")
-            moved.fetch_from(source.fill(n, True), key_groups=KEY_GROUPS).wait()
-            providers = {"never moved": plain, "serves": serving, "has taken over": moved}
-            drawn = np.random.default_rng(3).integers(0, n, n // 5)
-            singles = drawn[: len(drawn) // 4].tolist()
-            for what, count, run in (
-                ("add", len(singles), lambda state: [state.add(key, 1) for key in singles]),
-                ("add_many", len(drawn), lambda state: state.add_many(drawn)),
-            ):
-                contenders = [
-                    Contender(name, run, lambda kv=kv: kv.value("counts", int, key=int), count)
-                    for name, kv in providers.items()
-                ]
-                times = measure(contenders, 20 * self.sizes.rounds)
-                for name in list(providers)[1:]:
-                    self.report.add(
-                        Row(
-                            f"{what} of a provider that {name}, throughput vs one that never moved",
-                            ratio(times, "never moved", name),
-                            "x",
-                            0.98,
-                            figures={f"{one} ns": took for one, took in medians(times).items()},
-                        )
-                    )
+            contenders = [
+                Contender(one, run, lambda kv=kv: kv.value("counts", int, key=int), count)
+                for one, kv in (("plain", plain), (name, other))
+            ]
+            times = measure(contenders, 5)
+            found.setdefault((what, name), []).append(ratio(times, "plain", name))
+            for one, took in medians(times).items():
+                figures.setdefault(f"{what}, {one} ns", []).append(took)
 
     # ---- Records
 

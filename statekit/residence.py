@@ -156,6 +156,9 @@ class Residence:
                     "are here. Wait again; what is not here comes when it is touched."
                 )
             loading.raise_first()
+            stats = self.store.stats()
+            if not stats.partial and not stats.absent:
+                return  # all is here; who brought it may still have to tell where it came from
 
     def retype(self, name: str, kind: str, timed: bool) -> Any:
         """Store.retype() of a state that nobody uses, while leaves may be on their way."""

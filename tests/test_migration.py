@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from remote_util import TOKEN, Authority
 
 import statekit as sk
 from statekit.errors import (
@@ -24,10 +25,12 @@ from statekit.errors import (
     MigrationError,
     NotOwnedError,
     OccupiedError,
+    PeerError,
     PeerLostError,
     SchemaError,
 )
 from statekit.migration.arrival import STRATEGIES
+from statekit.remote.calls import ProposeCall
 
 GROUPS, SUBGROUPS = 16, 4
 KEYS = [f"key-{i}" for i in range(400)]
@@ -594,6 +597,36 @@ def test_a_target_that_is_closed_gives_back_what_has_not_come(stack: ExitStack) 
     assert many(numbers, KEYS) == list(range(len(KEYS)))
 
 
+def test_a_dead_source_is_abandoned_and_what_has_not_come_is_named(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    source, target, address = pair(stack)
+    source.value("n", int).put_many(KEYS, range(len(KEYS)))
+    source.checkpoint(tmp_path)
+    migration = target.fetch_from(address, key_groups=HIGH, strategy="on_demand", timeout=0.3)
+    numbers = target.value("n", int)
+    kept = target.key_group_of(keys_of(target, HIGH)[0])
+    target.prefetch(keys_of(target, [kept])).result(SECONDS_MAX)
+    for leaf in range(kept * SUBGROUPS, (kept + 1) * SUBGROUPS):
+        target._residence.load_leaves([leaf])
+    torn = keys_of(target, [group for group in HIGH if group != kept])[0]
+    assert numbers[torn] == KEYS.index(torn)  # one leaf of another key-group
+    source.close()
+    lost = migration.abandon()
+    assert {group for part in lost for group in part} == set(HIGH) - {kept}
+    assert target.key_groups == (range(kept, kept + 1),)
+    assert target.migrations == ()
+    with pytest.raises(NotOwnedError):
+        numbers[torn]
+    with sk.restore(tmp_path, key_groups=lost, lazy=False) as rest:
+        target.merge(rest)
+    mine = keys_of(target, HIGH)
+    assert many(numbers, mine) == [KEYS.index(key) for key in mine]
+    target.wait_loaded(SECONDS_MAX)
+    (half,) = target.split([[kept]])  # nobody else has a claim to it
+    half.close()
+
+
 def test_a_later_generation_fences_an_earlier_one(stack: ExitStack) -> None:
     source, target, address = pair(stack)
     source.value("n", int)["a"] = 1
@@ -764,3 +797,36 @@ def test_leases_that_are_not_here_cannot_be_offered(stack: ExitStack) -> None:
     peer._participant.disown([0])
     with pytest.raises(LeaseError, match="leaf 0"):
         peer._participant.begin("m", "other", [0])
+
+
+# ---- Who may
+
+
+def test_state_moves_over_mutual_tls_with_a_token_and_to_nobody_else(stack: ExitStack) -> None:
+    ca, strangers = Authority(), Authority("strangers")
+    server, client, stranger = ca.sign(), ca.sign("worker-1"), strangers.sign("worker-1")
+    source, target = opened(stack), opened(stack, owned=())
+    source.value("n", int).put_many(KEYS, range(len(KEYS)))
+    tls = sk.TLS(server.cert, server.key, ca.cert)
+    address = source.serve(tls=tls, token=TOKEN).address
+    own = sk.TLS(client.cert, client.key, ca.cert)
+    for wrong in (
+        {"tls": own, "token": TOKEN[:-1] + "?"},
+        {"tls": own},
+        {"tls": sk.TLS(ca=ca.cert), "token": TOKEN},
+        {"tls": sk.TLS(stranger.cert, stranger.key, ca.cert), "token": TOKEN},
+        {"tls": sk.TLS(client.cert, client.key, strangers.cert), "token": TOKEN},
+        {"token": TOKEN},
+    ):
+        with pytest.raises(PeerError):
+            target.fetch_from(address, timeout=5, **wrong)  # type: ignore[arg-type]
+    assert source.key_groups == (range(GROUPS),)
+    target.fetch_from(address, tls=own, token=TOKEN).wait(SECONDS_MAX)
+    assert many(target.value("n", int), KEYS) == list(range(len(KEYS)))
+
+
+def test_a_proposal_is_for_this_machine_unless_peers_say_who_they_are(stack: ExitStack) -> None:
+    target = opened(stack, owned=())
+    proposal = ProposeCall("0" * 32, 0, "203.0.113.1:7000", (range(1),), "prioritised")
+    with pytest.raises(PeerError, match=r"203\.0\.113\.1:7000"):
+        target._as_peer().propose(proposal)

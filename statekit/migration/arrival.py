@@ -107,6 +107,9 @@ class Receiver(Protocol):
     def end_leases(self, arrival: "Arrival", ended: Sequence[Moved]) -> None:
         """The source has taken leaves back."""
 
+    def abandon(self, arrival: "Arrival") -> tuple[range, ...]:
+        """Gives up what has not come from one who is dead."""
+
     def return_leaves(self, arrival: "Arrival") -> tuple[range, ...]:
         """Gives back what has not come."""
 
@@ -259,6 +262,18 @@ class Arrival(LeafSource):
         The old owner goes on with them. Those of which something is here come as before.
         """
         return self._peer.return_leaves(self)
+
+    def abandon(self) -> tuple[range, ...]:
+        """You know that the old owner is gone for good: what has not come is given up.
+
+        Key-groups that are here as a whole stay, and may go on. The others are not this provider's
+        any more and are returned: restore these from a checkpoint. (Hand-overs between the same
+        two, either way, end with it.)
+        """
+        lost = self._peer.abandon(self)
+        with self._moved:
+            self._moved.wait_for(lambda: self._is_settled or self._is_closed, CLOSE_SECONDS)
+        return lost
 
     def __repr__(self) -> str:
         done, total, _ = self.progress
@@ -528,6 +543,17 @@ class Arrival(LeafSource):
                 self._missing.discard(leaf)
                 self._epochs.pop(leaf, None)
             self._moved.notify_all()
+
+    def abandoned(self, leaves: Iterable[int]) -> None:
+        """The source is dead: there is nobody to be told anything, and nothing more comes."""
+        with self._moved:
+            self._missing.clear()
+            for leaf in leaves:
+                self._epochs.pop(leaf, None)
+            self._unreported, self._returned, self._ended, self._partial = [], [], [], []
+            self._error = None
+            self._moved.notify_all()
+        self._start_reports()  # which ends it
 
     def bring_timers(self, loading: Loading) -> None:
         """Brings the leaves that have timers, which must be in sight to fire."""

@@ -311,6 +311,13 @@ class Participant:
             actions.append(Unexpect(tuple(given_up)))
         return actions, tuple(lost)
 
+    def give_up(self, leaves: Iterable[int]) -> None:
+        """Target, after declare_dead: whatever is here of these leaves, it is not ours any more."""
+        for leaf in leaves:
+            known = self._leaves.get(leaf)
+            if known is not None and known.state is not NONE:
+                self._end(leaf, known)
+
     def is_unsent(self, migration: str, leaf: int) -> bool:
         """Source: the leaf is offered, and nothing of it was ever sent: it can be taken back."""
         known = self._leaves.get(leaf)

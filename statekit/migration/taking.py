@@ -292,6 +292,26 @@ class Taker(Member):
             if groups:
                 self._disown(arrival, groups, leaves)
 
+    def abandon(self, arrival: Arrival) -> tuple[range, ...]:
+        """See Arrival.abandon()."""
+        loading = self.loading
+        still = nullcontext() if loading is None else loading.standing_still()
+        with self._owner.lock, still:
+            with self._lock:
+                actions, lost = self._participant.declare_dead(arrival._offer.source)
+                # Whole key-groups: half of one would go into checkpoints as if it were all of it.
+                groups = groups_of(lost, self.subgroups)
+                gone = leaves_of(groups, self.subgroups)
+                self._participant.give_up(gone)
+                same = [one for one in self.arrivals if one._offer.source == arrival._offer.source]
+            self._carry_out(actions)  # what was offered to the dead one is ours again
+            self._owner.gave(groups)
+            for leaf in gone:
+                self._residence.store.mark(leaf, leaf + 1, "away")
+            for one in same:
+                one.abandoned(gone)
+        return groups
+
     def _disown(
         self, arrival: Arrival, groups: tuple[range, ...], leaves: Sequence[int] | None = None
     ) -> None:

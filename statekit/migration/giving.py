@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import ClosedError, MigrationError, NotOwnedError
 from statekit.migration.departure import Departure
-from statekit.migration.member import Member, Owner, check_id, groups_of, leaves_of, life_and_number
+from statekit.migration.member import (
+    Member,
+    Owner,
+    check_id,
+    groups_of,
+    leaves_of,
+    life_and_number,
+    whole_groups,
+)
 from statekit.migration.messages import (
     Action,
     Drop,
@@ -318,17 +326,9 @@ class Giver(Member):
             )
 
     def _unsent_groups(self, departure: Departure) -> tuple[range, ...]:
-        is_unsent, subs = self._participant.is_unsent, self.subgroups
-        return group_ranges(
-            [
-                group
-                for part in departure.key_groups
-                for group in part
-                if all(
-                    is_unsent(departure.id, leaf)
-                    for leaf in range(group * subs, (group + 1) * subs)
-                )
-            ]
+        is_unsent = self._participant.is_unsent
+        return whole_groups(
+            departure.key_groups, self.subgroups, lambda leaf: is_unsent(departure.id, leaf)
         )
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
@@ -359,20 +359,16 @@ class Giver(Member):
         Of these the target had other leaves, which were let go of here and died with it. To own
         such a key-group would put the half of it into checkpoints as if that were all.
         """
-        subs = self.subgroups
-        groups = sorted({leaf // subs for leaf in leaves})
         with self._lock:
             state_of = self._participant.state_of
-            whole = [
-                group
-                for group in groups
-                if all(
-                    state_of(leaf) == "owned" for leaf in range(group * subs, (group + 1) * subs)
-                )
-            ]
-            torn = {leaf for leaf in leaves if leaf // subs not in whole}
+            whole = whole_groups(
+                groups_of(leaves, self.subgroups),
+                self.subgroups,
+                lambda leaf: state_of(leaf) == "owned",
+            )
+            torn = set(leaves) - set(leaves_of(whole, self.subgroups))
             self._participant.disown(torn)
-        return group_ranges(whole), torn
+        return whole, torn
 
     def _drop(self, leaf: int) -> None:
         """Another process has the leaf. Its memory is freed when nobody is being served."""

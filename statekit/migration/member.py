@@ -164,6 +164,20 @@ def groups_of(leaves: Iterable[int], subgroups: int) -> tuple[range, ...]:
     return group_ranges(sorted({leaf // subgroups for leaf in leaves}))
 
 
+def whole_groups(
+    key_groups: Iterable[range], subgroups: int, is_so: Callable[[int], bool]
+) -> tuple[range, ...]:
+    """Those of some key-groups of which this is so for every leaf."""
+    return group_ranges(
+        [
+            group
+            for part in key_groups
+            for group in part
+            if all(is_so(leaf) for leaf in range(group * subgroups, (group + 1) * subgroups))
+        ]
+    )
+
+
 def check_id(migration: str) -> None:
     """Before anything is shut for it: checksums are bound to these 16 bytes."""
     if len(migration) != 32 or not set(migration) <= set("0123456789abcdef"):

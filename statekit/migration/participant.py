@@ -357,15 +357,10 @@ class Participant:
 
         For many leaves at once; the answer to a Fetch tells why not.
         """
-        known = self._leaves.get(leaf)
-        if (
-            known is None
-            or known.state is not OFFERED
-            or known.epoch != epoch
-            or known.peer != sender
-            or generation != self.generation
-            or self.is_fenced
-        ):
+        if generation != self.generation or self.is_fenced:
+            return False
+        known = self._offered(sender, leaf, epoch)
+        if known is None:
             return False
         known.is_sent = True
         return True
@@ -649,13 +644,8 @@ class Participant:
 
     def _on_fetch(self, sender: str, fetch: Fetch) -> list[Action]:
         leaf, epoch = fetch.leaf, fetch.epoch
-        known = self._leaves.get(leaf)
-        if (
-            known is None
-            or known.state is not OFFERED
-            or known.epoch != epoch
-            or known.peer != sender
-        ):
+        known = self._offered(sender, leaf, epoch)
+        if known is None:
             return [self._where(sender, fetch.migration, leaf, epoch)]
         known.is_sent = True
         if not fetch.keys:
@@ -736,6 +726,13 @@ class Participant:
         return actions
 
     # ---- Steps that several of them take
+
+    def _offered(self, sender: str, leaf: int, epoch: int) -> _Leaf | None:
+        """The leaf, if it is offered to the sender at this epoch."""
+        known = self._leaves.get(leaf)
+        if known is None or known.state is not OFFERED:
+            return None
+        return known if known.epoch == epoch and known.peer == sender else None
 
     def _take_back(self, leaves: Sequence[int], is_certain: bool = True) -> list[Action]:
         if not leaves:

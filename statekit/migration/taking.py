@@ -21,7 +21,15 @@ from statekit.errors import (
 )
 from statekit.loading import LeafSource, Loading
 from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
-from statekit.migration.member import AddLate, Credentials, Member, Owner, groups_of, leaves_of
+from statekit.migration.member import (
+    AddLate,
+    Credentials,
+    Member,
+    Owner,
+    groups_of,
+    leaves_of,
+    whole_groups,
+)
 from statekit.migration.messages import (
     Action,
     Expect,
@@ -239,16 +247,9 @@ class Taker(Member):
 
     def _untouched(self, arrival: Arrival) -> tuple[range, ...]:
         """Key-groups of which no leaf has come."""
-        state_of, subs = self._participant.state_of, self.subgroups
-        return group_ranges(
-            [
-                group
-                for part in arrival.key_groups
-                for group in part
-                if all(
-                    state_of(leaf) == "expected" for leaf in range(group * subs, (group + 1) * subs)
-                )
-            ]
+        state_of = self._participant.state_of
+        return whole_groups(
+            arrival.key_groups, self.subgroups, lambda leaf: state_of(leaf) == "expected"
         )
 
     def return_at_end(self, arrival: Arrival) -> None:

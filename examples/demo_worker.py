@@ -4,8 +4,8 @@ Records whose state is not here yet are parked, and their keys prefetched; the o
 of key-groups that were handed over are forwarded to the worker that has them now. Records of one
 key are counted in their order throughout:
 
-    parked     what is here is looked up only between batches, and parked records that can go on
-               then do so before any later one
+    parked     a record is parked, too, while an earlier one of its key is; and those that can go
+               on do so in the order in which they came
     strays     the old owner forwards them through one pipe, and a marker after the last of them;
                until that has come, the new owner holds back what comes to it directly
 """
@@ -22,10 +22,9 @@ import numpy as np
 import statekit as sk
 
 IDLE_S = 0.0005
-LOOK_SHARE = 10  # a tenth of the time, at most, goes into looking which leaves have come
+LOOK_SHARE = 10  # a tenth of the time, at most, goes into looking at parked records
 FETCHES_MAX = 2  # prefetches on their way
 GROUPS, SUBGROUPS = 128, 16
-LEAVES = GROUPS * SUBGROUPS
 
 Records = tuple[np.ndarray, np.ndarray]  # their numbers in the stream, their keys
 NONE = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -40,22 +39,16 @@ class Worker:
     def __init__(self, keys: int, driver: Connection, other: Connection) -> None:
         self.driver, self.other = driver, other
         self.inbox: deque[tuple[Any, ...]] = deque()
-        every = np.arange(keys)
-        with sk.open("memory:", key_groups=LEAVES, subgroups=1) as router:
-            self.leaf_of = np.asarray(router.key_groups_of(every, key=int)).astype(np.int64)
-        self.some_key = np.full(LEAVES, -1)  # of each leaf
-        self.some_key[self.leaf_of[::-1]] = every[::-1]
-        self.group_of = self.leaf_of // SUBGROUPS
         self.kv = sk.open("memory:", subgroups=SUBGROUPS, owned=())
+        self.group_of = np.asarray(self.kv.key_groups_of(np.arange(keys), key=int)).astype(np.int64)
         self.reset()
 
     def reset(self) -> None:
         self.counts = self.kv.value("counts", int, default=0, key=int)
         self.log: list[tuple[np.ndarray, float]] = []  # what was counted, and when
-        self.here = np.ones(LEAVES, dtype=bool)  # leaves, as of the last look
-        self.asked = np.zeros(LEAVES, dtype=bool)  # prefetched
         self.look_at = 0.0
         self.parked: Records = NONE
+        self.unasked = NONE[1]  # keys of parked records that were not prefetched
         self.held: list[Records] = []
         self.held_groups = np.zeros(GROUPS, dtype=bool)
         self.fetches: list[Future[None]] = []
@@ -117,11 +110,19 @@ class Worker:
         if not is_mine.all():
             self.forward(numbers[~is_mine], keys[~is_mine])
             numbers, keys = numbers[is_mine], keys[is_mine]
-        is_here = self.here[self.leaf_of[keys]]
+        is_here = self.is_here(keys)
+        if len(self.parked[1]):
+            is_here &= ~np.isin(keys, self.parked[1])
         if not is_here.all():
             self.park(numbers[~is_here], keys[~is_here])
             numbers, keys = numbers[is_here], keys[is_here]
         self.count(numbers, keys)
+
+    def is_here(self, keys: np.ndarray) -> np.ndarray:
+        """Of each key: whether its count is in this process."""
+        found = np.ones(len(keys), dtype=bool)
+        found[np.asarray(self.kv.absent(keys, key=int), dtype=np.int64)] = False
+        return found
 
     def count(self, numbers: np.ndarray, keys: np.ndarray) -> None:
         """One call for each record, as an engine does that calls a function of its user."""
@@ -144,23 +145,14 @@ class Worker:
     def park(self, numbers: np.ndarray, keys: np.ndarray) -> None:
         before = self.parked
         self.parked = np.concatenate((before[0], numbers)), np.concatenate((before[1], keys))
+        self.unasked = np.concatenate((self.unasked, keys))
 
     def look(self) -> None:
-        """Counts the parked records whose state has come, prefetches that of the others."""
-        absent = np.flatnonzero(~self.here)
-        still = np.asarray(self.kv.absent(self.some_key[absent], key=int), dtype=np.int64)
-        self.here[absent] = True
-        self.here[absent[still]] = False
+        """Counts the parked records whose state has come."""
         numbers, keys = self.parked
-        leaves = self.leaf_of[keys]
-        ready = self.here[leaves]
+        ready = self.is_here(keys)
         self.parked = numbers[~ready], keys[~ready]
         self.count(numbers[ready], keys[ready])
-        wanted = np.unique(leaves[~ready])
-        wanted = wanted[~self.asked[wanted]]
-        if len(wanted) and len(self.fetches) < FETCHES_MAX:
-            self.asked[wanted] = True
-            self.fetches.append(self.kv.prefetch(self.some_key[wanted], key=int))
 
     def do_chores(self) -> None:
         came = [fetch for fetch in self.fetches if fetch.done()]
@@ -168,11 +160,14 @@ class Worker:
             fetch.result()
             self.fetches.remove(fetch)
         now = monotonic()
-        if not self.here.all() and (came or now >= self.look_at):
+        if len(self.parked[1]) and (came or now >= self.look_at):
             self.look()
             self.look_at = monotonic() + LOOK_SHARE * (monotonic() - now)
+        if len(self.unasked) and len(self.fetches) < FETCHES_MAX:
+            self.fetches.append(self.kv.prefetch(self.unasked, key=int))
+            self.unasked = NONE[1]
         if self.migration is not None and self.migration.done:
-            self.driver.send(("here", monotonic(), self.migration.fetches, self.migration.progress))
+            self.driver.send(("here", monotonic(), self.migration.progress))
             self.migration = None
         if self.checkpoint_job is not None and self.checkpoint_job[0].done:
             made, offset = self.checkpoint_job[0].wait(), self.checkpoint_job[1]
@@ -200,15 +195,9 @@ class Worker:
 
     def on_take_over(self, address: str, groups: range, strategy: str) -> None:
         """Takes key-groups over from the other worker. Their records are welcome from now on."""
-        self.expect(groups)
         self.migration = self.kv.fetch_from(address, key_groups=groups, strategy=strategy)
         self.held_groups[groups.start : groups.stop] = True
         self.driver.send(("took", monotonic()))
-
-    def expect(self, groups: range) -> None:
-        """The state of these key-groups is not here, until a look finds that it is."""
-        self.here &= (self.some_key < 0) | ~np.isin(np.arange(LEAVES) // SUBGROUPS, groups)
-        self.asked[:] = False
 
     def on_switch(self) -> None:
         """Records of what was handed over go to its new owner from now on."""
@@ -232,8 +221,6 @@ class Worker:
         self.kv = sk.restore(place, key_groups=groups, lazy=lazy)
         self.reset()
         self.log = log
-        if lazy:
-            self.expect(groups)
         self.driver.send(("restored", monotonic(), monotonic() - began))
 
     def on_report(self) -> None:

@@ -81,7 +81,8 @@ REQUEST_KEYS = 4096  # in one request
 WINDOW_BYTES = 16 << 20  # that the stream may be ahead of us
 TARGET_SECONDS = 0.004  # that an answer may take; the stream gives way so that it does
 PACED_SECONDS = 0.1  # after an answer was last asked for
-PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.0005, 0.02  # of the stream, at each leaf
+PAUSE_SECONDS_MIN = 0.0005  # of the stream, after each leaf
+PAUSE_SHARE = 3  # times as long as the leaf took, at most
 REPORTS_MAX = 1024  # leaves in one report
 REPORT_SECONDS = 0.02  # that a report waits for others to come along
 RETRY_SECONDS = 1.0  # before a peer that was lost is told again what it must know
@@ -624,6 +625,7 @@ class Arrival(LeafSource):
         call = StreamCall(self.id, self._offer.generation, first)
         stream = self._channel.stream(call, credit=WINDOW_BYTES)
         try:
+            began = perf_counter()
             for leaf, steps, size in self._read_ahead(stream):
                 if self._is_closed:
                     return
@@ -633,7 +635,8 @@ class Arrival(LeafSource):
                     batch.append((leaf, steps))
                     if len(batch) >= batch_size:
                         self._fill(batch)
-                self._give_way()
+                self._give_way(perf_counter() - began)
+                began = perf_counter()
                 if received - granted >= WINDOW_BYTES // 4:  # not for every leaf: it is a message
                     granted = received
                     stream.grant(received + WINDOW_BYTES)
@@ -688,16 +691,16 @@ class Arrival(LeafSource):
                 loading.fill(leaf, steps)
         batch.clear()
 
-    def _give_way(self) -> None:
+    def _give_way(self, worked_s: float) -> None:
         """Lets those go first who wait: the slower they are answered, the longer it stands still.
 
-        Not for ever: the stream ends the waiting in the end.
+        At most so many times as long as it has worked: the stream is what ends the waiting.
         """
         if self.strategy != "prioritised" or perf_counter() - self._asked_at > PACED_SECONDS:
             self._pause_s = 0.0
             return
         if self._answer_s > TARGET_SECONDS:
-            self._pause_s = min(1.5 * self._pause_s + PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX)
+            self._pause_s = min(1.5 * self._pause_s + PAUSE_SECONDS_MIN, PAUSE_SHARE * worked_s)
         else:
             self._pause_s *= 0.8
         if self._pause_s > PAUSE_SECONDS_MIN:

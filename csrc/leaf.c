@@ -451,10 +451,7 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf)
     size_t start = buf->len;
     bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
-    if (leaf->residency == SK_LEAF_SHUT) { /* whoever gets it has its changes too */
-        sk_leaf_unlock(leaf);
-        return 0;
-    }
+    /* A shut leaf's too: it may yet come back, and flush must not have passed over its changes. */
     int status =
         leaf->is_writing
             ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)

@@ -150,7 +150,7 @@ int64_t sk_spread(sk_store *store, const uint8_t *blocks, size_t len, uint8_t *t
     uint32_t leaf_no;
     size_t count;
     while (status == SK_OK && (count = next_leaf(store, &list, &leaf_no)) > 0)
-        status = fill_leaf(store, leaf_no, list.parts, count, touched);
+        if (touched[leaf_no] == 0) status = fill_leaf(store, leaf_no, list.parts, count, touched);
     int64_t entries = 0;
     for (size_t k = 0; k < list.count && status == SK_OK; k++)
         entries += (int64_t)list.items[k].info.entries;

@@ -406,9 +406,10 @@ int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
  * sk_leaf_pick, sk_pick, sk_leaf_residency, sk_stats_read (which counts it among leaves that are
  * away) and sk_leaf_heat do as ever. Else it is as if it were away: calls about a key, sk_install,
  * sk_detach, sk_move and sk_attach answer SK_NOT_OWNED; sk_clear, sk_sweep, sk_evict,
- * sk_dirty_take, sk_timers_due, sk_timers_next and sk_spread pass it over; a snapshot that is taken
- * meanwhile does not have it. It can be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL,
- * and stays shut. The one other thing that touches its entries is the first watermark (csrc/ttl.c).
+ * sk_timers_due, sk_timers_next and sk_spread pass it over (sk_dirty_take does not: it may come
+ * back, and must be home when all is); a snapshot that is taken meanwhile does not have it. It can
+ * be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL, and stays shut. The one other
+ * thing that touches its entries is the first watermark (csrc/ttl.c).
  *
  * EXPECTED: the leaf is absent and its entries are on their way. Every call about a key answers
  * SK_UNKNOWN, those too that do not ask what is there; so does sk_clear, blind or not. The first
@@ -467,11 +468,11 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t
  * first to have a key is right). Each leaf that is open and not whole, or expected, takes its
  * entries in as sk_leaf_decode with SK_UNDER would, all of them at once; other leaves are passed
  * over. touched[leaf] = 1 for each leaf that took entries in, even if it knew them all; the caller
- * brings sk_leaf_count zeroes. States that are not declared yet are declared. Returns how many
- * entries the blocks have.
- * All blocks are checked first: on SK_CORRUPT and SK_SCHEMA nothing was taken in. If memory is
- * short on the way (or a snapshot cannot be served), the leaves before, which are those touched,
- * have all of theirs, the others nothing; states may have been declared. Trying again is safe. */
+ * brings sk_leaf_count bytes: 0, or something else for a leaf that is to be passed over. States
+ * that are not declared yet are declared. Returns how many entries the blocks have. All blocks are
+ * checked first: on SK_CORRUPT and SK_SCHEMA nothing was taken in. If memory is short on the way
+ * (or a snapshot cannot be served), the leaves before, which are those touched, have all of theirs,
+ * the others nothing; states may have been declared. Trying again is safe. */
 int64_t sk_spread(sk_store *store, const uint8_t *blocks, size_t len, uint8_t *touched);
 
 /* What the home answered for one key: a clean entry, or (value NULL, or expired by its stamp) that

@@ -96,6 +96,14 @@ class LeafSource(ABC):
         """The source that this leaf comes from, where several are joined."""
         return self
 
+    def without_peers(self) -> "LeafSource | None":
+        """What remains of it if peers are left out."""
+        return None if self.is_peer else self
+
+    def expects(self, leaf: int) -> bool:
+        """Whether the leaf is still to come from here."""
+        return True
+
     def bring(self, leaves: Sequence[int], loading: "Loading") -> None:
         """Has loading.fill() take in leaves, in as few requests as possible. If is_peer."""
         raise AssertionError(f"{self!r} is to be read")
@@ -149,6 +157,14 @@ class JoinedSource(LeafSource):
 
     def part_of(self, leaf: int) -> LeafSource:
         return (self._first if leaf in self._leaves else self._second).part_of(leaf)
+
+    def without_peers(self) -> LeafSource | None:
+        if not self.is_peer:
+            return self
+        first, second = self._first.without_peers(), self._second.without_peers()
+        if first is None or second is None:
+            return first or second
+        return JoinedSource(first.share(), self._leaves, second.share())
 
     def read_leaf(self, leaf: int) -> list[bytes]:
         return self.part_of(leaf).read_leaf(leaf)
@@ -439,16 +455,28 @@ class Loading:
         for leaf in wanted:
             self.load(leaf)
 
-    def fill(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
-        """Takes in a leaf that came by itself."""
+    def fill(self, leaf: int, steps: Sequence[bytes | Part], source: LeafSource) -> None:
+        """Takes in a leaf that a source brings, if it is still from there that it is to come.
+
+        The leaf may have been given back meanwhile, and be expected again in another hand-over:
+        then these are not its contents.
+        """
         with self._gates[leaf % _GATES]:
-            if self._store.residency(leaf) in _HERE:
+            if self._store.residency(leaf) in _HERE or not self._is_from(leaf, source):
                 return
             with self._watched(leaf):
                 self._fill(leaf, steps)
 
+    def _is_from(self, leaf: int, source: LeafSource) -> bool:
+        return self.source.part_of(leaf) is source and source.expects(leaf)
+
     def _fill(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
-        decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
+        try:
+            decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
+        except BaseException:
+            if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
+                self.source.taken(leaf, None)
+            raise
         self.source.taken(leaf, steps)
 
     def fetch(self, state: str, leaf: int, keys: Sequence[bytes]) -> None:
@@ -468,19 +496,23 @@ class Loading:
             if not self.source.part_of(leaf).is_peer:
                 self.load(leaf)
 
-    def spread(self, blocks: bytes) -> None:
-        """Takes in entries of leaves of which the others are still to come.
+    def spread(self, blocks: bytes, leaves: Iterable[int], source: LeafSource) -> None:
+        """Takes in entries of leaves, of which the others are still to come from the source.
 
         Under a gate of its own, so that nobody waits who takes in a leaf, nor for one: whichever
         of the two comes first, what is in the leaf stays.
         """
         with self._gates[_GATES], self._filling[_GATES]:
+            ours = [leaf for leaf in leaves if self._is_from(leaf, source)]
             try:
-                touched = self._store.spread(blocks)
+                touched, error = self._store.spread(blocks, ours)
             except SchemaError:
-                touched = self._store.spread(fit_blocks(blocks, _types(self._store)))
+                fitting = fit_blocks(blocks, _types(self._store))
+                touched, error = self._store.spread(fitting, ours)
             for leaf in touched:
-                self.source.taken(leaf, None)
+                source.taken(leaf, None)
+        if error is not None:
+            raise error
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

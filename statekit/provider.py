@@ -689,6 +689,8 @@ class KVProvider(MovingProvider):
         share = None
         if own.budget is not None:
             share = own.budget * sum(map(len, part)) // groups
+        if self._peer is not None:
+            self._peer.check_free(part)
         other = self._sibling(share)
         try:
             own.move_leaves(other._residence, leaf_ranges(part, self.subgroups))
@@ -773,6 +775,8 @@ class KVProvider(MovingProvider):
         first, second = sorted((self, other), key=id)
         with first._lock, second._lock:
             part = other._mine
+            if other._peer is not None:
+                other._peer.check_free(part)
             for name, declaration in other._declared.items():
                 if name not in self._declared:
                     self._attach_state(declaration)

@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 from statekit.errors import (
     BadValueError,
     HomeError,
+    LeaseError,
     MemoryLimitError,
     UnknownEntryError,
 )
@@ -83,6 +84,7 @@ class Residence:
         self._frozen: list[Frozen] = []  # that must be told before rows change
         self._given: list[range] = []  # leaves whose rows are still to be deleted at home
         self.shut_leaves: set[int] = set()  # that are being handed over to another process
+        self._doomed: set[int] = set()  # of these: another process has them, memory may go
         self._scratch: Store | None = None  # where leaves of a home are completed for it
         self._fold_locks: dict[str, Any] = {}
         self._evictions = 0
@@ -121,8 +123,11 @@ class Residence:
         first, second = sorted((self, other), key=id)
         with first._lock, second._lock:
             loading = other.loading
-            if loading is not None and self.loading is None and self.home is None:
-                self.restore_from(loading.source.share(), loading.background)
+            if loading is None or self.loading is not None or self.home is not None:
+                return
+            source = loading.source.without_peers()  # whose leaves are here before they move
+            if source is not None:
+                self.restore_from(source.share(), loading.background)
 
     def resume_loading(self) -> None:
         """To be called when leaves have come that are not whole."""
@@ -191,6 +196,7 @@ class Residence:
                 self.loading.join(source, (leaf for part in ranges for leaf in part))
             for part in ranges:
                 self.shut_leaves.difference_update(part)  # it was here before, and is back
+                self._doomed.difference_update(part)
                 self.store.mark(part.start, part.stop, "away")  # what is still kept of it
                 self.store.set_gate(part.start, part.stop, "expected")
 
@@ -724,16 +730,35 @@ class Residence:
             for part in ranges:
                 self.store.set_gate(part.start, part.stop, "open")
                 self.shut_leaves.difference_update(part)
+                self._doomed.difference_update(part)
 
-    def drop(self, leaf: int) -> None:
-        """Forgets a leaf that was shut: another process has it. If it is still shut."""
+    def doom(self, leaf: int) -> None:
+        """Another process has a leaf that was shut: free_doomed() may free it."""
         with self._lock:
-            if leaf not in self.shut_leaves:
-                return  # it has come back since
+            if leaf in self.shut_leaves:
+                self._doomed.add(leaf)
+
+    def free_doomed(self) -> bool:
+        """Frees one leaf that is doomed; False if there is none. One that came back is not."""
+        with self._lock:
+            if not self._doomed:
+                return False
+            leaf = self._doomed.pop()
             self.store.mark(leaf, leaf + 1, "away")
             self.shut_leaves.discard(leaf)
             if self.home is not None:
                 self._given.append(range(leaf, leaf + 1))
+            return True
+
+    @property
+    def has_doomed(self) -> bool:
+        return bool(self._doomed)
+
+    def forget_shut(self) -> None:
+        """Nothing is being handed over any more, and nothing is ours."""
+        with self._lock:
+            self.shut_leaves.clear()
+            self._doomed.clear()
 
     def encode_shut(
         self, leaf: int, state: State | None, since: int, pack_id: bytes, place: int
@@ -749,6 +774,9 @@ class Residence:
                 bind(blocks, pack_id, place)
                 return bytes(blocks)
             self.load_leaves((leaf,))
+            if (residency := self.store.residency(leaf)) != "whole":
+                # What is not here must never be taken for what is empty.
+                raise LeaseError(f"leaf {leaf} cannot be read out: it is {residency}. Ask again.")
         return self.store.encode_bound(leaf, state, since, pack_id, place)
 
     def _encode_completed(self, home: Home, leaf: int, state: State | None) -> bytes:

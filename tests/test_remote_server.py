@@ -72,7 +72,7 @@ def leases(*leaves: int) -> tuple[tuple[int, int], ...]:
 def joined(pieces: Iterator[Piece]) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     for piece in pieces:
-        found[piece.leaf] = found.get(piece.leaf, b"") + piece.blocks
+        found[piece.leaf] = found.get(piece.leaf, b"") + bytes(piece.blocks)
     return found
 
 
@@ -487,7 +487,7 @@ def test_a_message_above_the_limit_is_refused(service: Service) -> None:
         PeerChannel(server.address) as channel,
     ):
         with pytest.raises(PeerError, match="larger than max"):
-            channel.query(QueryCall("visits", tuple(bytes(60_000) for _ in range(20))))
+            channel.query(QueryCall("visits", tuple(bytes(60_000) for _ in range(40))))
         assert channel.hello().name == "alpha"
 
 

@@ -228,7 +228,8 @@ class Checkpointer:
     ) -> "array[int] | None":
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
         since = None if lineage is None else self._changes(store, lineage, holdings)
-        if left_out := subtract(self._holdings().owned, holdings.owned):
+        owned = self._holdings().owned
+        if owned != holdings.owned and (left_out := subtract(owned, holdings.owned)):
             since = since or array("I", bytes(4 * store.leaves))
             for part in leaf_ranges(left_out, store.subgroups):
                 since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 Strategy: TypeAlias = Literal[
     "prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once"
 ]
+Keys: TypeAlias = tuple[tuple[str, tuple[bytes, ...]], ...]  # state, encoded keys
 Steps: TypeAlias = list[bytes | Part]  # what to decode of a leaf, newest first
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 _FETCHING = ("prioritised", "on_demand")  # strategies in which touching a leaf asks for it
@@ -78,6 +79,7 @@ ENTRIES_FIRST_BYTES = 256 << 10
 ENTRIES_SHARE = 4
 ENTRY_BYTES = 128
 REQUEST_KEYS = 4096  # in one request
+LEASES_MAX = 65536  # in one request
 WINDOW_BYTES = 16 << 20  # that the stream may be ahead of us
 TARGET_SECONDS = 0.004  # that an answer may take; the stream gives way so that it does
 PACED_SECONDS = 0.1  # after an answer was last asked for
@@ -171,6 +173,7 @@ class Arrival(LeafSource):
         self._ended: list[Moved] = []  # leases that ended, as the source says
         self._returned: list[tuple[int, int]] = []  # given back, and the source does not know
         self._returning = threading.Lock()  # held by who tells it
+        self._fenced_by = 0  # a later generation, that the source is of
         self._kept: list[_Kept] = []
         self._error: StateKitError | None = None  # why nothing comes by itself any more
         self._is_closed = False
@@ -227,6 +230,8 @@ class Arrival(LeafSource):
                 if left is not None and left <= 0:
                     return False
                 self._moved.wait(left)
+            if self._missing:
+                raise ClosedError("the provider was closed before all leaves had come.")
         return True
 
     def _is_over(self) -> bool:
@@ -291,10 +296,11 @@ class Arrival(LeafSource):
                 self._await(leaf)
             return
         mine = self._claim(leaves)
+        claimed = set(mine)
         try:
             for part in self._requests(mine):
                 for leaf, steps in self._fetch(part):
-                    loading.fill(leaf, steps)
+                    loading.fill(leaf, steps, self)
                     self._unclaim((leaf,))
         except PeerLostError as error:
             with self._moved:
@@ -303,7 +309,7 @@ class Arrival(LeafSource):
         finally:
             self._unclaim(mine)
         for leaf in leaves:
-            if leaf not in mine:
+            if leaf not in claimed:
                 self._await_claim(leaf, loading)
 
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
@@ -314,17 +320,27 @@ class Arrival(LeafSource):
         if not is_worth_it or self.strategy not in _FETCHING:
             self.bring(missing, loading)
             return
-        leases = tuple((leaf, self._epochs[leaf]) for leaf in missing)
-        for keys in _portions(wanted):
-            call = PickCall(self.id, self._offer.generation, leases, keys)
-            with self._somebody_waits(missing):
-                reply = self._channel.pick(call)
-                self._check_place(reply.blocks, ENTRIES_PLACE, f"entries of leaf {missing[0]}")
-                self.bytes_received += len(reply.blocks)
-                loading.spread(reply.blocks)
-            refused = [leaf for leaf in reply.refused if leaf in self._missing]
-            if refused:  # not just here: fetching them tells why
-                self.bring(refused, loading)
+        for start in range(0, len(missing), LEASES_MAX):
+            for keys in _portions(wanted):
+                self._pick(missing[start : start + LEASES_MAX], keys, loading)
+
+    def _pick(self, leaves: Sequence[int], keys: Keys, loading: Loading) -> None:
+        """Brings entries of leaves; or all of those that the source does not answer for."""
+        epochs = self._epochs
+        leases = tuple((leaf, epochs[leaf]) for leaf in leaves if leaf in epochs)
+        if not leases:
+            return
+        refused: Sequence[int] = ()
+        with self._somebody_waits(leaves):
+            reply = self._channel.pick(PickCall(self.id, self._offer.generation, leases, keys))
+            self.bytes_received += len(reply.blocks)
+            try:
+                self._check_place(reply.blocks, ENTRIES_PLACE, f"entries of leaf {leaves[0]}")
+                loading.spread(reply.blocks, [leaf for leaf, _ in leases], self)
+                refused = reply.refused
+            except DamagedError:
+                refused = leaves
+        self.bring([leaf for leaf in refused if leaf in self._missing], loading)
 
     @contextmanager
     def _somebody_waits(self, leaves: Sequence[int]) -> Iterator[None]:
@@ -452,7 +468,11 @@ class Arrival(LeafSource):
             return  # it came by the stream while it was being asked for, and was let go of
         group = leaf // self._peer.subgroups
         if piece.kind is PieceKind.FENCED:
-            self._peer.fence(piece.generation)
+            # By another thread: this one may hold locks that come after those of fencing.
+            with self._moved:
+                self._fenced_by = max(self._fenced_by, piece.generation)
+                self._moved.notify_all()
+            self._start_reports()
             raise FencedError(
                 f"{self.source} is of generation {piece.generation}, which began from a "
                 "checkpoint: this process owns nothing any more. Restore it, or end it."
@@ -492,6 +512,8 @@ class Arrival(LeafSource):
     def _steps(self, leaf: int, blocks: bytes | Part, is_delta: bool) -> Steps:
         """What to decode, newest first."""
         self._check_place(blocks, place_of(leaf, self._epochs[leaf]), f"leaf {leaf}")
+        if is_delta and self._base is None:
+            raise PeerError(f"{self.source} sent changes of leaf {leaf} to nothing. Report this.")
         if self._base is None or not is_delta:
             return [blocks]
         changes = bytes(blocks)
@@ -508,8 +530,8 @@ class Arrival(LeafSource):
         is_whole = steps is not None
         here = Here(self.id, self._offer.generation, 0, leaf, self._epochs[leaf], is_whole, None)
         self._peer.tell(self._offer.source, here)
-        for kept in self._kept:
-            if steps is not None:
+        if steps is not None:
+            for kept in [*self._kept]:
                 kept.keep(leaf, steps)
         with self._moved:
             is_news = not (self._unreported or self._partial)
@@ -533,6 +555,9 @@ class Arrival(LeafSource):
             finally:
                 self._awaiting -= 1
 
+    def expects(self, leaf: int) -> bool:
+        return leaf in self._missing
+
     def missing(self) -> set[int]:
         """The leaves that are not here as a whole."""
         return set(self._missing)
@@ -549,6 +574,7 @@ class Arrival(LeafSource):
         """The source is dead: there is nobody to be told anything, and nothing more comes."""
         with self._moved:
             self._missing.clear()
+            self._fenced_by = 0
             for leaf in leaves:
                 self._epochs.pop(leaf, None)
             self._unreported, self._returned, self._ended, self._partial = [], [], [], []
@@ -605,6 +631,9 @@ class Arrival(LeafSource):
         with self._moved:
             self._streaming = None
             self._moved.notify_all()
+            is_asked = self._error is None  # again, while this thread was about to end
+        if is_asked:
+            self.start_stream()
 
     def _may_retry(self, error: StateKitError) -> bool:
         """Tells who waits what the matter is; True after a while if the peer may come back."""
@@ -688,7 +717,7 @@ class Arrival(LeafSource):
         loading = self._peer.loading
         for leaf, steps in batch:
             if loading is not None:
-                loading.fill(leaf, steps)
+                loading.fill(leaf, steps, self)
         batch.clear()
 
     def _give_way(self, worked_s: float) -> None:
@@ -715,7 +744,7 @@ class Arrival(LeafSource):
             for leaf in part:
                 try:
                     for came, steps in self._fetch((leaf,)):
-                        loading.fill(came, steps)
+                        loading.fill(came, steps, self)
                 except NotOwnedError:
                     continue  # it was taken back: housekeeping knows
         self._settle_ended()
@@ -732,55 +761,84 @@ class Arrival(LeafSource):
 
     def _run_reports(self) -> None:
         """Tells the source what is here, fetches the rest of leaves; ends when all is done."""
-        while True:
+        try:
+            while self._wait_for_chores():
+                self._do_chores()
+            if not self._is_closed:
+                self._peer.finish(self)
+        finally:
             with self._moved:
-                self._moved.wait_for(self._has_chores)
-                if self._is_closed or self._is_finished():
-                    self._reporting = None
-                    break
-                self._moved.wait(REPORT_SECONDS)  # others come along
-                partial, self._partial = self._partial, []
-            try:
-                self._settle_ended()
-                self._report()
-                self.send_returned()
-                if partial and self._streaming is None:
-                    self._bring_rest(partial)
-            except StateKitError as error:
-                with self._moved:
-                    if self._error is None and self._streaming is None:
-                        self._error = copy(error)
-                    self._partial += partial
-                    self._moved.notify_all()
-                    self._moved.wait_for(lambda: self._is_closed, RETRY_SECONDS)
-        if not self._is_closed:
-            self._peer.finish(self)
+                self._reporting = None
+                self._is_settled = True
+                self._moved.notify_all()
+
+    def _wait_for_chores(self) -> bool:
         with self._moved:
-            self._is_settled = True
-            self._moved.notify_all()
+            self._moved.wait_for(self._has_chores)
+            if self._is_closed or self._is_finished():
+                return False
+            self._moved.wait(REPORT_SECONDS)  # others come along
+            return True
+
+    def _do_chores(self) -> None:
+        with self._moved:
+            partial, self._partial = self._partial, []
+        try:
+            if self._fenced_by:
+                self._peer.fence(self._fenced_by)
+            self._settle_ended()
+            self._report()
+            self.send_returned()
+            if partial and self._streaming is None:
+                self._bring_rest(partial)
+        except Exception as error:  # also what nobody foresaw: it is tried again
+            known = error if isinstance(error, StateKitError) else PeerError(repr(error))
+            with self._moved:
+                if self._error is None and self._streaming is None:
+                    self._error = copy(known)
+                self._partial += partial
+                self._moved.notify_all()
+                self._moved.wait_for(lambda: self._is_closed, RETRY_SECONDS)
 
     def _has_chores(self) -> bool:
         return (
             bool(self._is_closed or self._unreported or self._ended or self._partial)
-            or bool(self._returned)
+            or bool(self._returned or self._fenced_by)
             or self._is_finished()
         )
 
     def _is_finished(self) -> bool:
-        return not (self._missing or self._unreported or self._ended or self._returned)
+        is_open = self._missing or self._unreported or self._ended or self._returned
+        return not (is_open or self._fenced_by)
 
     def _report(self) -> None:
         while self._unreported and not self._is_closed:
             with self._moved:
                 leaves = self._unreported[:REPORTS_MAX]
-            leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
+                leases = [(leaf, self._epochs[leaf]) for leaf in leaves if leaf in self._epochs]
             generation = self._offer.generation
-            released = self._channel.installed(InstalledCall(self.id, generation, leases))
+            call = InstalledCall(self.id, generation, tuple(leases))
+            released = set(self._channel.installed(call)) if leases else set()
             for leaf, epoch in released:
                 self._peer.tell(self._offer.source, Released(self.id, generation, 0, leaf, epoch))
+            if kept := [lease for lease in leases if lease not in released]:
+                self._ask_why(kept)
             with self._moved:
                 del self._unreported[: len(leaves)]
                 self._moved.notify_all()
+
+    def _ask_why(self, leases: Sequence[tuple[int, int]]) -> None:
+        """The source does not let go of leaves: it was told that we are dead, and took them back.
+
+        Then they are not ours any more, whatever we have done with them.
+        """
+        for piece in self._channel.fetch(FetchCall(self.id, self._offer.generation, tuple(leases))):
+            leaf = piece.leaf
+            if piece.kind is PieceKind.MOVED and piece.epoch > self._epochs.get(leaf, 1 << 64):
+                self._ended.append(
+                    Moved(self.id, self._offer.generation, 0, leaf, piece.epoch, piece.to)
+                )
+        self._settle_ended()
 
     def returning(self, leases: Iterable[tuple[int, int]]) -> None:
         """Leaves are the source's again, which send_returned() tells it."""
@@ -806,7 +864,8 @@ class Arrival(LeafSource):
                 generation = self._offer.generation
                 self._peer.tell(self._offer.source, GivenBack(self.id, generation, 0, leases))
                 with self._moved:
-                    self._returned = [lease for lease in self._returned if lease not in leases]
+                    told = set(leases)
+                    self._returned = [lease for lease in self._returned if lease not in told]
                     self._moved.notify_all()
         finally:
             self._start_reports()  # which also ends an arrival of which nothing is left
@@ -852,6 +911,10 @@ class Arrival(LeafSource):
         if self._base is not None:
             self._base.release()
 
+    def close_channel(self) -> None:
+        """Nothing more is asked of the source."""
+        self._channel.close()
+
     def send_back(
         self, leases: tuple[tuple[int, int], ...], timeout_s: float | None = None
     ) -> None:
@@ -869,7 +932,10 @@ class _Parts:
         """Whether the leaf is complete with it. Pieces of other leases are passed over."""
         if epochs.get(piece.leaf) != piece.epoch:
             return False
-        self._parts.setdefault(piece.leaf, []).append(piece.blocks)
+        parts = self._parts.setdefault(piece.leaf, [])
+        parts.append(piece.blocks)
+        if sum(map(len, parts)) > piece.bytes_total:
+            raise PeerError(f"more of leaf {piece.leaf} came than it was said to have.")
         return piece.is_last
 
     def take(self, leaf: int) -> bytes | Part:
@@ -938,7 +1004,7 @@ class _Kept(LeafSource):
             self._file.close()
 
 
-def _portions(wanted: Wanted) -> Iterator[tuple[tuple[str, tuple[bytes, ...]], ...]]:
+def _portions(wanted: Wanted) -> Iterator[Keys]:
     """Keys in portions of which one request is made."""
     for state, keys in wanted.items():
         for start in range(0, len(keys), REQUEST_KEYS):

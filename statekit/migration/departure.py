@@ -19,7 +19,6 @@ from time import monotonic
 from typing import NamedTuple
 
 from statekit.assignment import group_ranges, show_groups
-from statekit.errors import MigrationError
 from statekit.migration.messages import Offer
 from statekit.remote.calls import CHUNK_BYTES, Piece, PieceKind
 from statekit.residence import Residence
@@ -169,21 +168,18 @@ class Departure:
         blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
 
-    def pick(self, keys: Iterable[tuple[str, Sequence[bytes]]], but: Collection[int] = ()) -> bytes:
-        """Single entries of leaves that are whole here, as blocks that are of all leaves.
+    def pick(self, keys: Iterable[tuple[str, Sequence[bytes]]], leaves: Collection[int]) -> bytes:
+        """Single entries of these leaves, which are whole here, as blocks that are of all leaves.
 
-        but: nothing of these leaves.
+        Keys of other leaves are passed over: whoever asks may have no right to them.
         """
         store = self._residence.store
         known = {raw.name: raw for raw in store.states()}
         blocks = bytearray()
         for name, some in keys:
-            if name not in known:
-                raise MigrationError(f"there is no state {name!r} here.")
             raw = known[name]
-            if but:
-                some = [key for key in some if raw.leaf_of_encoded(key) not in but]
-            blocks += store.pick_many(raw, some)
+            leaf_of = raw.leaf_of_encoded
+            blocks += store.pick_many(raw, [key for key in some if leaf_of(key) in leaves])
         seal(blocks)
         bind(blocks, self._pack_id, ENTRIES_PLACE)
         self.bytes_sent += len(blocks)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     pass
 
 DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the first ones were
+PICK_BYTES_MAX = 4 << 20  # of entries in one reply
 JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
 
 
@@ -67,7 +68,6 @@ class Giver(Member):
         super().__init__(owner, residence, epochs)
         self._departures: dict[str, Departure] = {}
         self._leaves_out = self._bytes_out = 0  # of departures that are not known any more
-        self._dropped: list[int] = []  # leaves whose memory is still to be freed
         self._janitor: threading.Thread | None = None
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
@@ -162,14 +162,15 @@ class Giver(Member):
 
     def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
         """Leaves that this target was offered before, and has lost sight of before any came."""
+        mine = set(leaves)
+        actions: list[Action] = []
         with self._lock:
-            mine = set(leaves)
-            for departure in [*self._departures.values()]:
+            for departure in self.departures:
                 if departure.target == target and not mine.isdisjoint(departure.unfinished()):
                     groups = self._unsent_groups(departure)
                     again = leaves_of(groups, self.subgroups)
-                    actions, _ = self._participant.abort(departure.id, again)
-                    self._carry_out(actions)
+                    actions += self._participant.abort(departure.id, again)[0]
+        self._carry_out(actions)
 
     def _check_owned(self, key_groups: tuple[range, ...]) -> None:
         with self._owner.lock:
@@ -182,6 +183,7 @@ class Giver(Member):
     # ---- Reading out
 
     def fetch(self, call: FetchCall) -> Iterator[Piece]:
+        self._learn_generation(call.generation)
         departure = self._departures.get(call.migration)
         if departure is None:
             for leaf, epoch in call.leases:
@@ -196,18 +198,27 @@ class Giver(Member):
                     yield refusal
 
     def pick(self, call: PickCall) -> PickReply:
+        self._learn_generation(call.generation)
         departure = self._departures.get(call.migration)
-        if departure is None:
-            return PickReply(b"", tuple(leaf for leaf, _ in call.leases))
+        everything = tuple(leaf for leaf, _ in call.leases)
+        store = self._residence.store
+        if departure is None or not {raw.name for raw in store.states()} >= {
+            state for state, _ in call.keys
+        }:
+            return PickReply(b"", everything)
         with departure.somebody_waits():
             with self._lock:
                 serves = self._participant.serves
-                refused = tuple(
+                served = {
                     leaf
                     for leaf, epoch in call.leases
-                    if not serves(departure.target, call.generation, leaf, epoch)
-                )
-            return PickReply(departure.pick(call.keys, refused), refused)
+                    if store.residency(leaf) == "whole"
+                    and serves(departure.target, call.generation, leaf, epoch)
+                }
+            blocks = departure.pick(call.keys, served)
+        if len(blocks) > PICK_BYTES_MAX:  # then leaves are what should be sent
+            return PickReply(b"", everything)
+        return PickReply(blocks, tuple(leaf for leaf in everything if leaf not in served))
 
     def _answer(self, sender: str, call: FetchCall, leaf: int, epoch: int) -> tuple[bool, Piece]:
         message = Fetch(call.migration, call.generation, 0, leaf, epoch)
@@ -261,6 +272,7 @@ class Giver(Member):
                 yield piece
 
     def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
+        self._learn_generation(call.generation)
         departure = self._departures.get(call.migration)
         released = []
         for leaf, epoch in call.leases:
@@ -277,6 +289,7 @@ class Giver(Member):
         return tuple(released)
 
     def give_back(self, call: GiveBackCall) -> None:
+        self._learn_generation(call.generation)
         departure = self._departures.get(call.migration)
         sender = departure.target if departure is not None else ""
         message = GiveBack(call.migration, call.generation, 0, call.leases)
@@ -372,8 +385,8 @@ class Giver(Member):
 
     def _drop(self, leaf: int) -> None:
         """Another process has the leaf. Its memory is freed when nobody is being served."""
+        self._residence.doom(leaf)
         with self._lock:
-            self._dropped.append(leaf)
             if self._janitor is None:
                 self._janitor = threading.Thread(
                     target=self._run_janitor, name="statekit-janitor", daemon=True
@@ -385,23 +398,24 @@ class Giver(Member):
     def _run_janitor(self) -> None:
         # Freeing takes a third as long as sending, and whoever waits for a leaf comes first. What
         # is not freed yet is shut, and was there before: memory does not grow by it.
-        while True:
-            with self._idle:
-                self._idle.wait_for(lambda: not self._streams or self.is_closed, JANITOR_SECONDS)
-            with self._lock:
-                dropped, self._dropped = self._dropped, []
-                if not dropped or self.is_closed:
-                    self._janitor = None
-                    return
-            with suppress(ClosedError):  # then all of it is freed
-                for leaf in dropped:
-                    self._residence.drop(leaf)
+        with suppress(ClosedError):  # then all of it is freed
+            while True:
+                with self._idle:
+                    self._idle.wait_for(
+                        lambda: not self._streams or self.is_closed, JANITOR_SECONDS
+                    )
+                while self._residence.free_doomed():
+                    continue
+                with self._lock:
+                    if not self._residence.has_doomed:
+                        self._janitor = None
+                        return
 
     def _fenced(self) -> None:
         store = self._residence.store
         self._owner.gave(self._owner.owned())
         store.mark(0, store.leaves, "away")
-        self._residence.shut_leaves.clear()
+        self._residence.forget_shut()
         for departure in [*self._departures.values()]:
             departure.returned(departure.unfinished())
 

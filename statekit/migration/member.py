@@ -114,8 +114,7 @@ class Member(ABC):
             raise ClosedError("the provider is closed.")
 
     def _check_generation(self, generation: int) -> None:
-        if generation > self.generation:
-            self.fence(generation)
+        self._learn_generation(generation)
         if generation != self.generation or self._participant.is_fenced:
             raise FencedError(
                 f"generation {max(generation, self.generation)} has begun, from a checkpoint; "
@@ -123,11 +122,21 @@ class Member(ABC):
                 "Restore from that checkpoint, or end the process."
             )
 
+    def _learn_generation(self, generation: int) -> None:
+        """A call of a later generation has come: ours is over."""
+        if generation > self.generation:
+            self.fence(generation)
+
     def fence(self, generation: int) -> None:
         """A later generation has begun: we own nothing any more."""
         with self._owner.lock, self._lock:
             if generation > self._participant.generation:
                 self._carry_out(self._participant.fence(generation))
+
+    def check_free(self, groups: Iterable[range]) -> None:
+        """LeaseError if other processes may still have a claim to some of these key-groups."""
+        with self._lock:
+            self._participant.check_free(leaves_of(groups, self.subgroups))
 
     def disown(self, went: Iterable[range]) -> dict[int, int]:
         """Key-groups went to another provider of this process; the epochs of their leases."""

@@ -333,7 +333,16 @@ class Participant:
 
         Their epochs are returned, for the other one's own().
         """
-        epochs: dict[int, int] = {}
+        leaves = list(leaves)
+        self.check_free(leaves)  # all of them, or none
+        for leaf in leaves:
+            known = self._leaves[leaf]
+            known.state = NONE
+            known.peer = ""
+        return {leaf: self._leaves[leaf].epoch for leaf in leaves}
+
+    def check_free(self, leaves: Iterable[int]) -> None:
+        """LeaseError if one of these is not ours, or another process may have a claim to it."""
         for leaf in leaves:
             known = self._leaves.get(leaf)
             if known is None or known.state is not OWNED or not known.is_closed:
@@ -341,12 +350,6 @@ class Participant:
                     f"leaf {leaf} cannot go: it is {known.state if known else 'not here'}, or "
                     "where it came from has not let go. Wait for the migration."
                 )
-            epochs[leaf] = known.epoch
-        for leaf in epochs:  # all of them, or none
-            known = self._leaves[leaf]
-            known.state = NONE
-            known.peer = ""
-        return epochs
 
     def fence(self, generation: int) -> list[Action]:
         """Somebody who knows says that a later generation has begun."""

@@ -33,7 +33,7 @@ from statekit.migration.departure import Departure
 from statekit.migration.giving import Giver
 from statekit.migration.member import Credentials, Owner, check_id, leaves_of
 from statekit.migration.participant import Participant
-from statekit.migration.taking import Taker
+from statekit.migration.taking import Taker, check_strategy
 from statekit.remote.calls import (
     Limits,
     PeerHello,
@@ -111,10 +111,11 @@ class Peer(Giver, Taker):
     def lead(self, generation: int) -> None:
         """Begins a later generation with what is owned here; for who restored it."""
         with self._owner.lock, self._lock:
-            if generation < self.generation or self._departures or self._arrivals:
+            open_ones = len(self._arrivals) + sum(not one.done for one in self.departures)
+            if generation < self.generation or open_ones:
                 raise MigrationError(
                     f"generation {generation} cannot begin here: this is {self.generation}, with "
-                    f"{len(self._departures) + len(self._arrivals)} migrations."
+                    f"{open_ones} migrations that are not done."
                 )
             if generation > self.generation:
                 barrier = self._participant.barrier
@@ -130,6 +131,7 @@ class Peer(Giver, Taker):
         timeout_s: float,
     ) -> Departure:
         """Asks another process to fetch key-groups from here; returns when it has begun."""
+        check_strategy(strategy)
         address = self.address
         self._check_owned(key_groups)
         migration = self._new_id()
@@ -141,8 +143,10 @@ class Peer(Giver, Taker):
             raise
         finally:
             channel.close()
-        with self._lock:
-            return self._departures[migration]  # the target began before it answered
+        departure = self._departures.get(migration)  # the target began before it answered
+        if departure is None:
+            raise PeerError(f"{to} says that it has begun, and has not. Nothing was handed over.")
+        return departure
 
     # ---- Calls of others (PeerService); the rest is in giving.py
 
@@ -163,6 +167,7 @@ class Peer(Giver, Taker):
     def propose(self, call: ProposeCall) -> None:
         """Somebody wants to hand over: fetches from there. Done when it has begun."""
         self._check_open()
+        check_strategy(call.strategy)
         self._check_generation(call.generation)
         if self._residence.home is not None:
             raise MigrationError("a provider whose state is at home takes no key-groups over.")
@@ -218,6 +223,11 @@ class Peer(Giver, Taker):
             values.append(residence.settle(raw, raw.get_encoded, key))
         return QueryReply(schema, tuple(values))
 
+    def _fenced(self) -> None:
+        super()._fenced()
+        for arrival in self.arrivals:
+            arrival.abandoned(arrival.missing())
+
     def figures(self) -> dict[str, Any]:
         return self._owner.figures()
 
@@ -244,6 +254,9 @@ class Peer(Giver, Taker):
         with self._idle:
             self._idle.notify_all()
         for departure in self.departures:
+            if self._residence.home is not None:  # where what nobody fetched must be found again
+                with suppress(MigrationError):
+                    self._abort(departure, False)
             if not departure.done:
                 done, total, _ = departure.progress
                 _log.warning(

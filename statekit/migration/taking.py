@@ -88,10 +88,7 @@ class Taker(Member):
         timeout_s: float,
     ) -> Arrival:
         """Has key-groups handed over by another process; they are ours when this returns."""
-        if strategy not in STRATEGIES:
-            raise ArgumentError(
-                f"{shorten(strategy)} is no strategy. Use one of {', '.join(STRATEGIES)}."
-            )
+        check_strategy(strategy)
         arrival = self._take_on(address, key_groups, strategy, base, credentials, timeout_s)
         if strategy == "all_at_once":
             arrival.wait()
@@ -132,6 +129,8 @@ class Taker(Member):
                 f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
                 f"{here[0]} x {here[1]}. Open both with the same numbers."
             )
+        if hello.generation > self.generation:
+            self._check_generation(hello.generation)  # raises: ours is over
         groups = hello.owned if key_groups is None else group_ranges(key_groups, here[0])
         if not groups:
             raise ArgumentError(f"no key-groups to fetch from {address}: name some that it has.")
@@ -196,9 +195,8 @@ class Taker(Member):
             still = nullcontext() if self.loading is None else self.loading.standing_still()
             with still:
                 with self._lock:
-                    self._arrivals[arrival.id] = arrival
                     actions = self._participant.on(reply.offer.source, reply.offer)
-                self._supersede(arrival, actions)
+                earlier = self._supersede(actions)
             expected = [
                 leaf for action in actions if isinstance(action, Expect) for leaf in action.leaves
             ]
@@ -207,25 +205,29 @@ class Taker(Member):
                     f"{channel.address} offers leaves at epochs that are over. Try again."
                 )
             self._residence.expect(arrival, leaf_ranges(granted, self.subgroups))
+            with self._lock:
+                self._arrivals[arrival.id] = arrival
             self._owner.took(granted)
             self._complete_part(arrival, reply.offer)
+        for one in earlier:
+            with suppress(StateKitError):  # it is told again
+                one.send_returned()  # of which nothing may be left: then it ends
         return arrival
 
-    def _supersede(self, later: Arrival, actions: Iterable[Action]) -> None:
+    def _supersede(self, actions: Iterable[Action]) -> list[Arrival]:
         """Leaves that an earlier arrival waits for come in a later one: their source took them back
-        when we seemed lost to it, and offers them anew.
+        when we seemed lost to it, and offers them anew. The earlier ones are returned.
         """
         gone = {
             leaf for action in actions if isinstance(action, Unexpect) for leaf in action.leaves
         }
+        superseded = []
         for earlier in self.arrivals:
-            leaves = [] if earlier is later else sorted(gone & earlier._epochs.keys())
+            leaves = sorted(gone & earlier._epochs.keys())
             if leaves:
-                groups = groups_of(leaves, self.subgroups)
-                self._disown(earlier, groups, leaves)
-                earlier.send_returned()  # of which nothing may be left: then it ends
-
-    # ---- Giving back
+                self._disown(earlier, groups_of(leaves, self.subgroups), leaves)
+                superseded.append(earlier)
+        return superseded
 
     def return_leaves(self, arrival: Arrival) -> tuple[range, ...]:
         """See Arrival.give_back()."""
@@ -335,6 +337,7 @@ class Taker(Member):
         loading = self.loading
         if loading is not None:
             loading.end()
+        arrival.close_channel()
 
     def forget(self, arrival: Arrival) -> None:
         """An arrival is closed: with its provider, or because it was done and others ended it."""
@@ -387,7 +390,23 @@ class Taker(Member):
             {grant.leaf // self.subgroups for grant in offer.grants if grant.covered < barrier}
         )
         if late and self._add_late is not None:
-            arrival.late_checkpoint = self._add_late(group_ranges(late))
+            try:
+                arrival.late_checkpoint = self._add_late(group_ranges(late))
+            except StateKitError as error:  # that checkpoint will not be complete
+                _log.warning(
+                    "key-groups %s are in no part of checkpoint %d: %s",
+                    show_groups(group_ranges(late)),
+                    barrier,
+                    error,
+                )
+
+
+def check_strategy(strategy: str) -> None:
+    """ArgumentError if there is no such strategy."""
+    if strategy not in STRATEGIES:
+        raise ArgumentError(
+            f"{shorten(strategy)} is no strategy. Use one of {', '.join(STRATEGIES)}."
+        )
 
 
 def _check_offer(

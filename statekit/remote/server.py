@@ -66,7 +66,7 @@ except ImportError as error:
 
 SERVICE = "statekit.v1.Peer"
 _HEALTH = "/grpc.health.v1.Health/Check"
-_FETCH_BYTES = 2 * CHUNK_BYTES  # of blocks in the one message that answers Fetch
+_FETCH_BYTES = CHUNK_BYTES  # of blocks in the one message that answers Fetch
 _PIECES = 1024  # in one message, at most: small leaves come by the thousand
 _BEAT_S = 2.0  # a stream with nothing to send says so this often
 _GRACE_S = 0.1  # for calls that are just being answered

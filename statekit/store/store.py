@@ -1,8 +1,8 @@
 """The store: an array of leaves, each with one table per state, in native memory."""
 
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import compress, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 from statekit._native import ffi, lib
@@ -10,6 +10,7 @@ from statekit.errors import (
     ArgumentError,
     ClosedError,
     SchemaError,
+    StateKitError,
     UnknownEntryError,
     closed_error,
     native_error,
@@ -430,19 +431,29 @@ class Store:
         length = lib.sk_pick(self._ptr, state._id, native, col.n, buffer.ptr)
         return self._taken(length, buffer)
 
-    def spread(self, blocks: bytes | bytearray | memoryview) -> list[int]:
+    def spread(
+        self, blocks: bytes | bytearray | memoryview, leaves: Iterable[int] | None = None
+    ) -> tuple[list[int], StateKitError | None]:
         """Fills in, "under" what is here, what blocks from pick_many() bring: each leaf its own.
 
-        Leaves that are whole, away or shut are passed over. Returns the others that the blocks
-        have entries of, ascending. All blocks are checked first: a bad one leaves all as it was.
+        leaves: only these, all unless told. Leaves that are whole, away or shut are passed over.
+        Returns the others that the blocks have entries of, ascending; and what stopped it, if
+        memory was short: those before have taken theirs in. All blocks are checked first: a bad
+        one is raised, and leaves all as it was.
         """
         touched = bytearray(self.leaves)
+        if leaves is not None:
+            touched = bytearray(b"\2") * self.leaves
+            for leaf in leaves:
+                touched[leaf] = 0
         native = readable(blocks)
         out = ffi.from_buffer("uint8_t[]", touched)
         entries = lib.sk_spread(self._ptr, native, len(native), out)
-        if entries < 0:
-            raise native_error(-entries)
-        return list(compress(range(len(touched)), touched))
+        error = native_error(-entries) if entries < 0 else None
+        if entries in (-lib.SK_CORRUPT, -lib.SK_SCHEMA):
+            assert error is not None
+            raise error
+        return [leaf for leaf, mark in enumerate(touched) if mark == 1], error
 
     def decode_leaf(self, leaf: int, blocks: bytes | Part, mode: DecodeMode = "replace") -> None:
         """Reads blocks of a leaf into it.

@@ -338,9 +338,10 @@ class Case:
             self.hand_overs[group] = self.hand_overs.get(group, 0) + 1
 
         def attempt() -> None:
-            # What raised may have been done all the same: then it is the target's to give away.
-            if set(groups) & set(self.source("groups")):
-                self.source("migrate", self.to_target.address, groups, strategy, timeout)
+            # What raised may have been done all the same, or for some key-groups: those of which
+            # something was sent are not taken back, and are the target's to give away.
+            if mine := sorted(set(groups) & set(self.source("groups"))):
+                self.source("migrate", self.to_target.address, mine, strategy, timeout)
             self.target("load", keys_of(groups))
 
         self.again(attempt, errors.NotOwnedError, errors.OccupiedError)

@@ -35,11 +35,14 @@ from grpc import _channel, _common, _server
 
 import statekit as sk
 from statekit.errors import MigrationError
+from statekit.keys import key_codec
 from statekit.migration import arrival as arrival_module
 from statekit.migration import peer as peer_module
+from statekit.migration import taking as taking_module
 from statekit.remote import channel, server  # noqa: F401  (imported once, in the nursery)
 from statekit.remote.calls import CHUNK_BYTES, Limits
 from statekit.residence import Residence
+from statekit.store.columns import route
 
 KEY_GROUPS, SUBGROUPS = 8, 2
 SECONDS_MAX = 30.0  # of anything; then it hangs
@@ -114,8 +117,11 @@ class Node:
         return departure.id
 
     def load(self, keys: Sequence[int]) -> None:
-        """Brings the leaves of keys here as wholes."""
+        """Brings the entries of keys here, and then their leaves as wholes."""
         self.kv.prefetch(keys, key=int).result(SECONDS_MAX)
+        residence = self.kv._residence
+        leaves = {*route(keys, key_codec(int), residence.store.leaves)}
+        residence.load_leaves(sorted(leaves))
 
     def is_here(self, keys: Sequence[int]) -> bool:
         return self.kv.is_here(keys, key=int)
@@ -198,7 +204,7 @@ class Worker:
     def set_patience(self, seconds: float) -> None:
         """For what has no time-out of its own: fetching when asked to, closing, telling again."""
         peer_module.TIMEOUT_S = seconds
-        peer_module.CLOSE_SECONDS = seconds
+        taking_module.CLOSE_SECONDS = seconds
         arrival_module.RETRY_SECONDS = seconds
 
     def break_on_purpose(self, what: str) -> None:

@@ -382,6 +382,8 @@ class Proxy(grpc.GenericRpcHandler):
             try:
                 if fault is Fault.REORDER and is_stream:
                     assert rule is not None
+                    # gRPC does not close the iterator of a call that is over: it just goes.
+                    call.at_end(rule.is_over.set)
                     messages = ahead = _Ahead(messages)
                     later = ahead.wait(rule.seconds)
                     if later is not None:

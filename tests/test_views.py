@@ -724,7 +724,7 @@ LISTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("hint", "wrong"), LISTS, ids=str)
+@pytest.mark.parametrize(("hint", "wrong"), LISTS, ids=range(len(LISTS)))
 def test_a_wrong_item_is_refused_naming_state_and_key_and_changes_nothing(
     hint: Any, wrong: Any
 ) -> None:
@@ -747,7 +747,7 @@ def test_a_wrong_item_is_refused_naming_state_and_key_and_changes_nothing(
 WHOLE = [(h, w) for h, w in LISTS if h not in (Click, tuple[str, int], Pair, Color)]
 
 
-@pytest.mark.parametrize(("hint", "wrong"), WHOLE, ids=str)
+@pytest.mark.parametrize(("hint", "wrong"), WHOLE, ids=range(len(WHOLE)))
 def test_a_wrong_item_among_many_is_refused_too(hint: Any, wrong: Any) -> None:
     kv = sk.open("memory:")
     lists, maps = kv.list("lists", hint), kv.map("maps", str, hint)

@@ -148,6 +148,7 @@ class _Call:
         self.context = context
         self.is_over = threading.Event()
         self.request = b""  # of a unary request
+        self.rule: Rule | None = None  # what becomes of a unary request
         self.gate: Rule | None = None  # what holds the replies
         self._on_end: list[Callable[[], object]] = []
         if not context.add_callback(self._end):
@@ -295,12 +296,15 @@ class Proxy(grpc.GenericRpcHandler):
             else:
                 call.request = self._one_request(call, next(requests))
                 upward = (call.request,)
-            replies = self._open(call, upward, self._seconds_left(call))
-            call.at_end(replies.cancel)
+            # What has a fault arrives late, if at all: also when its caller is gone by then.
+            seconds = self._seconds_left(call) if call.rule is None else SECONDS_MAX
+            replies = self._open(call, upward, seconds)
+            if call.rule is None:
+                call.at_end(replies.cancel)
             yield from self._through(
                 call,
                 Direction.REPLY,
-                self._answered(replies),
+                self._answered(call, replies),
                 call.method in self._streamed_replies,
             )
             call.context.set_trailing_metadata(replies.trailing_metadata() or ())
@@ -314,12 +318,15 @@ class Proxy(grpc.GenericRpcHandler):
             call.context.set_trailing_metadata(error.trailing_metadata() or ())
             call.context.abort(error.code(), error.details() or "")
 
-    def _answered(self, replies: Iterator[bytes]) -> Iterator[bytes]:
+    def _answered(self, call: _Call, replies: Any) -> Iterator[bytes]:
         """Replies as they are; the first is proof that the request has arrived."""
         try:
             first = next(replies, None)
         finally:
             self._is_delivered(Direction.REQUEST)
+            if call.rule is not None:
+                call.rule.is_over.set()
+                call.at_end(replies.cancel)
         if first is not None:
             yield first
             yield from replies
@@ -340,7 +347,8 @@ class Proxy(grpc.GenericRpcHandler):
                     return
 
     def _one_request(self, call: _Call, message: bytes) -> bytes:
-        rule = self._arrived(call, Direction.REQUEST, len(message))
+        """Its rule is over when it was answered (_answered), or here if it will not be."""
+        rule = call.rule = self._arrived(call, Direction.REQUEST, len(message))
         if rule is not None and rule.fault is Fault.DUPLICATE:
             self._again(call, message)
         try:
@@ -350,9 +358,10 @@ class Proxy(grpc.GenericRpcHandler):
                 # Its caller gave up while it was on its way. The server does not know that.
                 self._again(call, passed)
                 raise _Broken
-        finally:
+        except BaseException:
             if rule is not None:
                 rule.is_over.set()
+            raise
         if rule is not None and rule.fault is Fault.HOLD_AFTER:
             call.gate = rule
             rule.is_reached.set()

@@ -194,6 +194,7 @@ class Proxy(grpc.GenericRpcHandler):
         self._rules: list[Rule] = []
         self._log: list[Passed] = []
         self._calls = 0
+        self._unanswered = 0  # calls that the server has not answered at all
         self._delivered = Counter[Direction]()
         self._blocked: set[Direction] = set()
         self._is_stopped = threading.Event()
@@ -240,6 +241,11 @@ class Proxy(grpc.GenericRpcHandler):
         with self._lock:
             self._blocked.clear()
             self._lock.notify_all()
+
+    def wait_answered(self, seconds: float = SECONDS_MAX) -> bool:
+        """Until no call is on its way to the server, nor being worked on there."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._unanswered, seconds)
 
     @property
     def log(self) -> list[Passed]:
@@ -298,9 +304,9 @@ class Proxy(grpc.GenericRpcHandler):
                 upward = (call.request,)
             # What has a fault arrives late, if at all: also when its caller is gone by then.
             seconds = self._seconds_left(call) if call.rule is None else SECONDS_MAX
+            with self._lock:
+                self._unanswered += 1
             replies = self._open(call, upward, seconds)
-            if call.rule is None:
-                call.at_end(replies.cancel)
             yield from self._through(
                 call,
                 Direction.REPLY,
@@ -323,10 +329,12 @@ class Proxy(grpc.GenericRpcHandler):
         try:
             first = next(replies, None)
         finally:
+            with self._lock:
+                self._unanswered -= 1
             self._is_delivered(Direction.REQUEST)
             if call.rule is not None:
                 call.rule.is_over.set()
-                call.at_end(replies.cancel)
+            call.at_end(replies.cancel)  # not before: one could not tell what it has done
         if first is not None:
             yield first
             yield from replies

@@ -4,6 +4,7 @@ Nothing crashes, memory, threads and files stay bounded, and afterwards the serv
 The seed is printed; STATEKIT_FUZZ_FRAMES asks for more frames than the 10^5 of a usual run.
 """
 
+import itertools
 import os
 import random
 import resource
@@ -35,7 +36,7 @@ from remote_util import (
     wait_until,
 )
 
-from statekit.errors import StateKitError
+from statekit.errors import PeerError, StateKitError
 from statekit.remote import wire
 from statekit.remote.calls import (
     BeginCall,
@@ -397,6 +398,35 @@ def test_a_stream_that_gives_no_credit_and_no_sign_is_cut_off() -> None:
             )
             wait_until(lambda: service.closed == 1, 5)
         wait_until(lambda: server._slots._value == server.limits.streams)
+
+
+class Flood(Service):
+    """Sends one kind of piece for ever, whatever it was granted."""
+
+    def __init__(self, blocks: bytes) -> None:
+        super().__init__()
+        self._blocks = blocks
+
+    def stream(self, call: StreamCall, credits_: Iterator[int], /) -> Iterator[Piece]:
+        piece = Piece(PieceKind.HERE, 1, 1, self._blocks, False, True, False, 1 << 29)
+        yield from itertools.repeat(piece)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1, 0])
+def test_a_stream_that_sends_more_than_it_was_granted_is_ended(size: int) -> None:
+    limits = Limits(message_bytes=2 << 20)
+    with (
+        PeerServer(Flood(bytes(size))) as server,
+        PeerChannel(server.address, limits=limits) as channel,
+    ):
+        channel.hello()  # 2,048 leaves
+        found: list[Piece] = []
+        stream = channel.stream(StreamCall("m", 1), credit=3 << 20)
+        with pytest.raises(PeerError, match=r"bytes in .* pieces of migration 'm'"):
+            found.extend(stream)
+        assert sum(len(piece.blocks) for piece in found) <= 5 << 20
+        assert len(found) <= 2 * 2048 + 5
+        assert next(stream, None) is None
 
 
 def test_many_strangers_at_once_do_no_harm(server: ServerProcess) -> None:

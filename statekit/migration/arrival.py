@@ -445,7 +445,7 @@ class Arrival(LeafSource):
                 if piece.kind is not PieceKind.HERE:
                     self._refused(piece)
                 elif parts.add(piece, self._epochs):
-                    blocks = parts.take(piece.leaf)
+                    blocks = parts.take()
                     self.bytes_received += len(blocks)
                     yield piece, blocks
 
@@ -707,7 +707,7 @@ class Arrival(LeafSource):
                 continue
             steps: Steps | None = None
             if parts.add(piece, self._epochs):
-                blocks = parts.take(piece.leaf)
+                blocks = parts.take()
                 self.bytes_received += len(blocks)
                 with suppress(DamagedError):  # it is asked for again
                     steps = self._steps(piece.leaf, blocks, piece.is_delta)
@@ -923,23 +923,31 @@ class Arrival(LeafSource):
 
 
 class _Parts:
-    """Pieces of leaves, until all of a leaf are there."""
+    """The pieces of a leaf, until all of them are there."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[bytes | Part]] = {}
+        self._leaf = -1
+        self._parts: list[bytes | Part] = []
+        self._bytes = 0
 
     def add(self, piece: Piece, epochs: dict[int, int]) -> bool:
-        """Whether the leaf is complete with it. Pieces of other leases are passed over."""
+        """Whether the leaf is complete with it. Pieces of other leases are passed over.
+
+        They follow each other: what was not complete when another leaf begins, never will be.
+        """
         if epochs.get(piece.leaf) != piece.epoch:
             return False
-        parts = self._parts.setdefault(piece.leaf, [])
-        parts.append(piece.blocks)
-        if sum(map(len, parts)) > piece.bytes_total:
+        if piece.leaf != self._leaf:
+            self._leaf, self._parts, self._bytes = piece.leaf, [], 0
+        self._parts.append(piece.blocks)
+        self._bytes += len(piece.blocks)
+        if self._bytes > piece.bytes_total:
             raise PeerError(f"more of leaf {piece.leaf} came than it was said to have.")
         return piece.is_last
 
-    def take(self, leaf: int) -> bytes | Part:
-        parts = self._parts.pop(leaf)
+    def take(self) -> bytes | Part:
+        parts = self._parts
+        self._leaf, self._parts, self._bytes = -1, [], 0
         return parts[0] if len(parts) == 1 else b"".join(map(bytes, parts))
 
 

@@ -33,6 +33,7 @@ from statekit.errors import (
 )
 from statekit.remote import wire
 from statekit.remote.calls import (
+    CHUNK_BYTES,
     PROTOCOL,
     BeginCall,
     BeginReply,
@@ -526,8 +527,9 @@ class PeerStream:
     """The background stream of a migration: iterate it for pieces, and grant what may come.
 
     It ends when the source has sent everything, or raises: PeerLostError after timeout_s in which
-    not even a sign of life came. It is not opened again by itself, for only the caller knows what
-    it has by then. One thread iterates; any may grant() and close().
+    not even a sign of life came, PeerError if more comes than was granted. It is not opened again
+    by itself, for only the caller knows what it has by then. One thread iterates; any may grant()
+    and close().
     """
 
     def __init__(self, channel: PeerChannel, call: StreamCall, credit: int) -> None:
@@ -535,6 +537,7 @@ class PeerStream:
         self._migration = call.migration
         self._grants: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._granted = credit
+        self._received = self._count = 0  # bytes of blocks, pieces
         self._lock = threading.Lock()
         self._is_closed = False
         self._pieces: Iterator[Piece] = iter(())
@@ -592,7 +595,27 @@ class PeerStream:
         if data is None:
             self.close()
             raise StopIteration
-        return channel._read_pieces(data)[0]
+        pieces = channel._read_pieces(data)[0]
+        self._check(pieces)
+        return pieces
+
+    def _check(self, pieces: list[Piece]) -> None:
+        """Whoever reads ahead must not be made to hold more than it has granted.
+
+        With room for a message that comes twice. And a leaf comes once, in pieces of CHUNK_BYTES:
+        without bytes, or with one each, they would be many for the same credit.
+        """
+        self._received += sum(len(piece.blocks) for piece in pieces)
+        self._count += len(pieces)
+        limit = self._granted + self._channel.limits.message_bytes
+        most = 2 * self._channel._leaves + self._received // CHUNK_BYTES
+        if self._received > limit or self._count > most:
+            self.close()
+            raise _nonsense(
+                self._channel.address,
+                f"{self._received} bytes in {self._count} pieces of migration "
+                f"{self._migration!r}, {self._granted} bytes of which it was asked for",
+            )
 
     def close(self) -> None:
         """Wants no more: the source stops, and iterating ends."""

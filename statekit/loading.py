@@ -100,6 +100,10 @@ class LeafSource(ABC):
         """What remains of it if peers are left out."""
         return None if self.is_peer else self
 
+    def pruned(self) -> "LeafSource | None":
+        """What remains of it when parts are let go of that nothing more comes from."""
+        return self
+
     def expects(self, leaf: int) -> bool:
         """Whether the leaf is still to come from here."""
         return True
@@ -165,6 +169,12 @@ class JoinedSource(LeafSource):
         if first is None or second is None:
             return first or second
         return JoinedSource(first.share(), self._leaves, second.share())
+
+    def pruned(self) -> LeafSource | None:
+        first, second = self._first.pruned(), self._second.pruned()
+        if first is None or second is None:
+            return first or second
+        return JoinedSource(first, self._leaves, second)
 
     def read_leaf(self, leaf: int) -> list[bytes]:
         return self.part_of(leaf).read_leaf(leaf)
@@ -523,8 +533,13 @@ class Loading:
             yield
 
     def join(self, source: LeafSource, leaves: Iterable[int]) -> None:
-        """Leaves that were another store's come from this source from now on."""
-        self.source = JoinedSource(source, leaves, self.source)
+        """Leaves that were another store's come from this source from now on.
+
+        Hand-overs that are done make room: or there would be one more with each, for as long as
+        there is always one that is not.
+        """
+        earlier = self.source.pruned()
+        self.source = source if earlier is None else JoinedSource(source, leaves, earlier)
 
     def load_state(self, name: str, leaf: int) -> None:
         """Brings only the entries of one state here; the leaf remains as it is otherwise."""

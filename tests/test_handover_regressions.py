@@ -256,3 +256,23 @@ def test_a_generation_may_begin_when_all_migrations_are_done(stack: ExitStack) -
     c.fetch_from(server.address, key_groups=[0]).wait(SECONDS_MAX)
     server.close()
     assert a.serve(generation=1).address
+
+
+def test_hand_overs_that_are_done_are_let_go_of_while_another_stays_open(stack: ExitStack) -> None:
+    """Key-group 1 goes to and fro, while nobody has touched key-group 0 yet."""
+    a, b = opened(stack), opened(stack, owned=())
+    a.value("n", int).put_many(KEYS, [0] * len(KEYS))
+    here, there = a.serve().address, b.serve().address
+    lasting = b.fetch_from(here, key_groups=[0], strategy="on_demand")
+    ones = of_group(a, 1)
+    for turn in range(30):
+        b.fetch_from(here, key_groups=[1]).wait(SECONDS_MAX)
+        b.value("n", int).add_many(ones, [1] * len(ones))
+        a.fetch_from(there, key_groups=[1]).wait(SECONDS_MAX)
+        assert set(a.value("n", int).get_many(ones)) == {turn + 1}
+        source = repr(b._residence.source)
+        assert source.count("<Arrival") <= 2, source
+    assert not lasting.done
+    lasting.wait(SECONDS_MAX)
+    assert set(b.value("n", int).get_many(of_group(b, 0))) == {0}
+    assert b.loading is None

@@ -243,6 +243,12 @@ class Arrival(LeafSource):
     def is_settled(self) -> bool:
         return self._is_closed or self._is_finished()
 
+    def pruned(self) -> LeafSource | None:
+        if not (self._is_settled and self._is_finished()):
+            return self
+        self.release()
+        return None
+
     def wait_reported(self, leaves: "set[int]", until: float) -> None:
         """Until the source has let go of these leaves. MigrationError if it does not in time."""
         with self._moved:

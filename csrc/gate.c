@@ -161,6 +161,15 @@ int64_t sk_leaf_pick(sk_store *store, uint32_t leaf_no, uint32_t state_id, const
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }
 
+/* Drops keys of leaves that are not marked. */
+static void keep_marked(const sk_store *store, const uint8_t *marks, sk_wanted *wanted) {
+    size_t kept = 0;
+    for (size_t i = 0; i < wanted->n; i++)
+        if (marks[sk_leaf_of(wanted->items[i].hash, store->leaf_bits)])
+            wanted->items[kept++] = wanted->items[i];
+    wanted->n = kept;
+}
+
 /* The leaves of sorted keys, ascending. Returns how many. */
 static uint32_t leaves_of(const sk_store *store, const sk_wanted *wanted, uint32_t *leaves) {
     uint32_t count = 0;
@@ -183,13 +192,14 @@ static void keep_whole(const sk_store *store, sk_wanted *wanted) {
 }
 
 int64_t sk_pick(sk_store *store, uint32_t state_id, const sk_column *column, int64_t n,
-                sk_buf *buf) {
+                const uint8_t *only, sk_buf *buf) {
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL) return -SK_BAD_ARGUMENT;
     sk_wanted wanted = {0};
     size_t start = buf->len;
     int status = want(store, state, store->leaf_count, column, n, &wanted);
     if (status != SK_OK) return -status;
+    if (only != NULL) keep_marked(store, only, &wanted);
     size_t leaves_max = wanted.n < store->leaf_count ? wanted.n : store->leaf_count;
     uint32_t *leaves = sk_raw_alloc(leaves_max * sizeof *leaves + 1);
     status = SK_NO_MEMORY;

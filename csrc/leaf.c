@@ -47,6 +47,15 @@ int sk_leaf_residency(sk_store *store, uint32_t leaf_no) {
     return residency;
 }
 
+int sk_leaf_residencies(sk_store *store, const uint32_t *leaves, uint64_t n, uint8_t *out) {
+    for (uint64_t i = 0; i < n; i++) {
+        if (leaves[i] >= store->leaf_count)
+            return sk_leaf_range_check(store, leaves[i], leaves[i] + 1);
+        out[i] = (uint8_t)sk_leaf_held(&store->leaves[leaves[i]]);
+    }
+    return SK_OK;
+}
+
 static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch) {
     bool drops = residency == SK_ABSENT || residency == SK_AWAY;
     sk_leaf_hold(&store->leaves[leaf_no], residency);

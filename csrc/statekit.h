@@ -393,6 +393,9 @@ int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32
 
 /* How much of it is here, whatever its gate: an sk_residency, or a negated status. */
 int sk_leaf_residency(sk_store *store, uint32_t leaf);
+/* The same of many leaves into out. It waits for no lock, so that whoever decodes a leaf holds
+ * nobody up: one that is being marked just now is what it was before or what it is after. */
+int sk_leaf_residencies(sk_store *store, const uint32_t *leaves, uint64_t n, uint8_t *out);
 /* Marks leaves [from, to), and opens their gates. SK_ABSENT and SK_AWAY drop their entries,
  * SK_WHOLE forgets tombstones that neither sk_track nor (while they are dirty) sk_write_back still
  * asks for. SK_NOT_OWNED, with nothing marked, if a shut leaf is to be whole or partial: open it
@@ -448,9 +451,10 @@ int64_t sk_leaf_pick(sk_store *store, uint32_t leaf, uint32_t state, const sk_co
 
 /* The same for keys of any leaves: appends one delta block of leaf 0 of 1 (all hashes), for
  * sk_spread elsewhere. Keys of leaves that are not whole, or away, are left out; no entries, no
- * block. The leaves of all keys are locked together while it is made, so the caller should not ask
- * for everything at once. */
-int64_t sk_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n, sk_buf *buf);
+ * block. only: a byte for each leaf, 0 to leave its keys out too; or NULL. The leaves of all keys
+ * are locked together while it is made, so the caller should not ask for everything at once. */
+int64_t sk_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n,
+                const uint8_t *only, sk_buf *buf);
 
 typedef enum sk_decode_mode {
     SK_REPLACE = 0,   /* the leaf becomes what the blocks say, and whole */

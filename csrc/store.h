@@ -35,12 +35,13 @@ typedef struct sk_leaf {
     pthread_mutex_t lock;
     uint64_t seq; /* versions of this leaf's containers (node.h) */
     _Atomic uint32_t
-        guard;         /* the store's epoch when open snapshots were last served; see snapshot.c */
-    uint32_t changed;  /* epoch of the last change to entries; 0 = never */
-    uint8_t residency; /* sk_residency, or one of the above; sk_leaf_held, sk_leaf_seen */
-    uint8_t kept;      /* SK_LEAF_SHUT: what residency is when the gate opens */
-    bool is_writing;   /* between sk_dirty_take and sk_dirty_done */
-    uint64_t past;     /* operations no longer counted in a table's head: it wrapped, or left */
+        guard;        /* the store's epoch when open snapshots were last served; see snapshot.c */
+    uint32_t changed; /* epoch of the last change to entries; 0 = never */
+    /* Both are written under the lock, and read without it by sk_leaf_residencies. */
+    _Atomic uint8_t residency; /* sk_residency, or one of the above; sk_leaf_held, sk_leaf_seen */
+    _Atomic uint8_t kept;      /* SK_LEAF_SHUT: what residency is when the gate opens */
+    bool is_writing;           /* between sk_dirty_take and sk_dirty_done */
+    uint64_t past; /* operations no longer counted in a table's head: it wrapped, or left */
 } __attribute__((aligned(128))) sk_leaf;
 
 typedef struct sk_state {
@@ -127,7 +128,8 @@ int sk_leaf_refuse(const sk_leaf *leaf, uint32_t leaf_no);
 
 /* How much of the leaf is here, whatever its gate: an sk_residency. */
 static inline int sk_leaf_held(const sk_leaf *leaf) {
-    int residency = leaf->residency == SK_LEAF_SHUT ? leaf->kept : leaf->residency;
+    int residency = leaf->residency;
+    if (residency == SK_LEAF_SHUT) residency = leaf->kept;
     return residency == SK_LEAF_EXPECTED ? SK_ABSENT : residency;
 }
 

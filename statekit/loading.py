@@ -26,10 +26,12 @@ entries can come first (spread()); and it forgets a leaf once it was told that i
 import os
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
+from itertools import compress
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -52,6 +54,7 @@ from statekit.errors import (
 from statekit.store import Block, Store
 from statekit.store.block import rewrite
 from statekit.store.buffers import Part
+from statekit.store.kinds import residency_filter
 from statekit.store.store import DecodeMode
 
 _OPEN_TRIES_MAX = 8  # newest checkpoints that may be retired between being found and being pinned
@@ -60,6 +63,7 @@ _THREADS_MAX = 8  # in the background
 _SLICED_MAX = 8  # leaves of the checkpoint that are kept while they are being sliced
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
+_IS_MISSING = residency_filter("absent", "partial")  # the others
 
 Wanted: TypeAlias = Mapping[str, Sequence[bytes]]  # encoded keys, by state
 NO_LOCK: AbstractContextManager[None] = nullcontext()
@@ -499,7 +503,8 @@ class Loading:
 
     def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
         """Brings entries of leaves here, or the leaves, whichever is sooner."""
-        missing = [leaf for leaf in leaves if self._store.residency(leaf) not in _HERE]
+        found = self._store.residencies(array("I", leaves))
+        missing = [*compress(leaves, found.translate(_IS_MISSING))]
         if self.source.is_peer and missing:
             self.source.bring_keys(missing, wanted, self)
         for leaf in missing:

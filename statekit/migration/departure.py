@@ -177,9 +177,7 @@ class Departure:
         known = {raw.name: raw for raw in store.states()}
         blocks = bytearray()
         for name, some in keys:
-            raw = known[name]
-            leaf_of = raw.leaf_of_encoded
-            blocks += store.pick_many(raw, [key for key in some if leaf_of(key) in leaves])
+            blocks += store.pick_many(known[name], some, leaves)
         seal(blocks)
         bind(blocks, self._pack_id, ENTRIES_PLACE)
         self.bytes_sent += len(blocks)

@@ -8,7 +8,7 @@ import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from itertools import compress
 
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import ClosedError, MigrationError, NotOwnedError
@@ -52,12 +52,11 @@ from statekit.remote.calls import (
     StreamCall,
 )
 from statekit.residence import Residence
-
-if TYPE_CHECKING:
-    pass
+from statekit.store.kinds import residency_filter
 
 DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the first ones were
 PICK_BYTES_MAX = 4 << 20  # of entries in one reply
+_IS_WHOLE = residency_filter("whole")
 JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
 
 
@@ -207,13 +206,13 @@ class Giver(Member):
         }:
             return PickReply(b"", everything)
         with departure.somebody_waits():
+            whole = store.residencies(array("I", everything)).translate(_IS_WHOLE)
             with self._lock:
                 serves = self._participant.serves
                 served = {
                     leaf
-                    for leaf, epoch in call.leases
-                    if store.residency(leaf) == "whole"
-                    and serves(departure.target, call.generation, leaf, epoch)
+                    for leaf, epoch in compress(call.leases, whole)
+                    if serves(departure.target, call.generation, leaf, epoch)
                 }
             blocks = departure.pick(call.keys, served)
         if len(blocks) > PICK_BYTES_MAX:  # then leaves are what should be sent

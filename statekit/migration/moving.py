@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges
@@ -35,11 +36,13 @@ from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import plain_items
 from statekit.store.columns import route
+from statekit.store.kinds import residency_filter
 
 if TYPE_CHECKING:
     from statekit.remote.security import TLS
     from statekit.remote.server import PeerServer
 
+_IS_ABSENT, _IS_PARTIAL = residency_filter("absent"), residency_filter("partial")
 _PREFETCHERS = 4  # threads that bring what engines ask for
 
 
@@ -224,21 +227,12 @@ class MovingProvider(ABC):
             self._check_open()
             return array("q")
         store, codec = residence.store, key_codec(key)
-        leaves = route(keys, codec, store.leaves).tolist()
-        residency = store.residency
-        found = {leaf: residency(leaf) for leaf in set(leaves)}
-        if not found.keys() - {leaf for leaf, what in found.items() if what in ("whole", "away")}:
-            return array("q")
-        absent, partial = [], []
-        for at, leaf in enumerate(leaves):
-            what = found[leaf]
-            if what == "absent":
-                absent.append(at)
-            elif what == "partial":
-                partial.append(at)
-        if partial:
-            absent = sorted([*absent, *self._unknown(keys, partial, codec.text)])
-        return array("q", absent)
+        found = store.residencies(route(keys, codec, store.leaves))
+        absent = array("q", compress(count(), found.translate(_IS_ABSENT)))
+        partial = [*compress(count(), found.translate(_IS_PARTIAL))]
+        if partial and (unknown := self._unknown(keys, partial, codec.text)):
+            return array("q", sorted([*absent, *unknown]))
+        return absent
 
     def _unknown(self, keys: Any, positions: Sequence[int], key_type: str) -> set[int]:
         """Those of some positions whose keys have entries that are not here, in any state."""

@@ -22,6 +22,15 @@ Residency: TypeAlias = Literal["whole", "partial", "absent", "away"]
 
 RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent", "away")  # by number
 
+
+def residency_filter(*wanted: Residency) -> bytes:
+    """For bytes.translate() of residencies by number: 1 for these, 0 for all others."""
+    table = bytearray(256)
+    for residency in wanted:
+        table[RESIDENCIES.index(residency)] = 1
+    return bytes(table)
+
+
 Gate: TypeAlias = Literal["open", "shut", "expected"]
 
 GATES: tuple[Gate, ...] = ("open", "shut", "expected")  # by number

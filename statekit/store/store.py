@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import compress, count, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 from statekit._native import ffi, lib
@@ -61,6 +61,7 @@ _HANDLES: dict[str, type[State]] = {
     "nested": ContainerState,
     "timers": TimersState,
 }
+_IS_TOUCHED = bytes(mark == 1 for mark in range(256))  # for bytes.translate(); see spread()
 _EPOCH_MAX = 2**32 - 1
 
 
@@ -329,6 +330,20 @@ class Store:
         (leaf,) = _leaves(leaf)
         return residency_name(lib.sk_leaf_residency(self._ptr, leaf))
 
+    def residencies(self, leaves: Any) -> bytes:
+        """residency() of leaves, an array of 32 bits each: a byte each, by number (kinds.py).
+
+        It waits for nobody who is filling a leaf in.
+        """
+        out = bytearray(len(leaves))
+        native = ffi.from_buffer("uint32_t[]", leaves)
+        self._expect(
+            lib.sk_leaf_residencies(
+                self._ptr, native, len(leaves), ffi.from_buffer("uint8_t[]", out)
+            )
+        )
+        return bytes(out)
+
     def mark(self, start: int, stop: int, residency: Residency) -> None:
         """Says what leaves [start, stop) are now; "absent" and "away" drop their entries.
 
@@ -418,17 +433,25 @@ class Store:
             raise _not_whole(state, f"leaf {leaf} is not whole")
         return self._taken(length, buffer)
 
-    def pick_many(self, state: State, keys: Sequence[bytes]) -> bytes:
-        """pick() for keys of any leaves: one block, for spread() elsewhere.
+    def pick_many(
+        self, state: State, keys: Sequence[bytes], leaves: Iterable[int] | None = None
+    ) -> bytes:
+        """pick() for keys of any leaves, or of these only: one block, for spread() elsewhere.
 
-        Keys of leaves that are not whole, or away, are left out; no entries, no block. Their
-        leaves are locked together, so ask for thousands at once, not for millions.
+        Keys of other leaves, and of such that are not whole, or away, are left out; no entries, no
+        block. Their leaves are locked together, so ask for thousands at once, not for millions.
         """
+        only = ffi.NULL
+        if leaves is not None:
+            marks = bytearray(self.leaves)
+            for leaf in leaves:
+                marks[leaf] = 1
+            only = ffi.from_buffer("uint8_t[]", marks)
         col = column(keys, "b", f"the keys of state {state.name!r}")
         native = ffi.new("sk_column *")
         col.fill(native)
         buffer = empty_buffer()
-        length = lib.sk_pick(self._ptr, state._id, native, col.n, buffer.ptr)
+        length = lib.sk_pick(self._ptr, state._id, native, col.n, only, buffer.ptr)
         return self._taken(length, buffer)
 
     def spread(
@@ -453,7 +476,7 @@ class Store:
         if entries in (-lib.SK_CORRUPT, -lib.SK_SCHEMA):
             assert error is not None
             raise error
-        return [leaf for leaf, mark in enumerate(touched) if mark == 1], error
+        return [*compress(count(), touched.translate(_IS_TOUCHED))], error
 
     def decode_leaf(self, leaf: int, blocks: bytes | Part, mode: DecodeMode = "replace") -> None:
         """Reads blocks of a leaf into it.

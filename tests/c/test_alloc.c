@@ -372,7 +372,7 @@ static int64_t pick(fixture *f, uint32_t leaf) {
         n++;
     }
     sk_column column = {SK_COL_VAR32, 0, keys, at, sizeof keys};
-    if (leaf == LEAVES) return sk_pick(f->store, M, &column, n, &f->buf);
+    if (leaf == LEAVES) return sk_pick(f->store, M, &column, n, NULL, &f->buf);
     return sk_leaf_pick(f->store, leaf, M, &column, n, &f->buf);
 }
 

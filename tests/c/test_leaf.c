@@ -28,6 +28,13 @@ static void test_new_leaves_are_whole_and_marks_are_kept(void) {
     CHECK_EQ(sk_leaf_mark(store, 5, 5, SK_ABSENT), SK_OK); /* none */
     CHECK_EQ(sk_leaf_residency(store, 1), SK_WHOLE);
     CHECK_EQ(sk_leaf_residency(store, 2), SK_ABSENT);
+    uint32_t some[4] = {2, 1, 2, 7};
+    uint8_t found[4];
+    CHECK_EQ(sk_leaf_residencies(store, some, 4, found), SK_OK);
+    CHECK(memcmp(found, (uint8_t[]){SK_ABSENT, SK_WHOLE, SK_ABSENT, SK_WHOLE}, 4) == 0);
+    some[3] = 8;
+    CHECK_EQ(sk_leaf_residencies(store, some, 4, found), SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_leaf_residencies(store, some, 0, found), SK_OK);
     CHECK_EQ(sk_leaf_residency(store, 4), SK_PARTIAL);
     CHECK_EQ(sk_leaf_residency(store, 5), SK_WHOLE);
     sk_stats stats = util_stats(store, LEAVES);

@@ -59,7 +59,7 @@ static sk_column column_of(const asked *a) {
 
 static int64_t pick(sk_store *store, uint32_t s, const asked *a, sk_buf *buf) {
     sk_column keys = column_of(a);
-    return sk_pick(store, s, &keys, a->n, buf);
+    return sk_pick(store, s, &keys, a->n, NULL, buf);
 }
 
 /* A store with entries, some deleted, some (of X) expired, and leaves of every sort. */
@@ -279,7 +279,7 @@ static void test_blocks_of_another_type_are_refused_and_nothing_is_declared(void
     sk_store *target = open_expecting(&blocks, states, 2), *other = util_open(LEAVES, 1);
     uint32_t id = util_state(other, "n", SK_F64, "i");
     int64_t number = 7;
-    CHECK(sk_pick(other, id, &(sk_column){SK_COL_I64, 0, &number, NULL, 8}, 1, &more) > 0);
+    CHECK(sk_pick(other, id, &(sk_column){SK_COL_I64, 0, &number, NULL, 8}, 1, NULL, &more) > 0);
     CHECK_EQ(sk_buf_put(&blocks, more.data, more.len), SK_OK);
     CHECK_EQ(sk_spread(target, blocks.data, blocks.len, touched), -SK_SCHEMA);
     CHECK_EQ(sk_state_count(target), 0);
@@ -474,15 +474,15 @@ static void test_pick_says_what_it_cannot_do(void) {
     CHECK_EQ(pick(store, N, &a, &buf), 0);
     ask(&a, 1);
     CHECK_EQ(pick(store, 99, &a, &buf), -SK_BAD_ARGUMENT);
-    CHECK_EQ(sk_pick(store, N, &keys, -1, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_pick(store, N, &keys, -1, NULL, &buf), -SK_BAD_ARGUMENT);
     keys.data_len = 1;
-    CHECK_EQ(sk_pick(store, N, &keys, 1, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_pick(store, N, &keys, 1, NULL, &buf), -SK_BAD_ARGUMENT);
     keys.type = SK_COL_F64;
-    CHECK_EQ(sk_pick(store, N, &keys, 1, &buf), -SK_BAD_KEY);
+    CHECK_EQ(sk_pick(store, N, &keys, 1, NULL, &buf), -SK_BAD_KEY);
     uint32_t ints = util_state(store, "ints", SK_I64, "i");
     CHECK_EQ(pick(store, ints, &a, &buf), -SK_BAD_KEY);
     CHECK_EQ(buf.len, 0);
-    CHECK(sk_pick(store, ints, &one, 1, &buf) > 0);
+    CHECK(sk_pick(store, ints, &one, 1, NULL, &buf) > 0);
     CHECK_EQ(sk_block_check(buf.data, buf.len), SK_OK);
     CHECK_EQ(sk_leaf_mark(store, 0, LEAVES, SK_AWAY), SK_OK);
     CHECK_EQ(pick(store, N, &a, &buf), 0); /* none of them is here */
@@ -490,7 +490,34 @@ static void test_pick_says_what_it_cannot_do(void) {
     sk_close(store);
 }
 
+static void test_keys_of_leaves_that_are_not_marked_are_not_picked(void) {
+    sk_store *store = open_store();
+    static asked all, some;
+    sk_buf found = {0}, expected = {0};
+    uint8_t only[LEAVES] = {0};
+    all.n = some.n = 0;
+    for (uint32_t leaf = 1; leaf < LEAVES; leaf += 2) only[leaf] = 1;
+    for (uint32_t k = 0; k < 50; k++) {
+        util_key key = util_bytes_key(k);
+        CHECK_EQ(sk_i64_put(store, N, key.data, key.len, k), SK_OK);
+        ask(&all, k);
+        if (only[leaf_of(k)]) ask(&some, k);
+    }
+    CHECK(some.n > 0 && some.n < all.n);
+    sk_column keys = column_of(&all);
+    CHECK(sk_pick(store, N, &keys, all.n, only, &found) > 0);
+    CHECK(pick(store, N, &some, &expected) > 0);
+    CHECK(util_same(&found, &expected));
+    found.len = 0;
+    memset(only, 0, sizeof only);
+    CHECK_EQ(sk_pick(store, N, &keys, all.n, only, &found), 0);
+    sk_buf_free(&found);
+    sk_buf_free(&expected);
+    sk_close(store);
+}
+
 int main(void) {
+    RUN(test_keys_of_leaves_that_are_not_marked_are_not_picked);
     RUN(test_spreading_is_picking_and_decoding_leaf_by_leaf);
     RUN(test_states_are_declared_and_the_first_block_of_a_key_is_right);
     RUN(test_blocks_of_another_type_are_refused_and_nothing_is_declared);

@@ -101,7 +101,7 @@ static void *shut_and_read(void *arg) {
         }
         picked.len = 0; /* keys of all leaves at once: those of this one are as they were */
         CHECK(sk_pick(w->store, w->id, &(sk_column){SK_COL_I64, 0, w->keys, NULL, 8 * KEYS}, KEYS,
-                      &picked) > 0);
+                      NULL, &picked) > 0);
         for (int64_t k = 0; k < KEYS; k++) {
             int64_t value = value_in(&picked, k, &buf);
             if (w->leaf[k] == leaf) CHECK_EQ(value, value_in(&first, k, &buf));
@@ -231,7 +231,7 @@ static void test_entries_can_be_spread_by_several_while_leaves_are_read_and_drop
         keys[k] = k;
         CHECK_EQ(sk_i64_put(source, id, util_int_key(k).data, 8, k + 1), SK_OK);
     }
-    CHECK(sk_pick(source, id, &(sk_column){SK_COL_I64, 0, keys, NULL, sizeof keys}, KEYS,
+    CHECK(sk_pick(source, id, &(sk_column){SK_COL_I64, 0, keys, NULL, sizeof keys}, KEYS, NULL,
                   &w.blocks) > 0);
     CHECK_EQ(sk_leaf_mark(w.store, 0, LEAVES, SK_ABSENT), SK_OK);
     void *(*const work[])(void *) = {spread, spread, drop_and_read, take_snapshots};

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress
+from time import perf_counter
 
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import ClosedError, MigrationError, NotOwnedError
@@ -58,6 +59,7 @@ DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the
 PICK_BYTES_MAX = 4 << 20  # of entries in one reply
 _IS_WHOLE = residency_filter("whole")
 JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
+JANITOR_SHARE = 9  # times as long as it takes to free a leaf, others work then
 
 
 class Giver(Member):
@@ -399,16 +401,20 @@ class Giver(Member):
         # is not freed yet is shut, and was there before: memory does not grow by it.
         with suppress(ClosedError):  # then all of it is freed
             while True:
-                with self._idle:
-                    self._idle.wait_for(
-                        lambda: not self._streams or self.is_closed, JANITOR_SECONDS
-                    )
+                self._wait_idle(JANITOR_SECONDS)
+                began = perf_counter()
                 while self._residence.free_doomed():
-                    continue
+                    self._wait_idle(JANITOR_SHARE * (perf_counter() - began))
+                    began = perf_counter()
                 with self._lock:
                     if not self._residence.has_doomed:
                         self._janitor = None
                         return
+
+    def _wait_idle(self, seconds: float) -> None:
+        """Until nothing is being sent, but for so long at most."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._streams or self.is_closed, seconds)
 
     def _fenced(self) -> None:
         store = self._residence.store

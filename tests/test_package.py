@@ -42,7 +42,7 @@ LAYERS = [
     {"checkpoint.compression", "checkpoint.local", "checkpoint.remote", "checkpoint.storage"},
     {"checkpoint.description"},
     {"checkpoint.manifest"},
-    {"remote", "remote.calls", "remote.peer_pb2"},
+    {"remote", "remote.calls", "remote.fields", "remote.peer_pb2"},
     {"remote.security", "remote.watch", "remote.wire"},
     {"remote.channel", "remote.server"},
     {"remote.query"},

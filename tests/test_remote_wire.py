@@ -117,7 +117,43 @@ def test_pieces_come_back_as_they_were(some: list[Piece], more: bool) -> None:
 def test_pieces_are_what_protobuf_writes_and_reads(some: list[Piece]) -> None:
     message = pb.Pieces.FromString(wire.put_pieces(some))
     assert list(message.blocks) == [piece.blocks for piece in some]
+    assert list(message.leaf) == [piece.leaf for piece in some]
+    assert list(message.bytes_total) == [piece.bytes_total for piece in some]
     assert wire.read_pieces(message.SerializeToString()) == (some, False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(fetches, picks, leases, st.binary(max_size=300), st.lists(st.none() | st.binary()), numbers)
+def test_what_is_written_without_protobuf_is_what_protobuf_writes_and_reads(
+    fetch: FetchCall, pick: PickCall, some: Any, blocks: bytes, values: Any, number: int
+) -> None:
+    def as_protobuf(data: bytes, kind: Any) -> bytes:
+        message = kind.FromString(data)
+        message.DiscardUnknownFields()
+        again: bytes = message.SerializeToString()
+        assert sorted(again) == sorted(data), "the same fields, in whatever order"
+        return again
+
+    data = as_protobuf(wire.put_fetch(fetch), pb.FetchRequest)
+    assert wire.read_fetch(data) == fetch
+    assert pb.FetchRequest.FromString(data).migration == fetch.migration
+    data = as_protobuf(wire.put_pick(pick), pb.PickRequest)
+    assert wire.read_pick(data) == pick
+    assert pb.PickRequest.FromString(data).state == [state for state, _ in pick.keys]
+    for kind in (InstalledCall, GiveBackCall):
+        call: Any = kind("m", number, some)
+        assert wire.read_leases(as_protobuf(wire.put_leases(call), pb.LeasesRequest), kind) == call
+    assert wire.read_released(as_protobuf(wire.put_released(some), pb.LeasesReply)) == some
+    picked = PickReply(blocks, tuple(leaf for leaf, _ in some))
+    assert wire.read_pick_reply(as_protobuf(wire.put_pick_reply(picked), pb.PickReply)) == picked
+    stream = StreamCall("m", number, picked.refused)
+    assert wire.read_stream(as_protobuf(wire.put_stream(stream), pb.StreamRequest)) == stream
+    assert wire.read_credit(as_protobuf(wire.put_credit(number), pb.StreamRequest)) == number
+    query = QueryCall("visits", tuple(value for value in values if value is not None))
+    assert wire.read_query(as_protobuf(wire.put_query(query), pb.QueryRequest)) == query
+    answer = QueryReply(LOGS, tuple(values))
+    data = as_protobuf(wire.put_query_reply(answer), pb.QueryReply)
+    assert wire.read_query_reply(data, len(values)) == answer
 
 
 def test_hello_begin_reply_stream_query_and_figures_come_back() -> None:
@@ -193,17 +229,23 @@ def test_a_fetch_that_breaks_a_rule_is_refused(fields: Any) -> None:
         {"state": [""]},
         {"state": ["x" * 256]},
         {"state": ["a\0b"]},
-        {"state": ["a"] * 1025, "keys": [0] * 1025, "key": []},
+        {"state": ["a"] * 1025, "keys": [0] * 1025, "key_bytes": [], "key_data": b""},
         {"state": ["a", "b"]},
         {"keys": [2]},
         {"keys": [2**32 - 1]},
-        {"key": []},
-        {"key": [b"x" * 65537]},
+        {"key_bytes": []},
+        {"key_bytes": [2]},
+        {"key_bytes": [2**32 - 1]},
+        {"key_data": b""},
+        {"key_bytes": [65537], "key_data": b"x" * 65537},
     ],
     ids=lambda fields: str(fields)[:40],
 )
 def test_a_pick_that_breaks_a_rule_is_refused(fields: Any) -> None:
-    good = {"migration": "m", "leaf": [1], "epoch": [1], "state": ["s"], "keys": [1], "key": [b"k"]}
+    good = {
+        "migration": "m", "leaf": [1], "epoch": [1], "state": ["s"], "keys": [1], "key_bytes": [1],
+        "key_data": b"k",
+    }  # fmt: skip
     assert wire.read_pick(pb.PickRequest(**good).SerializeToString(), 2048)
     with pytest.raises(WireError):
         wire.read_pick(pb.PickRequest(**{**good, **fields}).SerializeToString(), 2048)

@@ -96,22 +96,24 @@ class FetchRequest(_message.Message):
     def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PickRequest(_message.Message):
-    __slots__ = ("migration", "generation", "leaf", "epoch", "state", "keys", "key")
+    __slots__ = ("migration", "generation", "leaf", "epoch", "state", "keys", "key_bytes", "key_data")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEY_DATA_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     leaf: _containers.RepeatedScalarFieldContainer[int]
     epoch: _containers.RepeatedScalarFieldContainer[int]
     state: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[int]
-    key: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[int]] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    key_bytes: _containers.RepeatedScalarFieldContainer[int]
+    key_data: bytes
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[int]] = ..., key_bytes: _Optional[_Iterable[int]] = ..., key_data: _Optional[bytes] = ...) -> None: ...
 
 class PickReply(_message.Message):
     __slots__ = ("blocks", "refused")

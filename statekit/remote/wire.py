@@ -9,7 +9,9 @@ is within these bounds and those of Limits:
 - numbers fit into 63 bits
 
 Blocks are not looked into: the store does that when they are installed. They are most of what is
-sent, so Pieces are written with one copy and read with one.
+sent, so Pieces are written with one copy and read with none.
+
+What is said once in a hand-over goes through protobuf, the rest through fields.py, which says why.
 """
 
 import json
@@ -24,6 +26,7 @@ from statekit._native import lib
 from statekit.checkpoint.description import Description, DescriptionError
 from statekit.errors import ArgumentError, PeerError, StateKitError, UnknownEntryError, shorten
 from statekit.migration.messages import Grant, Offer
+from statekit.remote import fields
 from statekit.remote.calls import (
     PROTOCOL,
     BeginCall,
@@ -41,8 +44,8 @@ from statekit.remote.calls import (
     QueryReply,
     StreamCall,
 )
+from statekit.remote.fields import Fields
 from statekit.schema import StateSchema
-from statekit.store.buffers import Part
 
 try:
     from google.protobuf.message import DecodeError, Message
@@ -66,16 +69,14 @@ DESCRIPTION_BYTES_MAX = 4 << 20
 _KINDS = (None, *PieceKind, None, None)  # by the lowest three bits of a head
 _FLAGS = tuple((bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(8))  # by the next three
 _new_piece: Callable[[Iterable[Any]], Piece] = partial(tuple.__new__, Piece)  # twice as fast
-_BLOCKS_TAG = pb.Pieces.BLOCKS_FIELD_NUMBER << 3 | 2  # of a field with a length
-_FIELDS_MAX = 3 * ITEMS_MAX  # of Pieces, as they are written
+_BLOCKS = 5  # the field of Pieces
 
 M = TypeVar("M", bound=Message)
 C = TypeVar("C", InstalledCall, GiveBackCall)
 Leases = tuple[tuple[int, int], ...]
+Field = tuple[Callable[[int, Any], bytes], int, Any]
 
-
-class WireError(Exception):
-    """What a peer sent breaks the rules, and which. It never leaves this package."""
+WireError = fields.WireError
 
 
 def _bad(what: str) -> NoReturn:
@@ -131,7 +132,9 @@ def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]
     return tuple(found)
 
 
-def _read_leases(leaf: Sequence[int], epoch: Sequence[int], leaves: int) -> Leases:
+def _read_leases(found: Fields, field: int, leaves: int) -> Leases:
+    """The leaves of a field, and the epochs of the next one."""
+    leaf, epoch = found.column32(field), found.column64(field + 1)
     n = len(leaf)
     if len(epoch) != n or n > ITEMS_MAX:
         _bad(f"{n} leaves with {len(epoch)} epochs")
@@ -150,11 +153,11 @@ def _state_name(name: str) -> str:
     return name
 
 
-def _check_keys(keys: Sequence[bytes]) -> None:
-    if len(keys) > ITEMS_MAX:
-        _bad(f"{len(keys)} keys")
-    if keys and max(map(len, keys)) > KEY_BYTES_MAX:
-        _bad(f"a key of {max(map(len, keys))} bytes")
+def _check_keys(sizes: Sequence[int]) -> None:
+    if len(sizes) > ITEMS_MAX:
+        _bad(f"{len(sizes)} keys")
+    if sizes and max(sizes) > KEY_BYTES_MAX:
+        _bad(f"a key of {max(sizes)} bytes")
 
 
 def _put_description(
@@ -330,127 +333,119 @@ def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
 
 
 def put_fetch(call: FetchCall) -> bytes:
-    return _put(
-        pb.FetchRequest,
-        migration=call.migration,
-        generation=call.generation,
-        leaf=[leaf for leaf, _ in call.leases],
-        epoch=[epoch for _, epoch in call.leases],
-    )
+    return _put_leases("FetchRequest", call)
 
 
 def read_fetch(data: bytes, leaves: int = LEAVES_MAX) -> FetchCall:
-    found = _parse(pb.FetchRequest, data)
-    return FetchCall(
-        _name(found.migration, "a migration"),
-        _number(found.generation, "a generation"),
-        _read_leases(found.leaf, found.epoch, leaves),
+    found = fields.read(data, "FetchRequest")
+    return FetchCall(*_read_opening(found), _read_leases(found, 3, leaves))
+
+
+def _put_leases(what: str, call: Any, *more: Field) -> bytes:
+    """A message that is about leases of a migration."""
+    return _message(
+        what,
+        (fields.text, 1, call.migration),
+        (fields.number, 2, call.generation),
+        (fields.column32, 3, [leaf for leaf, _ in call.leases]),
+        (fields.column64, 4, [epoch for _, epoch in call.leases]),
+        *more,
     )
 
 
+def _read_opening(found: Fields) -> tuple[str, int]:
+    return _name(found.text(1), "a migration"), _number(found.number(2), "a generation")
+
+
 def put_pick(call: PickCall) -> bytes:
-    return _put(
-        pb.PickRequest,
-        migration=call.migration,
-        generation=call.generation,
-        leaf=[leaf for leaf, _ in call.leases],
-        epoch=[epoch for _, epoch in call.leases],
-        state=[state for state, _ in call.keys],
-        keys=[len(keys) for _, keys in call.keys],
-        key=[key for _, keys in call.keys for key in keys],
+    keys = [key for _, keys in call.keys for key in keys]
+    return _put_leases(
+        "PickRequest",
+        call,
+        (fields.texts, 5, [state for state, _ in call.keys]),
+        (fields.column32, 6, [len(keys) for _, keys in call.keys]),
+        (fields.column32, 7, map(len, keys)),
+        (fields.content, 8, b"".join(keys)),
     )
 
 
 def read_pick(data: bytes, leaves: int = LEAVES_MAX) -> PickCall:
-    found = _parse(pb.PickRequest, data)
-    if len(found.state) > int(lib.SK_STATES_MAX):
-        _bad(f"{len(found.state)} states")
-    if len(found.state) != len(found.keys) or sum(found.keys) != len(found.key):
-        _bad(f"{len(found.key)} keys of {len(found.state)} states, which are to have others")
-    _check_keys(found.key)
-    keys, at = [], 0
-    for state, count in zip(found.state, found.keys, strict=True):
-        keys.append((_state_name(state), tuple(found.key[at : at + count])))
+    found = fields.read(data, "PickRequest")
+    states, counts, sizes = found.texts(5), found.column32(6), found.column32(7)
+    if len(states) > int(lib.SK_STATES_MAX):
+        _bad(f"{len(states)} states")
+    if len(states) != len(counts) or sum(counts) != len(sizes):
+        _bad(f"{len(sizes)} keys of {len(states)} states, which are to have others")
+    _check_keys(sizes)
+    keys = fields.cut(found.content(8), sizes, "PickRequest")
+    wanted, at = [], 0
+    for state, count in zip(states, counts, strict=True):
+        wanted.append((_state_name(state), tuple(keys[at : at + count])))
         at += count
-    return PickCall(
-        _name(found.migration, "a migration"),
-        _number(found.generation, "a generation"),
-        _read_leases(found.leaf, found.epoch, leaves),
-        tuple(keys),
-    )
+    return PickCall(*_read_opening(found), _read_leases(found, 3, leaves), tuple(wanted))
 
 
 def put_pick_reply(reply: PickReply) -> bytes:
-    return _put(pb.PickReply, blocks=reply.blocks, refused=reply.refused)
+    return _message(
+        "PickReply", (fields.content, 1, reply.blocks), (fields.column32, 2, reply.refused)
+    )
 
 
 def read_pick_reply(data: bytes, leaves: int = LEAVES_MAX) -> PickReply:
-    found = _parse(pb.PickReply, data)
-    if len(found.refused) > leaves or (found.refused and max(found.refused) >= leaves):
-        _bad(f"{len(found.refused)} leaves that are refused, of {leaves}")
-    return PickReply(found.blocks, tuple(found.refused))
+    found = fields.read(data, "PickReply")
+    refused = found.column32(2)
+    if len(refused) > leaves or (refused and max(refused) >= leaves):
+        _bad(f"{len(refused)} leaves that are refused, of {leaves}")
+    return PickReply(found.content(1), tuple(refused))
 
 
 def put_pieces(pieces: Sequence[Piece], more: bool = False) -> bytes:
     """One message. The blocks are joined behind it: fields may come in any order."""
     heads = []
-    rare: dict[str, list[Any]] = {}
+    moved: list[str] = []
+    fenced: list[int] = []
     parts: list[bytes] = [b""]
     for kind, _, _, blocks, is_last, is_whole, is_delta, _, moved_to, fenced_by in pieces:
         heads.append(kind | is_last << 3 | is_whole << 4 | is_delta << 5)
-        parts.append(_blocks_head(len(blocks)))
+        parts.append(fields.head(_BLOCKS, len(blocks)))
         parts.append(bytes(blocks))
         if kind is PieceKind.MOVED:
-            rare.setdefault("to", []).append(moved_to)
+            moved.append(moved_to)
         elif kind is PieceKind.FENCED:
-            rare.setdefault("generation", []).append(fenced_by)
-    parts[0] = _put(
-        pb.Pieces,
-        head=heads,
-        leaf=[piece.leaf for piece in pieces],
-        epoch=[piece.epoch for piece in pieces],
-        bytes_total=[piece.bytes_total for piece in pieces],
-        more=more,
-        **rare,
+            fenced.append(fenced_by)
+    parts[0] = _message(
+        "Pieces",
+        (fields.column32, 1, heads),
+        (fields.column32, 2, [piece.leaf for piece in pieces]),
+        (fields.column64, 3, [piece.epoch for piece in pieces]),
+        (fields.column64, 4, [piece.bytes_total for piece in pieces]),
+        (fields.texts, 6, moved),
+        (fields.column64, 7, fenced),
+        (fields.number, 8, int(more)),
     )
     return b"".join(parts)
-
-
-def _blocks_head(size: int) -> bytes:
-    """What comes before blocks of so many bytes: the field, and the size in 7 bits a byte."""
-    if size < 1 << 14:
-        if size < 1 << 7:
-            return bytes((_BLOCKS_TAG, size))
-        return bytes((_BLOCKS_TAG, size & 0x7F | 0x80, size >> 7))
-    found = bytearray((_BLOCKS_TAG,))
-    while size > 0x7F:
-        found.append(size & 0x7F | 0x80)
-        size >>= 7
-    found.append(size)
-    return bytes(found)
 
 
 def read_pieces(
     data: bytes, leaves: int = LEAVES_MAX, leaf_bytes: int = NUMBER_MAX
 ) -> tuple[list[Piece], bool]:
     """The pieces of a message, and whether more were asked for."""
-    columns, blocks = _split(data)
-    found = _parse(pb.Pieces, columns)
-    heads, epochs, totals = found.head, found.epoch, found.bytes_total
+    found = fields.read(data, "Pieces", parts=_BLOCKS)
+    heads, at, epochs, totals = (
+        found.column32(1), found.column32(2), found.column64(3), found.column64(4)
+    )  # fmt: skip
+    blocks, more = found.items(_BLOCKS), bool(found.number(8))
     n = len(heads)
-    if not n == len(found.leaf) == len(epochs) == len(totals) == len(blocks) or n > ITEMS_MAX:
+    if not n == len(at) == len(epochs) == len(totals) == len(blocks) or n > ITEMS_MAX:
         _bad("pieces whose columns differ in length")
-    if not n:
-        return [], found.more
-    if max(found.leaf) >= leaves:
-        _bad(f"leaf {max(found.leaf)} of {leaves}")
-    _number(max(epochs), "an epoch")
-    _number(max(totals), "the bytes of a leaf", leaf_bytes)
-    to, generations = iter(found.to), iter(found.generation)
+    if n:
+        if max(at) >= leaves:
+            _bad(f"leaf {max(at)} of {leaves}")
+        _number(max(epochs), "an epoch")
+        _number(max(totals), "the bytes of a leaf", leaf_bytes)
+    to, generations = iter(found.texts(6)), iter(found.column64(7))
     pieces = []
-    for head, leaf, epoch, total, content in zip(
-        heads, found.leaf, epochs, totals, blocks, strict=True
-    ):
+    for head, leaf, epoch, total, content in zip(heads, at, epochs, totals, blocks, strict=True):
         kind = _KINDS[head & 7] if head < 64 else None
         if kind is None or (content and kind is not PieceKind.HERE):
             _bad(f"a piece of kind {head} with {len(content)} bytes")
@@ -463,125 +458,59 @@ def read_pieces(
         pieces.append(_new_piece((kind, leaf, epoch, content, *flags, total, moved_to, fenced_by)))
     if next(to, None) is not None or next(generations, None) is not None:
         _bad("columns of moved or fenced leaves that are too long")
-    return pieces, found.more
-
-
-def _split(data: bytes) -> tuple[bytes, list[bytes | Part]]:
-    """A message of Pieces as its columns without the blocks, and the blocks.
-
-    protobuf would copy the blocks twice, and that was a tenth of all the time a stream takes. Even
-    once was a quarter of the time of the thread that takes leaves in: they are large, and each copy
-    is memory that the kernel has to give first.
-    """
-    blocks: list[bytes | Part] = []
-    others: list[bytes] = []
-    at = fields = 0
-    other = 0  # where a run of other fields began
-    end = len(data)
-    while at < end:
-        fields += 1
-        if fields > _FIELDS_MAX:
-            _bad("pieces of too many fields")
-        start = at
-        tag = data[at]
-        at += 1
-        size = data[at] if at < end else 0x80
-        if size < 0x80:
-            at += 1
-        else:
-            size, at = _read_varint(data, at)
-        if tag == _BLOCKS_TAG:
-            if size > end - at:
-                _bad("no Pieces")
-            if other < start:
-                others.append(data[other:start])
-            other = at + size
-            blocks.append(data[at:other] if size < _PART_BYTES else Part(data, at, other))
-            at = other
-        elif tag & 7 == 2 and tag < 0x80:  # so many bytes follow
-            at += size
-        elif tag & 7 or tag >= 0x80:  # else it is a number
-            _bad("no Pieces")
-    if other < end:
-        others.append(data[other:])
-    return b"".join(others), blocks
-
-
-_PART_BYTES = 4096  # smaller blocks are copied: that is cheaper than a Part
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number there, and where it ends."""
-    found = shift = 0
-    while shift < 70:
-        if at >= len(data):
-            _bad("no Pieces")
-        byte = data[at]
-        at += 1
-        found |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return found, at
-        shift += 7
-    _bad("no Pieces")
+    return pieces, more
 
 
 def put_stream(call: StreamCall) -> bytes:
     # `first` is a wish: what is beyond the limit comes in the order of the source.
-    return _put(
-        pb.StreamRequest,
-        migration=call.migration,
-        generation=call.generation,
-        first=call.first[:ITEMS_MAX],
+    return _message(
+        "StreamRequest",
+        (fields.text, 1, call.migration),
+        (fields.number, 2, call.generation),
+        (fields.column32, 3, call.first[:ITEMS_MAX]),
     )
 
 
 def read_stream(data: bytes, leaves: int = LEAVES_MAX) -> StreamCall:
-    found = _parse(pb.StreamRequest, data)
-    first = tuple(found.first) if len(found.first) <= ITEMS_MAX else _bad("too many leaves")
+    found = fields.read(data, "StreamRequest")
+    first = found.column32(3)
+    if len(first) > ITEMS_MAX:
+        _bad("too many leaves")
     if first and max(first) >= leaves:
         _bad(f"leaf {max(first)} of {leaves}")
-    return StreamCall(
-        _name(found.migration, "a migration"), _number(found.generation, "a generation"), first
-    )
+    return StreamCall(*_read_opening(found), tuple(first))
 
 
 def put_credit(bytes_total: int) -> bytes:
-    return _put(pb.StreamRequest, bytes_total=bytes_total)
+    return _message("StreamRequest", (fields.number, 4, bytes_total))
 
 
 def read_credit(data: bytes) -> int:
-    return _number(_parse(pb.StreamRequest, data).bytes_total, "a credit")
+    return _number(fields.read(data, "StreamRequest").number(4), "a credit")
 
 
 # ---- Leases
 
 
 def put_leases(call: InstalledCall | GiveBackCall) -> bytes:
-    return _put(
-        pb.LeasesRequest,
-        migration=call.migration,
-        generation=call.generation,
-        leaf=[leaf for leaf, _ in call.leases],
-        epoch=[epoch for _, epoch in call.leases],
-    )
+    return _put_leases("LeasesRequest", call)
 
 
 def read_leases(data: bytes, kind: type[C], leaves: int = LEAVES_MAX) -> C:
-    found = _parse(pb.LeasesRequest, data)
-    return kind(
-        _name(found.migration, "a migration"),
-        _number(found.generation, "a generation"),
-        _read_leases(found.leaf, found.epoch, leaves),
-    )
+    found = fields.read(data, "LeasesRequest")
+    return kind(*_read_opening(found), _read_leases(found, 3, leaves))
 
 
 def put_released(leases: Leases) -> bytes:
-    return _put(pb.LeasesReply, leaf=[one[0] for one in leases], epoch=[one[1] for one in leases])
+    return _message(
+        "LeasesReply",
+        (fields.column32, 1, [leaf for leaf, _ in leases]),
+        (fields.column64, 2, [epoch for _, epoch in leases]),
+    )
 
 
 def read_released(data: bytes, leaves: int = LEAVES_MAX) -> Leases:
-    found = _parse(pb.LeasesReply, data)
-    return _read_leases(found.leaf, found.epoch, leaves)
+    return _read_leases(fields.read(data, "LeasesReply"), 1, leaves)
 
 
 # ---- Propose, Query, Figures
@@ -610,36 +539,38 @@ def read_propose(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> ProposeCall:
 
 
 def put_query(call: QueryCall) -> bytes:
-    return _put(pb.QueryRequest, state=call.state, key=call.keys)
+    return _message("QueryRequest", (fields.text, 1, call.state), (fields.items, 2, call.keys))
 
 
 def read_query(data: bytes) -> QueryCall:
-    found = _parse(pb.QueryRequest, data)
-    _check_keys(found.key)
-    return QueryCall(_state_name(found.state), tuple(found.key))
+    found = fields.read(data, "QueryRequest")
+    keys = found.items(2)
+    _check_keys([*map(len, keys)])
+    return QueryCall(_state_name(found.text(1)), tuple(keys))
 
 
 def put_query_reply(reply: QueryReply) -> bytes:
-    return _put(
-        pb.QueryReply,
-        description=_put_description([reply.schema]),
-        found=[value is not None for value in reply.values],
-        value=[value for value in reply.values if value is not None],
+    return _message(
+        "QueryReply",
+        (fields.content, 1, _put_description([reply.schema])),
+        (fields.content, 2, bytes(value is not None for value in reply.values)),
+        (fields.items, 3, [value for value in reply.values if value is not None]),
     )
 
 
 def read_query_reply(data: bytes, keys: int) -> QueryReply:
     """The answer to a question about so many keys."""
-    found = _parse(pb.QueryReply, data)
-    if len(found.found) != keys or sum(found.found) != len(found.value):
-        _bad(f"{len(found.value)} values for {sum(found.found)} of {keys} keys")
-    schemas = _read_description(found.description, 0).schemas
+    found = fields.read(data, "QueryReply")
+    marks, values = found.content(2), found.items(3)
+    if len(marks) != keys or marks.count(1) + marks.count(0) != keys:
+        _bad(f"answers for {len(marks)} of {keys} keys")
+    if marks.count(1) != len(values):
+        _bad(f"{len(values)} values for {marks.count(1)} keys")
+    schemas = _read_description(found.content(1), 0).schemas
     if len(schemas) != 1:
         _bad(f"{len(schemas)} states where one was asked for")
-    values = iter(found.value)
-    return QueryReply(
-        schemas[0], tuple(next(values) if is_there else None for is_there in found.found)
-    )
+    rest = iter(values)
+    return QueryReply(schemas[0], tuple(next(rest) if is_there else None for is_there in marks))
 
 
 def put_figures(figures: dict[str, Any]) -> bytes:
@@ -660,16 +591,28 @@ def read_figures(data: bytes) -> dict[str, Any]:
 DONE: bytes = pb.Done().SerializeToString()
 
 
-def _put(message: type[Message], **fields: Any) -> bytes:
+def _put(message: type[Message], **values: Any) -> bytes:
     """A message of what this process says: what does not fit is its caller's mistake."""
     try:
-        data: bytes = message(**fields).SerializeToString()
+        data: bytes = message(**values).SerializeToString()
     except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{message.__name__} cannot be sent: {error}. "
-            f"Numbers must be 0 to {NUMBER_MAX}, leaves below {LEAVES_MAX}, and texts UTF-8."
-        ) from None
+        raise _unfit(message.__name__, error) from None
     return data
+
+
+def _message(what: str, *parts: Field) -> bytes:
+    """The same without protobuf, of fields: how each is written, its number, its value."""
+    try:
+        return b"".join([write(field, value) for write, field, value in parts])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _unfit(what, error) from None
+
+
+def _unfit(what: str, error: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"{what} cannot be sent: {error}. "
+        f"Numbers must be 0 to {NUMBER_MAX}, leaves below {LEAVES_MAX}, and texts UTF-8."
+    )
 
 
 # ---- Errors

@@ -2,6 +2,7 @@
 
 import random
 import struct
+from array import array
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -23,6 +24,7 @@ from statekit.errors import (
 )
 from statekit.store import frames
 from statekit.store.block import Block
+from statekit.store.kinds import RESIDENCIES
 from statekit.store.states import State
 
 LEAVES = 4
@@ -477,6 +479,22 @@ def test_pick_says_what_it_cannot_do() -> None:
         store.pick(leaf, states["i64"], [b"a"])
 
 
+def test_many_residencies_are_those_of_each() -> None:
+    store, _ = open_store()
+    store.mark(0, 1, "partial")
+    store.mark(1, 2, "away")
+    store.mark(2, 3, "absent")
+    store.set_gate(2, 3, "expected")
+    store.set_gate(3, 4, "shut")
+    asked = [3, 0, 1, 2, 2, 0]
+    found = [RESIDENCIES[number] for number in store.residencies(array("I", asked))]
+    assert found == [store.residency(leaf) for leaf in asked]
+    assert set(found) == {"whole", "partial", "away", "absent"}
+    assert store.residencies(array("I")) == b""
+    with pytest.raises(ArgumentError, match="leaves"):
+        store.residencies(array("I", [0, LEAVES]))
+
+
 # ---- Picked entries of many leaves
 
 
@@ -514,6 +532,12 @@ def test_leaves_that_are_not_whole_are_left_out_by_pick_many() -> None:
     found = dict(block)
     assert found.pop(b"not there", None) is None
     assert found == {key.encode(): key.encode() for key in KEYS if leaf_by_key(key) in (2, 3)}
+    (block,) = Block.each(store.pick_many(states["bytes"], asked, [1, 3]))
+    assert {leaf_by_key(key.decode()) for key, _ in block} <= {1, 3}
+    assert {key.decode() for key, value in block if value is not None} == {
+        key for key in KEYS if leaf_by_key(key) == 3
+    }
+    assert store.pick_many(states["bytes"], asked, []) == b""
     store.mark(0, LEAVES, "away")
     assert store.pick_many(states["bytes"], asked) == b""
     assert store.pick_many(states["bytes"], []) == b""

@@ -156,6 +156,29 @@ def test_what_is_written_without_protobuf_is_what_protobuf_writes_and_reads(
     assert wire.read_query_reply(data, len(values)) == answer
 
 
+def test_what_is_sent_all_the_time_does_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would trim the heap now and then: fields.py."""
+
+    def refuse(*_args: Any, **_fields: Any) -> Any:
+        raise AssertionError("protobuf is used")
+
+    monkeypatch.setattr(wire, "_put", refuse)
+    monkeypatch.setattr(wire, "_parse", refuse)
+    some = ((1, 2), (3, 4))
+    wire.read_fetch(wire.put_fetch(FetchCall("m", 1, some)))
+    wire.read_pick(wire.put_pick(PickCall("m", 1, some, (("s", (b"k",)),))))
+    wire.read_pick_reply(wire.put_pick_reply(PickReply(b"x", (1,))))
+    wire.read_pieces(wire.put_pieces([Piece(PieceKind.HERE, 1, 1, b"x", bytes_total=1)]))
+    wire.read_stream(wire.put_stream(StreamCall("m", 1)))
+    wire.read_credit(wire.put_credit(1))
+    wire.read_leases(wire.put_leases(InstalledCall("m", 1, some)), InstalledCall)
+    wire.read_released(wire.put_released(some))
+    wire.read_query(wire.put_query(QueryCall("s", (b"k",))))
+    wire.read_query_reply(wire.put_query_reply(QueryReply(VISITS, (b"x", None))), 2)
+    with pytest.raises(AssertionError):
+        wire.put_hello_request()
+
+
 def test_hello_begin_reply_stream_query_and_figures_come_back() -> None:
     hello = PeerHello("a", "b", 3, 128, 16, (range(3), range(9, 10)), (VISITS, LOGS), "0.1")
     assert wire.read_hello(wire.put_hello(hello)) == hello

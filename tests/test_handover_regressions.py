@@ -21,6 +21,9 @@ from statekit.errors import (
     PeerLostError,
     StateKitError,
 )
+from statekit.migration import arrival as arrival_module
+from statekit.migration.taking import Taker
+from statekit.residence import Residence
 
 SECONDS_MAX = 30.0
 KEYS = [f"k{i}" for i in range(3000)]
@@ -276,3 +279,61 @@ def test_hand_overs_that_are_done_are_let_go_of_while_another_stays_open(stack: 
     lasting.wait(SECONDS_MAX)
     assert set(b.value("n", int).get_many(of_group(b, 0))) == {0}
     assert b.loading is None
+
+
+def test_fencing_and_the_end_of_an_arrival_do_not_wait_for_each_other(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = opened(stack), opened(stack, owned=())
+    a.value("n", int).put_many(KEYS, range(len(KEYS)))
+    ending, fencing = threading.Event(), threading.Event()
+    forget, forget_shut = Taker.forget, Residence.forget_shut
+
+    def forget_slowly(self: Taker, arrival: sk.Arrival) -> None:
+        ending.set()
+        fencing.wait(1)
+        forget(self, arrival)
+
+    def forget_shut_late(self: Residence) -> None:
+        fencing.set()
+        forget_shut(self)
+
+    monkeypatch.setattr(Taker, "forget", forget_slowly)
+    monkeypatch.setattr(Residence, "forget_shut", forget_shut_late)
+    b.fetch_from(a.serve().address)
+    assert ending.wait(SECONDS_MAX)  # its thread has the residence's lock, and wants the peer's
+    thread = threading.Thread(target=b.fence, args=(7,), daemon=True)
+    thread.start()
+    thread.join(SECONDS_MAX)
+    assert not thread.is_alive()
+    assert b.key_groups == ()
+
+
+def test_leaves_that_are_given_back_while_a_batch_fetches_them_are_not_owned(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = stack.enter_context(sk.open("memory:", key_groups=4, subgroups=1))
+    b = stack.enter_context(sk.open("memory:", key_groups=4, subgroups=1, owned=()))
+    a.value("v", str).put_many(KEYS, ["x" * 100] * len(KEYS))
+    migration = b.fetch_from(a.serve().address, strategy="on_demand")
+    monkeypatch.setattr(arrival_module, "REQUEST_BYTES", 1)  # a request for each leaf
+    pieces = sk.Arrival._pieces
+    back: list[Any] = []
+
+    def give_back_in_between(self: sk.Arrival, leaves: Any) -> Any:
+        yield from pieces(self, leaves)
+        if not back:
+            back.extend(migration.give_back())
+
+    monkeypatch.setattr(sk.Arrival, "_pieces", give_back_in_between)
+    b._residence.load_leaves(range(4))
+    monkeypatch.undo()
+    gone = {group for part in back for group in part}
+    assert gone
+    values = b.value("v", str)
+    for key in KEYS:
+        if b.key_group_of(key) in gone:
+            with pytest.raises(NotOwnedError):
+                values.get(key)
+        else:
+            assert values.get(key) == "x" * 100

@@ -53,8 +53,9 @@ from statekit.remote.calls import (
     QueryReply,
     StreamCall,
 )
-from statekit.remote.channel import PeerChannel
+from statekit.remote.channel import PeerChannel, _Answers
 from statekit.remote.server import PeerServer
+from statekit.store.buffers import Part
 
 FRAMES = int(os.environ.get("STATEKIT_FUZZ_FRAMES", "100000"))
 SEED = int(os.environ.get("STATEKIT_FUZZ_SEED", random.randrange(2**32)))
@@ -427,6 +428,22 @@ def test_a_stream_that_sends_more_than_it_was_granted_is_ended(size: int) -> Non
         assert sum(len(piece.blocks) for piece in found) <= 5 << 20
         assert len(found) <= 2 * 2048 + 5
         assert next(stream, None) is None
+
+
+def test_a_leaf_in_endless_pieces_is_refused() -> None:
+    answers = _Answers("127.0.0.1:1", FETCH, 1 << 30)
+    nothing = Piece(PieceKind.HERE, 1, 9, b"", is_last=False)
+    assert answers.add(nothing) == []
+    with pytest.raises(PeerError, match="leaf 1 in 2 pieces"):
+        answers.add(nothing)
+
+
+def test_pieces_that_are_held_do_not_keep_their_messages() -> None:
+    answers = _Answers("127.0.0.1:1", FETCH, 1 << 30)
+    small, large = Part(bytes(1 << 20), 0, 5000), Part(bytes(1 << 20), 0, (1 << 20) - 50)
+    for blocks in (small, large):
+        answers.add(Piece(PieceKind.HERE, 1, 9, blocks, is_last=False, bytes_total=1 << 21))
+    assert [type(piece.blocks) for piece in answers._held] == [bytes, Part]
 
 
 def test_many_strangers_at_once_do_no_harm(server: ServerProcess) -> None:

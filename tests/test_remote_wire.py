@@ -69,7 +69,9 @@ picks = st.builds(
     numbers,
     leases,
     st.lists(
-        st.tuples(state_names, st.lists(st.binary(max_size=20), max_size=4).map(tuple)), max_size=3
+        st.tuples(state_names, st.lists(st.binary(max_size=20), max_size=4).map(tuple)),
+        max_size=3,
+        unique_by=lambda one: one[0],
     ).map(tuple),
 )
 flags = st.booleans()
@@ -254,6 +256,7 @@ def test_a_fetch_that_breaks_a_rule_is_refused(fields: Any) -> None:
         {"state": ["a\0b"]},
         {"state": ["a"] * 1025, "keys": [0] * 1025, "key_bytes": [], "key_data": b""},
         {"state": ["a", "b"]},
+        {"state": ["s", "s"], "keys": [1, 0]},
         {"keys": [2]},
         {"keys": [2**32 - 1]},
         {"key_bytes": []},
@@ -352,6 +355,13 @@ def test_pieces_that_break_a_rule_are_refused(fields: Any) -> None:
 def test_bytes_that_are_no_pieces_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         wire.read_pieces(data)
+
+
+def test_pieces_with_padding_are_refused() -> None:
+    data = wire.put_pieces([Piece(PieceKind.HERE, 1, 1, bytes(5000), bytes_total=5000)])
+    assert wire.read_pieces(data + b"\x7a\x40" + bytes(64))  # a field that it does not know
+    with pytest.raises(WireError, match="bytes for 1 pieces"):
+        wire.read_pieces(data + b"\x7a\x80\x40" + bytes(8192))
 
 
 def begin_reply(**fields: Any) -> bytes:

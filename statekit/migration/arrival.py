@@ -58,7 +58,7 @@ from statekit.remote.calls import (
 )
 from statekit.store import Block
 from statekit.store.block import rewrite
-from statekit.store.buffers import Part
+from statekit.store.buffers import Part, unpinned
 from statekit.store.frames import verify
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ class Arrival(LeafSource):
             damaged: list[int] = []
             for piece, blocks in self._pieces(leaves):
                 try:
-                    steps = self._steps(piece.leaf, blocks, piece.is_delta)
+                    steps = self._steps(piece, blocks)
                 except DamagedError:
                     if attempt + 1 == _TRIES:
                         raise
@@ -444,7 +444,8 @@ class Arrival(LeafSource):
 
     def _pieces(self, leaves: Sequence[int]) -> Iterator[tuple[Piece, bytes | Part]]:
         """Asks for leaves; the last piece of each, and its blocks."""
-        leases = tuple((leaf, self._epochs[leaf]) for leaf in leaves)
+        epochs = self._epochs
+        leases = tuple((leaf, epochs[leaf]) for leaf in leaves if leaf in epochs)
         parts = _Parts()
         with self._somebody_waits(leaves):
             for piece in self._channel.fetch(FetchCall(self.id, self._offer.generation, leases)):
@@ -515,12 +516,13 @@ class Arrival(LeafSource):
                 "It is there still: touch it to ask again."
             )
 
-    def _steps(self, leaf: int, blocks: bytes | Part, is_delta: bool) -> Steps:
-        """What to decode, newest first."""
-        self._check_place(blocks, place_of(leaf, self._epochs[leaf]), f"leaf {leaf}")
-        if is_delta and self._base is None:
+    def _steps(self, last: Piece, blocks: bytes | Part) -> Steps:
+        """What to decode, newest first. The leaf may be given back just now: ask the piece."""
+        leaf = last.leaf
+        self._check_place(blocks, place_of(leaf, last.epoch), f"leaf {leaf}")
+        if last.is_delta and self._base is None:
             raise PeerError(f"{self.source} sent changes of leaf {leaf} to nothing. Report this.")
-        if self._base is None or not is_delta:
+        if self._base is None or not last.is_delta:
             return [blocks]
         changes = bytes(blocks)
         steps: Steps = [changes] if changes else []
@@ -716,7 +718,7 @@ class Arrival(LeafSource):
                 blocks = parts.take()
                 self.bytes_received += len(blocks)
                 with suppress(DamagedError):  # it is asked for again
-                    steps = self._steps(piece.leaf, blocks, piece.is_delta)
+                    steps = self._steps(piece, blocks)
             yield piece.leaf, steps, len(piece.blocks)
 
     def _fill(self, batch: list[tuple[int, Steps]]) -> None:
@@ -945,7 +947,7 @@ class _Parts:
             return False
         if piece.leaf != self._leaf:
             self._leaf, self._parts, self._bytes = piece.leaf, [], 0
-        self._parts.append(piece.blocks)
+        self._parts.append(piece.blocks if piece.is_last else unpinned(piece.blocks))
         self._bytes += len(piece.blocks)
         if self._bytes > piece.bytes_total:
             raise PeerError(f"more of leaf {piece.leaf} came than it was said to have.")

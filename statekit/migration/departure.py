@@ -176,8 +176,11 @@ class Departure:
         store = self._residence.store
         known = {raw.name: raw for raw in store.states()}
         blocks = bytearray()
+        marks = bytearray(store.leaves)
+        for leaf in leaves:
+            marks[leaf] = 1
         for name, some in keys:
-            blocks += store.pick_many(known[name], some, leaves)
+            blocks += store.pick_many(known[name], some, marks)
         seal(blocks)
         bind(blocks, self._pack_id, ENTRIES_PLACE)
         self.bytes_sent += len(blocks)

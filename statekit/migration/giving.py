@@ -60,6 +60,7 @@ PICK_BYTES_MAX = 4 << 20  # of entries in one reply
 _IS_WHOLE = residency_filter("whole")
 JANITOR_SECONDS = 5.0  # that memory waits at most to be freed, while leaves are being sent
 JANITOR_SHARE = 9  # times as long as it takes to free a leaf, others work then
+JANITOR_PAUSE_SECONDS_MAX = 0.05  # what took long was waiting for others, not work
 
 
 class Giver(Member):
@@ -404,7 +405,8 @@ class Giver(Member):
                 self._wait_idle(JANITOR_SECONDS)
                 began = perf_counter()
                 while self._residence.free_doomed():
-                    self._wait_idle(JANITOR_SHARE * (perf_counter() - began))
+                    worked = perf_counter() - began
+                    self._wait_idle(min(JANITOR_SHARE * worked, JANITOR_PAUSE_SECONDS_MAX))
                     began = perf_counter()
                 with self._lock:
                     if not self._residence.has_doomed:

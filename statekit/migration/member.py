@@ -129,9 +129,11 @@ class Member(ABC):
 
     def fence(self, generation: int) -> None:
         """A later generation has begun: we own nothing any more."""
-        with self._owner.lock, self._lock:
-            if generation > self._participant.generation:
-                self._carry_out(self._participant.fence(generation))
+        with self._owner.lock:
+            with self._lock:
+                is_later = generation > self._participant.generation
+                actions = self._participant.fence(generation) if is_later else []
+            self._carry_out(actions)
 
     def check_free(self, groups: Iterable[range]) -> None:
         """LeaseError if other processes may still have a claim to some of these key-groups."""

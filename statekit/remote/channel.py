@@ -59,6 +59,7 @@ from statekit.remote.security import (
     parse_address,
 )
 from statekit.remote.watch import Watch
+from statekit.store.buffers import unpinned
 
 try:
     import grpc
@@ -69,6 +70,7 @@ TIMEOUT_S = 10.0
 _PAUSE_S, _PAUSE_S_MAX = 0.02, 0.5  # between two attempts: doubled, and half of it is random
 _SLAMMED_MAX = 4  # a restart of the server may look like that, but not so often
 _RECONNECT_MS, _RECONNECT_MS_MAX = 50, 500
+_PIECE_BYTES_MIN = 4096  # of a leaf in several pieces, on average: they are held until all are here
 _METHOD = "/statekit.v1.Peer/"
 T = TypeVar("T")
 
@@ -505,9 +507,12 @@ class _Answers:
         most = piece.bytes_total or self._leaf_bytes
         if self._bytes > min(most, self._leaf_bytes):
             raise _nonsense(self._address, f"more than {most} bytes of leaf {piece.leaf}")
-        self._held.append(piece)
         if not piece.is_last:
+            self._held.append(piece._replace(blocks=unpinned(piece.blocks)))
+            if len(self._held) > 1 + self._bytes // _PIECE_BYTES_MIN:
+                raise _nonsense(self._address, f"leaf {piece.leaf} in {len(self._held)} pieces")
             return []
+        self._held.append(piece)
         if self._bytes < piece.bytes_total:
             raise _nonsense(self._address, f"less than {most} bytes of leaf {piece.leaf}")
         found = self._held

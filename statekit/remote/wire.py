@@ -70,6 +70,7 @@ _KINDS = (None, *PieceKind, None, None)  # by the lowest three bits of a head
 _FLAGS = tuple((bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(8))  # by the next three
 _new_piece: Callable[[Iterable[Any]], Piece] = partial(tuple.__new__, Piece)  # twice as fast
 _BLOCKS = 5  # the field of Pieces
+_PIECE_HEAD_BYTES_MAX = 64 + 4 * NAME_CHARS_MAX  # of a piece, beside its blocks
 
 M = TypeVar("M", bound=Message)
 C = TypeVar("C", InstalledCall, GiveBackCall)
@@ -376,6 +377,8 @@ def read_pick(data: bytes, leaves: int = LEAVES_MAX) -> PickCall:
         _bad(f"{len(states)} states")
     if len(states) != len(counts) or sum(counts) != len(sizes):
         _bad(f"{len(sizes)} keys of {len(states)} states, which are to have others")
+    if len(set(states)) != len(states):
+        _bad("a state twice")
     _check_keys(sizes)
     keys = fields.cut(found.content(8), sizes, "PickRequest")
     wanted, at = [], 0
@@ -443,6 +446,9 @@ def read_pieces(
             _bad(f"leaf {max(at)} of {leaves}")
         _number(max(epochs), "an epoch")
         _number(max(totals), "the bytes of a leaf", leaf_bytes)
+    # Blocks keep their message in memory, which is counted by their bytes: there is no padding.
+    if len(data) > sum(map(len, blocks)) + (n + 1) * _PIECE_HEAD_BYTES_MAX:
+        _bad(f"{len(data)} bytes for {n} pieces")
     to, generations = iter(found.texts(6)), iter(found.column64(7))
     pieces = []
     for head, leaf, epoch, total, content in zip(heads, at, epochs, totals, blocks, strict=True):

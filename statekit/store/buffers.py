@@ -136,6 +136,11 @@ class Part:
         return f"<{len(self)} bytes>"
 
 
+def unpinned(data: bytes | Part) -> bytes | Part:
+    """The same for keeping it: a copy if it is the smaller part of what it keeps in memory."""
+    return bytes(data) if data.__class__ is Part and 2 * len(data) < len(data.data) else data
+
+
 def span(data: Any) -> tuple[Any, int]:
     """What to pass to C for `const uint8_t *` and its length. Keep the data until C is done."""
     if data.__class__ is Part:

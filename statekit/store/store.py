@@ -434,19 +434,16 @@ class Store:
         return self._taken(length, buffer)
 
     def pick_many(
-        self, state: State, keys: Sequence[bytes], leaves: Iterable[int] | None = None
+        self, state: State, keys: Sequence[bytes], marks: bytearray | None = None
     ) -> bytes:
-        """pick() for keys of any leaves, or of these only: one block, for spread() elsewhere.
+        """pick() for keys of any leaves: one block, for spread() elsewhere.
 
-        Keys of other leaves, and of such that are not whole, or away, are left out; no entries, no
-        block. Their leaves are locked together, so ask for thousands at once, not for millions.
+        marks: a byte for each leaf, 0 to leave its keys out. So are those of leaves that are not
+        whole, or away; no entries, no block. The leaves are locked together, so ask for thousands
+        of keys at once, not for millions.
         """
-        only = ffi.NULL
-        if leaves is not None:
-            marks = bytearray(self.leaves)
-            for leaf in leaves:
-                marks[leaf] = 1
-            only = ffi.from_buffer("uint8_t[]", marks)
+        assert marks is None or len(marks) == self.leaves
+        only = ffi.NULL if marks is None else ffi.from_buffer("uint8_t[]", marks)
         col = column(keys, "b", f"the keys of state {state.name!r}")
         native = ffi.new("sk_column *")
         col.fill(native)

@@ -30,7 +30,7 @@ from statekit.errors import (
     SchemaError,
 )
 from statekit.migration.arrival import STRATEGIES
-from statekit.remote.calls import ProposeCall
+from statekit.remote.calls import PickCall, PickReply, ProposeCall
 
 GROUPS, SUBGROUPS = 16, 4
 KEYS = [f"key-{i}" for i in range(400)]
@@ -284,6 +284,50 @@ def test_of_a_large_leaf_the_wanted_entries_come_first(stack: ExitStack) -> None
     assert blobs[alike[1]] == b"new"
     for key in alike[2:]:
         assert blobs[key] == key.encode() * 20_000
+
+
+def test_of_a_leaf_of_which_some_entries_are_here_the_others_are_absent(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sk.Arrival, "_bring_rest", lambda *_: None)  # the leaves would follow
+    source, target = (
+        stack.enter_context(sk.open("memory:", key_groups=2, subgroups=1, **owned))
+        for owned in ({}, {"owned": ()})
+    )
+    keys = [f"k{i}" for i in range(3000)]
+    source.value("v", str).put_many(keys, ["x" * 300] * len(keys))
+    target.fetch_from(source.serve().address, strategy="on_demand")
+    asked = [*keys[:40], "missing"]
+    target.prefetch([*keys[:40:2], "missing"]).result(SECONDS_MAX)
+    assert [*target.absent(asked)] == list(range(1, 40, 2))
+    assert target.is_here([*keys[:40:2], "missing"])
+    assert not target.is_here(asked)
+    target.prefetch(asked).result(SECONDS_MAX)
+    assert not target.absent(asked)
+
+
+def test_single_entries_are_given_for_their_lease_only(stack: ExitStack) -> None:
+    source, target = opened(stack), opened(stack, owned=())
+    values = source.value("v", str)
+    values["a"] = "x"
+    address = source.serve().address
+    migration = target.fetch_from(address, strategy="on_demand")
+    leaf = sk.leaf_of(str, "a", GROUPS, SUBGROUPS)
+    (epoch,) = (grant.epoch for grant in migration._offer.grants if grant.leaf == leaf)
+    call = PickCall(migration.id, 0, ((leaf, epoch),), (("v", (b"a",)),))
+    peer = source._as_peer()
+    for wrong in (
+        call._replace(leases=((leaf, epoch + 1),)),
+        call._replace(leases=((leaf, epoch - 1),)),
+        call._replace(migration="0" * 32),
+        call._replace(keys=(("nothing", (b"a",)),)),
+    ):
+        assert peer.pick(wrong) == PickReply(b"", (leaf,))
+    other = (leaf + 1) % (GROUPS * SUBGROUPS)
+    assert peer.pick(call._replace(leases=((other, epoch),))).blocks == b""
+    found = peer.pick(call)
+    assert b"x" in found.blocks
+    assert found.refused == ()
 
 
 def test_sequences_have_no_gap_while_leaves_go_back_and_forth(stack: ExitStack) -> None:

@@ -424,7 +424,7 @@ def test_a_stream_that_sends_more_than_it_was_granted_is_ended(size: int) -> Non
         found: list[Piece] = []
         stream = channel.stream(StreamCall("m", 1), credit=3 << 20)
         with pytest.raises(PeerError, match=r"bytes in .* pieces of migration 'm'"):
-            found.extend(stream)
+            found.extend(itertools.islice(stream, 10_000))
         assert sum(len(piece.blocks) for piece in found) <= 5 << 20
         assert len(found) <= 2 * 2048 + 5
         assert next(stream, None) is None

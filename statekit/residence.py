@@ -162,7 +162,7 @@ class Residence:
                 )
             loading.raise_first()
             stats = self.store.stats()
-            if not stats.partial and not stats.absent:
+            if self.awaits_peers and not stats.partial and not stats.absent:
                 return  # all is here; who brought it may still have to tell where it came from
 
     def retype(self, name: str, kind: str, timed: bool) -> Any:

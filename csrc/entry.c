@@ -302,6 +302,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     if (status != SK_OK) return status;
     if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
         uint32_t changed = at.leaf->changed;
+        at.env.writes_back = false; /* what is clean in the end is not noted as dirty */
         if (at.env.timing != NULL && sk_is_expired(at.env.timing, stamp_ms)) value = NULL;
         status = value != NULL ? sk_entry_put_encoded(&at, &key, value, value_len)
                                : sk_entry_delete(&at, &key, true);
@@ -321,6 +322,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
             at.table->dirty--;
             at.leaf->changed = changed;
         }
+        if (store->writes_back && at.table->dirty > 0) sk_leaf_note_dirty(store, at.leaf_no);
     }
     /* What was expected begins to come. */
     if (status == SK_OK && at.leaf->residency == SK_LEAF_EXPECTED) at.leaf->residency = SK_PARTIAL;

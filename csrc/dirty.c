@@ -269,10 +269,9 @@ static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
     return status;
 }
 
-static int take_leaf(taking *t, uint32_t leaf_no) {
+static int take_leaf_locked(taking *t, uint32_t leaf_no) {
     sk_store *store = t->store;
     int status = SK_OK;
-    sk_leaf_lock(&store->leaves[leaf_no]);
     /* Whoever took it before was interrupted: nobody knows how far he came. */
     sk_leaf_end_writing(store, leaf_no, false);
     /* A home is told what has expired. A shut leaf's changes go too: it may yet come back. */
@@ -283,7 +282,13 @@ static int take_leaf(taking *t, uint32_t leaf_no) {
     if (status == SK_OK && 2 * t->rows > UINT32_MAX)
         status = sk_fail(SK_TOO_LARGE, "leaf %u has too many changes for one array", leaf_no);
     settle_bit(store, leaf_no);
-    sk_leaf_unlock(&store->leaves[leaf_no]);
+    return status;
+}
+
+static int take_leaf(taking *t, uint32_t leaf_no) {
+    sk_leaf_lock(&t->store->leaves[leaf_no]);
+    int status = take_leaf_locked(t, leaf_no);
+    sk_leaf_unlock(&t->store->leaves[leaf_no]);
     return status;
 }
 
@@ -295,6 +300,12 @@ static void end_rows(sk_store *store, uint32_t from, uint32_t to, bool written) 
         settle_bit(store, i);
         sk_leaf_unlock(&store->leaves[i]);
     }
+}
+
+/* Makes the head of the array fit what follows it. */
+static void end_array(taking *t, size_t start) {
+    t->buf->data[start] = 0xdd; /* array, 32 bits of length */
+    put_be(t->buf->data + start + 1, 2 * t->rows, 4);
 }
 
 static int take_leaves(taking *t, uint32_t *leaf, uint64_t rows_max, uint64_t bytes_max) {
@@ -313,10 +324,89 @@ static int take_leaves(taking *t, uint32_t *leaf, uint64_t rows_max, uint64_t by
         t->buf->len = start;
         return status;
     }
-    t->buf->data[start] = 0xdd; /* array, 32 bits of length */
-    put_be(t->buf->data + start + 1, 2 * t->rows, 4);
+    end_array(t, start);
     *leaf = at;
     return SK_OK;
+}
+
+/* ---- All at one moment ---- */
+
+#define MOMENT_ROUNDS_MAX 16 /* before all leaves are locked, dirty or not */
+
+typedef struct leaf_list {
+    uint32_t *leaves; /* ascending */
+    uint32_t count;
+} leaf_list;
+
+/* The leaves whose bits are set, or all. Under rows_lock. */
+static int list_dirty(sk_store *store, bool is_all, leaf_list *list) {
+    uint32_t room = 0;
+    for (uint32_t i = next_dirty(store, 0); i < store->leaf_count; i = next_dirty(store, i + 1))
+        room++;
+    if (is_all) room = store->leaf_count;
+    *list = (leaf_list){sk_raw_alloc((size_t)room * sizeof(uint32_t) + 1), 0};
+    if (list->leaves == NULL) return SK_NO_MEMORY;
+    if (is_all)
+        for (; list->count < room; list->count++) list->leaves[list->count] = list->count;
+    uint32_t i = is_all ? store->leaf_count : next_dirty(store, 0);
+    for (; i < store->leaf_count && list->count < room; i = next_dirty(store, i + 1))
+        list->leaves[list->count++] = i;
+    return SK_OK;
+}
+
+static bool has_all_dirty(sk_store *store, const leaf_list *list) {
+    uint32_t k = 0;
+    for (uint32_t i = next_dirty(store, 0); i < store->leaf_count; i = next_dirty(store, i + 1)) {
+        while (k < list->count && list->leaves[k] < i) k++;
+        if (k == list->count || list->leaves[k] != i) return false;
+    }
+    return true;
+}
+
+/*
+ * Locks all dirty leaves, so that what is dirty in them is what was dirty in the store at one
+ * moment. That moment is when the last look at the bits began: every leaf that was dirty by then is
+ * locked, or that look would have found it; a call that ended before has set its bit; and a call in
+ * a locked leaf ended before. So if a call is in, so is every call that ended before it began.
+ * Whoever locks several leaves does so in ascending order: so do we, all anew if one is missing.
+ */
+static int lock_moment(sk_store *store, leaf_list *list) {
+    for (int round = 0;; round++) {
+        int status = list_dirty(store, round == MOMENT_ROUNDS_MAX, list);
+        if (status != SK_OK) return status;
+        for (uint32_t k = 0; k < list->count; k++) sk_leaf_lock(&store->leaves[list->leaves[k]]);
+        if (has_all_dirty(store, list)) return SK_OK;
+        sk_leaf_list_unlock(store, list->leaves, list->count);
+        sk_raw_free(list->leaves);
+    }
+}
+
+/* All that is dirty; *leaf stays as it is if that is more than bytes_max, and nothing is taken. */
+static int take_moment(taking *t, uint32_t *leaf, uint64_t bytes_max) {
+    sk_store *store = t->store;
+    size_t start = t->buf->len;
+    leaf_list list;
+    int status = sk_buf_reserve(t->buf, ARRAY_HEAD);
+    if (status == SK_OK) status = lock_moment(store, &list);
+    if (status != SK_OK) return status;
+    t->buf->len += ARRAY_HEAD;
+    bool fits = true;
+    for (uint32_t k = 0; k < list.count && status == SK_OK && fits; k++) {
+        status = take_leaf_locked(t, list.leaves[k]);
+        fits = t->buf->len - start <= bytes_max;
+    }
+    for (uint32_t k = 0; k < list.count && !(status == SK_OK && fits); k++)
+        sk_leaf_end_writing(store, list.leaves[k], false);
+    sk_leaf_list_unlock(store, list.leaves, list.count);
+    sk_raw_free(list.leaves);
+    if (status == SK_OK && fits) {
+        end_array(t, start);
+        *leaf = store->leaf_count;
+        return SK_OK;
+    }
+    t->rows = 0;
+    t->buf->len = start;
+    return status;
 }
 
 int64_t sk_rows_take(sk_store *store, uint32_t *leaf, int flags, uint64_t rows_max,
@@ -334,7 +424,8 @@ int64_t sk_rows_take(sk_store *store, uint32_t *leaf, int flags, uint64_t rows_m
                 .states = states,
                 .buf = buf};
     pthread_mutex_lock(&store->rows_lock);
-    status = take_leaves(&t, leaf, rows_max, bytes_max);
+    status = flags & SK_MOMENT ? take_moment(&t, leaf, bytes_max)
+                               : take_leaves(&t, leaf, rows_max, bytes_max);
     pthread_mutex_unlock(&store->rows_lock);
     for (uint32_t s = 0; s < states && status != SK_OK; s++) counts[s] = 0;
     return status == SK_OK ? (int64_t)t.rows : -status;

@@ -494,6 +494,9 @@ int sk_write_back(sk_store *store, int on);
 /* Only entries not used since the hand of sk_evict last passed, and tombstones, so that what is
  * changed all the time is not written all the time. */
 #define SK_COLD 1
+/* For sk_rows_take: all that is dirty in the store at one moment, though other threads go on. If
+ * that is more than bytes_max, nothing is taken and *leaf stays as it is. */
+#define SK_MOMENT 2
 /*
  * Write-back: takes what is dirty in leaves from *leaf on, whole leaves at a time, until it has
  * rows_max rows or bytes_max bytes or more; clean leaves cost nothing. Appends an array to buf: for

@@ -2,6 +2,7 @@
 
 import random
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,7 +73,7 @@ def taken(store: Store, **options: Any) -> Iterator[tuple[list[Any], int, int, d
     leaf = 0
     while leaf < store.leaves:
         start = leaf
-        rows, leaf, counts = store.rows_take(start, NUMBERS, **options)
+        rows, leaf, counts, _ = store.rows_take(start, NUMBERS, **options)
         yield rows, start, leaf, counts
 
 
@@ -81,7 +82,7 @@ def test_rows_are_those_of_blocks(seed: int) -> None:
     store = new_store()
     fill(store, seed)
     expected = rows_of_blocks(store)
-    rows, leaf, counts = store.rows_take(0, NUMBERS, ALL, ALL)
+    rows, leaf, counts, _ = store.rows_take(0, NUMBERS, ALL, ALL)
     assert leaf == LEAVES
     assert len(rows) == 2 * len(expected)
     assert dict(zip(rows[::2], rows[1::2], strict=True)) == expected
@@ -90,7 +91,7 @@ def test_rows_are_those_of_blocks(seed: int) -> None:
     }
     store.rows_done(0, leaf, written=True)
     assert store.stats().dirty == 0
-    assert store.rows_take(0, NUMBERS, ALL, ALL) == ([], LEAVES, {})
+    assert store.rows_take(0, NUMBERS, ALL, ALL)[:3] == ([], LEAVES, {})
 
 
 @pytest.mark.parametrize("limits", [(1, ALL), (ALL, 1), (50, 100_000), (0, 0)])
@@ -135,12 +136,12 @@ def test_numbers_may_change_and_states_may_come() -> None:
     visits = store.state("i", "i64")
     for numbers in ({"i": 1}, {"i": 2}, {"i": 2, "later": 3}):
         visits.add("a")
-        (name, _), leaf, _ = store.rows_take(0, numbers, ALL, ALL)
+        (name, _), leaf, _, _ = store.rows_take(0, numbers, ALL, ALL)
         assert name is not None
         assert struct.unpack(">H", name[4:6]) == (numbers["i"],)
         store.rows_done(0, leaf, written=True)
     store.state("later", "i64").put("a", 1)
-    (name, _), leaf, counts = store.rows_take(0, numbers, ALL, ALL)
+    (name, _), leaf, counts, _ = store.rows_take(0, numbers, ALL, ALL)
     assert name is not None
     assert struct.unpack(">H", name[4:6]) == (3,)
     assert counts == {"later": 1}
@@ -157,7 +158,7 @@ def test_a_state_without_a_number_is_named() -> None:
             store.rows_take(0, bad, ALL, ALL)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError):
         store.rows_take(LEAVES + 1, NUMBERS, ALL, ALL)
-    rows, leaf, _ = store.rows_take(0, NUMBERS, ALL, ALL)
+    rows, leaf, _, _ = store.rows_take(0, NUMBERS, ALL, ALL)
     assert len(rows) == 2
     store.rows_done(0, leaf, written=True)
 
@@ -169,3 +170,52 @@ def test_a_store_that_writes_nothing_home_has_no_rows() -> None:
         store.rows_take(0, NUMBERS, ALL, ALL)
     store.write_back()
     assert len(store.rows_take(0, NUMBERS, ALL, ALL)[0]) == 2
+
+
+# ---- All at one moment
+
+
+def test_a_moment_has_all_changes_or_none_if_they_are_too_many() -> None:
+    store = new_store()
+    fill(store, seed=7)
+    expected = rows_of_blocks(store)
+    assert store.rows_moment(NUMBERS, 100) is None
+    taken = store.rows_moment(NUMBERS, ALL)
+    assert taken is not None
+    rows, _ = taken
+    assert dict(zip(rows[::2], rows[1::2], strict=True)) == expected
+    store.rows_done(0, LEAVES, written=True)
+    assert store.rows_moment(NUMBERS, 0) == ([], {})
+
+
+def test_a_moment_has_no_change_without_those_before_it() -> None:
+    # A thread counts under one key after the other: no key may be ahead of the one before it.
+    store = new_store()
+    counts = store.state("i", "i64")
+    keys = [f"k{i}" for i in range(40)]
+    over = threading.Event()
+
+    def count() -> None:
+        while not over.is_set():
+            for key in keys:
+                counts.add(key, 1)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    at_home: dict[bytes, int] = {}
+    try:
+        for _ in range(300):
+            taken = store.rows_moment(NUMBERS, ALL)
+            assert taken is not None
+            rows = iter(taken[0])
+            for name, row in zip(rows, rows, strict=True):
+                assert name is not None
+                assert row is not None
+                at_home[name[6:]] = struct.unpack(">xq", row)[0]
+            store.rows_done(0, LEAVES, written=True)
+            seen = [at_home.get(key.encode(), 0) for key in keys]
+            assert seen == sorted(seen, reverse=True)
+            assert seen[0] - seen[-1] <= 1
+    finally:
+        over.set()
+        thread.join()

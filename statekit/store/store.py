@@ -554,13 +554,13 @@ class Store:
         rows_max: int,
         bytes_max: int,
         cold: bool = False,
-    ) -> tuple[list[bytes | None], int, dict[str, int]]:
+    ) -> tuple[list[bytes | None], int, dict[str, int], int]:
         """Changes that are not home yet, as rows for it, from a leaf on; rows_done() must follow.
 
         The rows as a list [name, row, name, row, ...], None in place of the row of a deletion
-        (csrc/dirty.c says what both are); the leaf to go on from, `leaves` if that is all; and how
-        many rows each state has. Leaves come as a whole, until there are rows_max rows or about
-        bytes_max bytes. Clean leaves are not even looked at.
+        (csrc/dirty.c says what both are); the leaf to go on from, `leaves` if that is all; how
+        many rows each state has; and how many bytes all of it takes. Leaves come as a whole,
+        until there are rows_max rows or about bytes_max bytes. Clean leaves are not looked at.
 
         numbers: of the states, at home. cold: only entries that were not used since evict() last
         passed them, and deletions.
@@ -568,6 +568,22 @@ class Store:
         One caller at a time, until his rows_done(). If he is interrupted and there is none, the
         changes are dirty for the next one as if nothing had happened.
         """
+        flags = lib.SK_COLD if cold else 0
+        return self._rows(leaf, numbers, rows_max, bytes_max, flags)
+
+    def rows_moment(
+        self, numbers: Mapping[str, int], bytes_max: int
+    ) -> tuple[list[bytes | None], dict[str, int]] | None:
+        """All changes that are not home yet, at one moment; as rows_take() else.
+
+        None, and nothing is taken, if they are more than bytes_max.
+        """
+        rows, leaf, counts, _ = self._rows(0, numbers, 0, bytes_max, lib.SK_MOMENT)
+        return (rows, counts) if leaf else None
+
+    def _rows(
+        self, leaf: int, numbers: Mapping[str, int], rows_max: int, bytes_max: int, flags: int
+    ) -> tuple[list[bytes | None], int, dict[str, int], int]:
         ptr = self._ptr
         form = self._numbering
         count = lib.sk_state_count(ptr)
@@ -578,7 +594,7 @@ class Store:
         rows = lib.sk_rows_take(
             ptr,
             form.leaf,
-            lib.SK_COLD if cold else 0,
+            flags,
             rows_max,
             bytes_max,
             form.native,
@@ -589,9 +605,11 @@ class Store:
         if rows < 0:
             push_buffer(buffer)
             raise native_error(-rows)
-        counts = ffi.unpack(form.counts, form.count)
-        taken = {name: n for name, n in zip(form.names, counts, strict=True) if n}
-        return unpackb(buffer.take(buffer.length)), form.leaf[0], taken
+        counts = ffi.unpack(form.counts, form.count) if rows else ()
+        taken = {name: n for name, n in zip(form.names, counts, strict=False) if n}
+        size = buffer.length
+        data = buffer.take(size)
+        return unpackb(data) if rows else [], form.leaf[0], taken, size
 
     def rows_done(self, start: int, stop: int, written: bool) -> None:
         """Ends what rows_take() began in leaves [start, stop): rows are home, or dirty again."""

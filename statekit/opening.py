@@ -129,7 +129,7 @@ def _open_with(
         if not meta.is_current:
             # The geometry is fixed from now on.
             is_new = _change_meta(home, url, meta, lambda found: None)
-        ledger = Ledger(home, subs, len(meta.schemas))
+        ledger = Ledger(home, subs, len(meta.schemas), is_bare=is_new)
         ledger.recover(mine)
     store = Store(groups, subs)
     if not is_new:

@@ -304,7 +304,7 @@ class Residence:
         if home is not None:
             began = perf_counter()
             evictions = self._evictions
-            (value,) = home.get([(raw.leaf_of_encoded(key), self.numbers[raw.name], key)])
+            value = home.get_one(raw.leaf_of_encoded(key), self.numbers[raw.name], key)
             with self._lock:
                 if evictions == self._evictions:
                     self._install(raw, key, value)

@@ -70,6 +70,10 @@ class Home(ABC):
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         """The values of rows, in their order; None for one that is not there."""
 
+    def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
+        """The value of one row: get() of it."""
+        return self.get([(leaf, state, key)])[0]
+
     @abstractmethod
     def load(self, leaf: int, state: int) -> Iterable[tuple[bytes, bytes]]:
         """All (key, value) of a leaf and state, in any order."""

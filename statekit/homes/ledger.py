@@ -169,6 +169,7 @@ class Ledger:
     home: Home
     subgroups: int
     states: int = 0  # numbers of states are below this
+    is_bare: bool = False  # the home is new: no row was ever committed
     lock: Any = field(default_factory=threading.RLock)
     #: Leaves whose rows are to be deleted: others have them. One that comes back is taken out.
     dropping: set[int] = field(default_factory=set)
@@ -256,6 +257,21 @@ class Ledger:
                 value = None
             values.append(value)
         return values
+
+    def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
+        """get() of one row."""
+        if self._doubt is not None:
+            self._resolve()
+        if leaf not in self._since:
+            if self.is_bare or (leaf, state) in self._cleared:
+                return None
+            return self.home.get_one(leaf, state, key)
+        if not self.is_bare:
+            return self.get([(leaf, state, key)])[0]
+        held = self.home.get_one(leaf + PENDING, state, key)
+        if held is None or not self._counts(held, self._floor(leaf, state)):
+            return None
+        return held[_HEAD_BYTES:] if held[_HEAD_BYTES - 1] else None
 
     def _floor(self, leaf: int, state: int) -> int | None:
         """The generation from which on pending rows count; None if there are none."""
@@ -389,6 +405,7 @@ class Ledger:
         batch += rows
         batch += gone
         batch += self._record(commit)
+        self.is_bare = self.is_bare and not batch[2:]  # the record alone is no row
         self._doubt = _Doubt(commit, marked, cleared)  # before: an interrupt may come after it
         self.home.write_rows(batch, cleared, durable=True)
         self._is_made(self._doubt)
@@ -408,6 +425,7 @@ class Ledger:
         )
         is_any = marked or cleared
         commit = replace(commit, rolling=rolling if is_any else None)
+        self.is_bare = self.is_bare and not marked
         self._doubt = _Doubt(commit, marked, cleared)
         self.home.write_rows([commit.name, commit.encode()], durable=True)
         self._is_made(self._doubt)
@@ -586,6 +604,7 @@ class Ledger:
     def replace(self, leaf: int, rows: Named) -> None:
         """Writes the rows of a leaf that arrives, in place of whatever is there."""
         with self.lock:
+            self.is_bare = False
             self.dropping.discard(leaf)
             self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)

@@ -198,9 +198,6 @@ class _RocksdbHome(Home):
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         prefixes, db = self._prefixes, self._db
         try:
-            if len(rows) == 1:
-                leaf, state, key = rows[0]
-                return [db.get(prefixes[leaf << 16 | state] + key)]
             keys = [prefixes[leaf << 16 | state] + key for leaf, state, key in rows]
             values: list[bytes | None] = []
             for at in range(0, len(keys), _GET_ROWS):
@@ -209,6 +206,16 @@ class _RocksdbHome(Home):
         except BaseException as error:
             if self._is_other(db):
                 return self.get(rows)
+            raise self._failed("read", error) from error
+
+    def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
+        db = self._db
+        try:
+            found: bytes | None = db.get(self._prefixes[leaf << 16 | state] + key)
+            return found
+        except BaseException as error:
+            if self._is_other(db):
+                return self.get_one(leaf, state, key)
             raise self._failed("read", error) from error
 
     def _is_other(self, db: Any) -> bool:

@@ -67,6 +67,7 @@ T = TypeVar("T")
 
 _TRIES_UNLOCKED = 2
 _FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
+_BUDGET_MIN = 16 << 10  # of bytes, however often a budget was split: an entry must fit
 _EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
 _WRITE_ROWS_MAX = 8192  # rows that are written home at a time
 _WRITE_BYTES_MAX = 8 << 20
@@ -387,7 +388,7 @@ class Residence:
             assert limit is not None
             raise limit
         with self._lock:
-            budget = self.budget or 0
+            budget = self._bytes_max
             wanted = max(budget // _EVICT_SHARE, 1, self.store.bytes_used - budget)
             freed = self._evict(wanted)
             for is_cold in (True, False):
@@ -404,7 +405,7 @@ class Residence:
         """make_room(), but a home that has just failed is not asked again for every read."""
         if monotonic() - self._failed_at < _FAILED_SECONDS:
             with self._lock:
-                if not self._evict(max((self.budget or 0) // _EVICT_SHARE, 1)):
+                if not self._evict(self._bytes_max // _EVICT_SHARE):
                     raise limit
             return
         try:
@@ -655,7 +656,12 @@ class Residence:
             self._trim()
 
     def _limit(self) -> None:
-        self.store.limit(0 if self.budget is None else max(self.budget, 1))
+        self.store.limit(0 if self.budget is None else self._bytes_max)
+
+    @property
+    def _bytes_max(self) -> int:
+        """What memory may hold: the budget, or what works at all if that is less."""
+        return max(self.budget or 0, _BUDGET_MIN)
 
     def _trim(self) -> None:
         """Makes room if memory is above the budget, after something that succeeded.
@@ -663,7 +669,7 @@ class Residence:
         If the home fails now, that must not look as if what was done had failed; whoever needs
         room next will be told.
         """
-        if self.budget is None or self.ledger is None or self.store.bytes_used <= self.budget:
+        if self.budget is None or self.ledger is None or self.store.bytes_used <= self._bytes_max:
             return
         try:
             self.make_room(None)

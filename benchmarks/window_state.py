@@ -43,8 +43,8 @@ def open_statekit(path: str, budget: int) -> tuple[Step, Any]:
             right[key].append(VALUE)
             if at >= window:
                 gone = f"order-{at - window:09d}"
-                left.discard(gone)
-                right.discard(gone)
+                left.drop(gone)
+                right.drop(gone)
 
     return process, kv
 

@@ -116,6 +116,7 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf)
     size_t start = buf->len;
     bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
+    sk_filter_drop(store, leaf_no);
     /* A shut leaf's too: it may yet come back, and flush must not have passed over its changes. */
     int status =
         leaf->is_writing
@@ -245,6 +246,14 @@ static int number_of(const taking *t, const sk_state *state, uint32_t leaf_no, u
                    state->name, leaf_no, found, NUMBER_MAX);
 }
 
+/* Keys are in the filter before they are at home. False if there is none. */
+static bool add_to_filter(const taking *t, const sk_state *state, uint32_t leaf_no,
+                          const sk_slot *slot) {
+    size_t len;
+    const uint8_t *key = sk_slot_key(slot, &len);
+    return !sk_slot_is_live(slot) || sk_filter_add(t->store, state, leaf_no, key, len);
+}
+
 /* Appends the rows of a locked leaf's table and marks their slots as being written. If it fails,
  * some are: sk_leaf_end_writing takes that back. */
 static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
@@ -254,6 +263,7 @@ static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
     if (status == SK_OK) status = number_of(t, state, leaf_no, &form.number);
     if (status == SK_OK && state->flags & SK_TIMED) form.timing = sk_timing_of(t->store, state);
     sk_slot *slot;
+    bool has_filter = true;
     uint32_t left = table->dirty; /* to be seen: those behind the last one are clean */
     for (size_t at = 0;
          left > 0 && status == SK_OK && (slot = sk_table_next(table, &at)) != NULL;) {
@@ -261,6 +271,7 @@ static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
         left--;
         if (t->is_cold && !sk_slot_is_dirty_and_cold(slot)) continue;
         if ((status = put_row(&form, slot, t->buf)) != SK_OK) break;
+        has_filter = has_filter && add_to_filter(t, state, leaf_no, slot);
         slot->marks = (uint8_t)((slot->marks & ~SK_MARK_DIRTY) | SK_MARK_WRITING);
         t->store->leaves[leaf_no].is_writing = true;
         t->counts[state->id]++;

@@ -92,7 +92,9 @@ static void end(sk_at *at) { sk_leaf_unlock(at->leaf); }
 
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
     *slot = sk_table_find(at->table, at->env.leaf_bits, key->hash, key->data, key->len);
-    if (*slot == NULL) return at->env.is_whole ? SK_MISSING : SK_UNKNOWN;
+    if (*slot == NULL && at->env.is_whole) return SK_MISSING;
+    if (*slot == NULL)
+        return sk_home_may_have(at->state, at->leaf_no, key->hash) ? SK_UNKNOWN : SK_MISSING;
     if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
     if (sk_slot_is_expired(&at->env, *slot)) {
         if (!sk_may_expire(at->store, at->leaf)) { /* so this call does not change anything */

@@ -67,6 +67,7 @@ static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint
     if (drops) {
         store->leaves[leaf_no].residency = (uint8_t)residency; /* nothing is left to shut in */
         store->leaves[leaf_no].is_writing = false;
+        sk_filter_drop(store, leaf_no);
         forget_leaf(store, leaf_no, epoch);
     }
 }
@@ -328,6 +329,7 @@ static void commit_replace(sk_store *store, uint32_t leaf_no, fresh_list *list, 
     for (size_t k = 0; k < list->count; k++) swap_in(store, leaf_no, &list->items[k]);
     store->leaves[leaf_no].residency = SK_WHOLE;
     store->leaves[leaf_no].is_writing = false;
+    sk_filter_drop(store, leaf_no);
     forget_leaf(store, leaf_no, epoch);
 }
 
@@ -627,6 +629,7 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
         leaf->residency = SK_AWAY;
         leaf->changed = leaves->epoch;
+        sk_filter_drop(store, i);
     }
     sk_leaves_unlock(store, from, to);
     atomic_fetch_sub(&store->budget.used, leaves->budget.used);
@@ -695,6 +698,7 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
         sk_leaf *leaf = &store->leaves[from + i];
         if (leaves->leaves[i].seq > leaf->seq) leaf->seq = leaves->leaves[i].seq;
         leaf->residency = leaves->leaves[i].residency;
+        sk_filter_drop(store, from + i);
         /* states that the leaves do not have, too: no delta of theirs reaches back over this */
         forget_leaf(store, from + i, epoch);
         if (store->writes_back && sk_leaf_is_dirty(store, from + i))

@@ -519,6 +519,14 @@ int64_t sk_rows_take(sk_store *store, uint32_t *leaf, int flags, uint64_t rows_m
 /* Ends what sk_rows_take began in leaves [from, to): its rows are home, or (written 0) dirty again.
  */
 int sk_rows_done(sk_store *store, uint32_t from, uint32_t to, int written);
+/*
+ * Tells all keys that the home has of a leaf and a state: keys[offsets[i] .. offsets[i + 1]), n of
+ * them. From then on a key that is neither here nor among them, nor was taken by sk_rows_take
+ * since, is missing and not unknown (csrc/filter.c says how, and when that ends). No row may be
+ * taken between reading the home and this call.
+ */
+int sk_home_keys(sk_store *store, uint32_t state, uint32_t leaf, const uint8_t *keys,
+                 const int64_t *offsets, uint32_t n);
 
 /* One leaf's write-back, as blocks: appends the dirty entries and tombstones of a leaf as delta
  * blocks and holds them as being written; sk_dirty_done says how that went. One write-back a leaf

@@ -74,6 +74,7 @@ void sk_store_release(sk_store *store) {
             sk_table_clear(&state->tables[i], state->kind);
         sk_raw_free(state->tables);
         sk_raw_free((void *)state->due_min);
+        sk_filters_free(store, state);
         sk_raw_free(state);
     }
     for (uint32_t i = 0; i < store->leaf_count; i++) pthread_mutex_destroy(&store->leaves[i].lock);

@@ -44,6 +44,8 @@ typedef struct sk_leaf {
     uint64_t past; /* operations no longer counted in a table's head: it wrapped, or left */
 } __attribute__((aligned(128))) sk_leaf;
 
+typedef struct sk_filter sk_filter;
+
 typedef struct sk_state {
     uint32_t id;
     uint8_t kind;
@@ -57,6 +59,8 @@ typedef struct sk_state {
     _Atomic int64_t timed_since; /* processing time when it was first given one; SK_NO_TIME */
     _Atomic uint8_t clock;       /* sk_clock */
     _Atomic bool on_read;
+    sk_filter *
+        *_Atomic filters; /* per leaf, what its home has (filter.c); NULL: nothing is known */
     _Atomic int64_t
         *due_min; /* timers: per leaf, no timer is due before it (timers.c); else NULL */
 } sk_state;
@@ -306,5 +310,16 @@ int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts,
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);
 /* Moves the store's epoch up to `epoch` if it is below. */
 void sk_epoch_at_least(sk_store *store, uint32_t epoch);
+
+/* ---- What the home does not have (filter.c). The leaf is locked. ---- */
+
+/* False: the home has no such key. */
+bool sk_home_may_have(const sk_state *state, uint32_t leaf_no, uint64_t hash);
+/* A key is about to go home. False if there is no filter, or no more. */
+bool sk_filter_add(sk_store *store, const sk_state *state, uint32_t leaf_no, const uint8_t *key,
+                   size_t len);
+/* Nothing is known of what the leaf's home has. */
+void sk_filter_drop(sk_store *store, uint32_t leaf_no);
+void sk_filters_free(sk_store *store, sk_state *state);
 
 #endif

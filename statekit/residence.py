@@ -38,7 +38,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import repeat
+from itertools import islice, repeat
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
@@ -67,6 +67,8 @@ T = TypeVar("T")
 
 _TRIES_UNLOCKED = 2
 _FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
+_VAIN_MIN = 32  # entries of a leaf asked for in vain, before its keys at home are read, ...
+_VAIN_ROWS = 8  # ... if there are no more than so many for each that was asked for
 _BUDGET_MIN = 16 << 10  # of bytes, however often a budget was split: an entry must fit
 _EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
 _WRITE_ROWS_MAX = 8192  # rows that are written home at a time
@@ -99,6 +101,7 @@ class Residence:
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
+        self._vain: dict[int, int] = {}  # leaf << 16 | state -> entries asked of the home in vain
         self._failed_at = -_FAILED_SECONDS  # when it last refused to take what was to go
         self._limit()
         if ledger is not None:
@@ -308,10 +311,26 @@ class Residence:
             value = home.get_one(raw.leaf_of_encoded(key), self.numbers[raw.name], key)
             with self._lock:
                 if evictions == self._evictions:
+                    if value is None:
+                        self._asked_in_vain(raw, home, key)
                     self._install(raw, key, value)
                     self.counters[raw.name].fetched(1, perf_counter() - began)
                     return
         self.fetch(raw, [key])
+
+    def _asked_in_vain(self, raw: State, home: Ledger, key: bytes) -> None:
+        """The home had no such entry. If that happens often, its keys are learned instead."""
+        place = raw.leaf_of_encoded(key) << 16 | self.numbers[raw.name]
+        count = self._vain[place] = self._vain.get(place, 0) + 1
+        if count < _VAIN_MIN or count & (count - 1):
+            return  # at powers of two only
+        leaf, rows_max = place >> 16, _VAIN_ROWS * count
+        rows = home.load(leaf, place & 0xFFFF)
+        keys = [key for key, _ in islice(rows, rows_max + 1)]
+        if len(keys) <= rows_max:  # else it is too large yet for what it would save
+            self._vain[place] = 0
+            self.store.home_keys(raw, leaf, keys)
+            self._trim()
 
     def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
         """Asks the home for entries and installs what it says."""

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress, count, repeat
+from itertools import accumulate, compress, count, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
 
 from msgpack import unpackb
@@ -614,6 +614,19 @@ class Store:
     def rows_done(self, start: int, stop: int, written: bool) -> None:
         """Ends what rows_take() began in leaves [start, stop): rows are home, or dirty again."""
         self._expect(lib.sk_rows_done(self._ptr, *_leaves(start, stop), written))
+
+    def home_keys(self, state: State, leaf: int, keys: Sequence[bytes]) -> None:
+        """Tells all keys that the home has of a leaf and a state: others are missing from now on.
+
+        No row may be taken between reading the home and this call. It holds until the leaf is
+        marked, moved or decoded, or as many rows again were taken.
+        """
+        offsets = ffi.new("int64_t[]", [0, *accumulate(map(len, keys))])
+        data = b"".join(keys)
+        (leaf,) = _leaves(leaf)
+        self._expect(
+            lib.sk_home_keys(self._ptr, state._id, leaf, ffi.from_buffer(data), offsets, len(keys))
+        )
 
     def dirty_take(self, leaf: int, *, cold: bool = False) -> bytes:
         """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow.

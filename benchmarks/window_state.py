@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import rocksdict
 from beyond_memory import memory_figure, tuned_rocksdict
 
 import statekit as sk

@@ -4,6 +4,7 @@ The home is a dict here, and the test does what a residence does: takes rows, ev
 """
 
 import random
+import struct
 
 import pytest
 
@@ -36,7 +37,8 @@ class Life:
             self.asked += 1
             encoded = self.state.codec.encode(key)
             value = self.home[self.state.leaf_of_encoded(encoded)].get(encoded)
-            self.state.install(key, value)
+            packed = None if value is None else struct.pack("<q", value)
+            self.state.install_encoded(encoded, packed, None)
             return self.state.get(key)
 
     def write_home(self) -> None:

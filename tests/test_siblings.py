@@ -96,7 +96,7 @@ def test_what_went_away_for_good_is_deleted_by_whichever_sibling_flushes(
 def test_a_budget_that_was_split_often_still_holds_an_entry(tmp_path: Path) -> None:
     kv = sk.open(f"rocksdb:{tmp_path}/db?memory=128KiB", key_groups=64, subgroups=2)
     texts = kv.value("t", str)
-    texts.update({key: "x" * 5_000 for key in KEYS})
+    texts.update(dict.fromkeys(KEYS, "x" * 5000))
     parts = kv.split([range(i, i + 1) for i in range(64)])
     for key in KEYS:
         owner = kv.owner_of(key)
@@ -108,5 +108,5 @@ def test_a_budget_that_was_split_often_still_holds_an_entry(tmp_path: Path) -> N
     for part in parts:
         kv.merge(part)
         part.close()
-    assert dict(texts.items()) == {key: "y" * 5_000 for key in KEYS}
+    assert dict(texts.items()) == dict.fromkeys(KEYS, "y" * 5000)
     kv.close()

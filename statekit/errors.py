@@ -5,6 +5,7 @@ programmer would catch for the same mistake (TypeError, OverflowError, MemoryErr
 Messages say what went wrong, in which state and at which key, and what to do about it.
 """
 
+import reprlib
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 _REPR_CHARS_MAX = 60
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
 
 
 class StateKitError(Exception):
@@ -336,7 +338,12 @@ def shorten(value: object) -> str:
     # A huge key is cut before repr, which would build all of it.
     if isinstance(value, str | bytes) and len(value) > 2 * _REPR_CHARS_MAX:
         value = value[:_REPR_CHARS_MAX] + value[-_REPR_CHARS_MAX:]  # type: ignore[operator]
-    text = repr(value)
+    # Nor is all of a huge list built; and what has no repr must not hide what went wrong with it.
+    try:
+        is_long = isinstance(value, _CONTAINERS) and len(value) > 2 * _REPR_CHARS_MAX
+        text = reprlib.repr(value) if is_long else repr(value)
+    except Exception:
+        text = object.__repr__(value)
     if len(text) <= _REPR_CHARS_MAX:
         return text
     half = (_REPR_CHARS_MAX - 3) // 2

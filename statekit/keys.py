@@ -168,18 +168,39 @@ def leaf_of_encoded(codec: KeyCodec, data: bytes, leaves: int) -> int:
 
 def key_error(codec: KeyCodec, key: object, state: str | None = None) -> KeyTypeError:
     """What to raise when codec.encode(key) raised one of KEY_FAULTS."""
-    if isinstance(key, int) and codec.text == "i":
-        problem, advice = "does not fit into 64 bits", "Use a str or bytes key."
-    elif isinstance(key, str) and codec.text == "s":
-        problem, advice = "has no UTF-8 form", "Remove its lone surrogates or use a bytes key."
-    else:
-        problem = f"is of type {type(key).__name__}, not {codec.python}"
-        if isinstance(key, tuple) and codec.is_tuple:
-            problem = f"does not fit {codec.python}"
-        advice = "Pass a key of the state's key type."
+    problem, advice = _key_problem(codec, key)
     error = KeyTypeError(f"the key {shorten(key)} {problem}{where(state)}. {advice}")
     error.state, error.key = state, key
     return error
+
+
+def _key_problem(codec: KeyCodec, key: object) -> tuple[str, str]:
+    """What is wrong with a key, and what to do."""
+    if isinstance(key, int) and codec.text == "i":
+        return (
+            "does not fit into 64 bits, which is -2**63 to 2**63 - 1",
+            "Declare the state with key=str or key=bytes for larger ones.",
+        )
+    if isinstance(key, str) and codec.text == "s":
+        return "has no UTF-8 form", "Remove its lone surrogates or use a bytes key."
+    if not isinstance(key, tuple) or not codec.is_tuple:
+        return (
+            f"is of type {type(key).__name__}, not {codec.python}",
+            "Pass a key of the state's key type.",
+        )
+    if len(key) != len(codec.parts):
+        return (
+            f"has {len(key)} parts, and does not fit {codec.python}",
+            "Pass a key of the state's key type.",
+        )
+    for at, (letter, part) in enumerate(zip(codec.parts, key, strict=True)):
+        of_part = _codec(letter)
+        try:
+            of_part.encode(part)
+        except KEY_FAULTS:
+            problem, advice = _key_problem(of_part, part)
+            return f"does not fit {codec.python}: its part {at}, {shorten(part)}, {problem}", advice
+    return f"does not fit {codec.python}", "Pass a key of the state's key type."
 
 
 def _check_bytes(key: Any) -> bytes:

@@ -22,7 +22,6 @@ from statekit.checkpoint.job import CheckpointJob
 from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
 from statekit.codecs import (
-    VALUE_FAULTS,
     Codec,
     ListShape,
     MapShape,
@@ -41,6 +40,7 @@ from statekit.errors import (
     SchemaError,
     shorten,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta

@@ -861,11 +861,15 @@ def test_views_are_not_hashable_and_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("hint", "wrong", "told"),
     [
-        (list[int], [2, "x"], "'x', at 1 of what was given, is of type str, not int"),
-        (list[int], [1, 2**70], "at 1 of what was given, does not fit into 64 bits"),
-        (dict[str, list[int]], {"a": [1], "b": [3, None]}, "None, at 1 of what was given, is of"),
-        (dict[str, int], {"a": 1, "b": "y"}, "'y', at 'b' of what was given, is of type str"),
-        (set[int], {"z"}, "'z', at 'z' of what was given, is of type str, not int"),
+        (list[int], [2, "x"], "'x', at [1] of what was given, is of type str, not int"),
+        (list[int], [1, 2**70], "at [1] of what was given, does not fit into 64 bits"),
+        (
+            dict[str, list[int]],
+            {"a": [1], "b": [3, None]},
+            "None, at ['b'][1] of what was given, is of",
+        ),
+        (dict[str, int], {"a": 1, "b": "y"}, "'y', at ['b'] of what was given, is of type str"),
+        (set[int], {"z"}, "'z', a member of what was given, is of type str, not int"),
     ],
 )
 def test_the_item_that_is_wrong_is_named(hint: Any, wrong: Any, told: str) -> None:

@@ -97,7 +97,7 @@ def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
             return pyarrow.array(values, getattr(pyarrow, _SCALARS[kind])())
         case ["union", one, "none"] | ["union", "none", one]:
             return arrow_array(values, one)
-        case ["enum", _, _]:
+        case ["enum" | "flags", _, _]:
             return pyarrow.array([getattr(value, "value", value) for value in values])
         case ["list" | "set" | "tuple*", item]:
             flat = [one for value in values if value is not None for one in value]

@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statekit._native import lib
-from statekit.codecs import VALUE_FAULTS, Codec, ItemAt, fault_reason
+from statekit.codecs import Codec, as_misfit
 from statekit.errors import (
     ArgumentError,
     BadValueError,
@@ -25,6 +25,7 @@ from statekit.errors import (
     shorten,
     where,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.residence import BATCH_RECORDS_MAX, Residence
 from statekit.schema import StateSchema, show
 from statekit.store.columns import Column, key_column
@@ -217,22 +218,13 @@ class KeyedState(ABC, Generic[V]):
 
     def _misfit(self, fault: Exception, value: object, key: object, codec: Codec) -> StateKitError:
         """The error for a value that codec.encode() did not take."""
-        kind: type[StateKitError] = BadValueError
-        given = shorten(value)
-        if isinstance(item := getattr(fault, "item", None), ItemAt):  # the one that is wrong
-            value, codec = item.value, item.codec
-            given = f"{shorten(value)}, at {shorten(item.at)} of what was given,"
-        problem = f"is of type {type(value).__name__}, not {show(codec.type)}"
-        if isinstance(fault, OverflowError):
-            kind, problem = OverflowStateError, "does not fit into 64 bits"
-        elif isinstance(fault, UnicodeEncodeError):
-            problem = "has no UTF-8 form"
-        elif isinstance(fault, RecursionError):
-            problem = "is nested too deeply or contains itself"
-        elif reason := fault_reason(fault):
-            problem = f"does not fit {show(codec.type)}: {reason}"
+        misfit = as_misfit(fault, value, codec)
+        kind = OverflowStateError if misfit.is_too_large else BadValueError
         place = where(self.name) if key is NO_KEY else where(self.name, key)
-        error = kind(f"{given} {problem}{place}. Pass a value of type {show(codec.type)}.")
+        error = kind(
+            f"{shorten(misfit.value)}{misfit.place()} {misfit.problem()}{place}. "
+            f"{misfit.what_to_do()}"
+        )
         error.state, error.key = self.name, None if key is NO_KEY else key
         return error
 

@@ -10,7 +10,7 @@ from numbers import Number
 from typing import Any, Generic, TypeVar, overload
 
 from statekit._native import lib
-from statekit.codecs import VALUE_FAULTS, Codec
+from statekit.codecs import Codec
 from statekit.errors import (
     KindError,
     MemoryLimitError,
@@ -18,6 +18,7 @@ from statekit.errors import (
     UnknownEntryError,
     where,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS
 from statekit.residence import Residence
 from statekit.schema import StateSchema, show

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statekit._native import lib
 from statekit.codecs import (
-    VALUE_FAULTS,
     Codec,
     ListShape,
     MapShape,
@@ -48,6 +47,7 @@ from statekit.errors import (
     closed_error,
     where,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.store.buffers import Buffer, pop_buffer, push_buffer
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from statekit.errors import ColumnError, native_error, null_item, shorten
 from statekit.keys import KeyCodec
 from statekit.store.arrow import arrow_column, arrow_from_stream
 from statekit.store.buffers import owned_view
+from statekit.store.kinds import InexactError, exact_float
 
 _WORDS = {"s": "str", "b": "bytes", "i": "int", "f": "float", "*": "str, bytes, int or float"}
 _FORMS = {"s": lib.SK_FORM_STR, "b": lib.SK_FORM_MSGPACK, "i": 0, "f": 0}
@@ -177,11 +178,20 @@ def _from_items(source: Any, want: str) -> Column:
         if want == "i":
             return _numbers("i", array("q", items), len(items))
         if want == "f":
-            return _numbers("f", array("d", items), len(items))
+            return _numbers("f", _float_items(items), len(items))
         joined, lengths = _join_str(items) if want == "s" else (b"".join(items), map(len, items))
     except (TypeError, ValueError, OverflowError):
         raise _item_error(items, want) from None
     return _variable(want, joined, array("q", accumulate(lengths, initial=0)), len(items))
+
+
+def _float_items(items: tuple[Any, ...]) -> "array[float]":
+    """Their floats. InexactError for a number that none is equal to."""
+    floats = array("d", items)
+    if not set(map(type, items)) <= {float} and tuple(floats) != items:
+        for item in items:  # a NaN is not equal to itself
+            exact_float(item)
+    return floats
 
 
 def _join_str(items: Any) -> tuple[bytes, Iterable[int]]:
@@ -208,8 +218,11 @@ def _item_error(items: Any, want: str) -> ColumnError:
             _from_items_one(item, want)
         except OverflowError:
             return ColumnError(
-                f"item {at}, {shorten(item)}, does not fit into 64 bits. Use str or float."
+                f"item {at}, {shorten(item)}, does not fit into 64 bits, which is -2**63 to "
+                "2**63 - 1. Use str or float."
             )
+        except InexactError as fault:
+            return ColumnError(f"item {at}, {shorten(item)}, {fault}. {fault.advice}")
         except (TypeError, ValueError):
             if item is None:
                 return null_item(at)
@@ -218,8 +231,10 @@ def _item_error(items: Any, want: str) -> ColumnError:
 
 
 def _from_items_one(item: Any, want: str) -> None:
-    if want in "if":
-        array("q" if want == "i" else "d", [item])
+    if want == "i":
+        array("q", [item])
+    elif want == "f":
+        exact_float(item)
     elif want == "s":
         "".join([item]).encode()
     else:
@@ -267,8 +282,7 @@ def _from_numpy(source: Any, want: str, numpy: Any) -> Column:
 
 
 def _floats(ints: Column) -> Column:
-    values = ffi.unpack(ffi.cast("int64_t *", ints.data), ints.n)
-    return _numbers("f", array("d", values), ints.n)
+    return _from_items(ffi.unpack(ffi.cast("int64_t *", ints.data), ints.n), "f")
 
 
 # ---- Native memory

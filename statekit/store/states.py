@@ -77,7 +77,7 @@ class State:
         error: StateKitError
         if isinstance(fault, OverflowError):
             error = OverflowStateError(
-                f"{shorten(value)} does not fit into 64 bits{place}. "
+                f"{shorten(value)} does not fit into 64 bits, which is -2**63 to 2**63 - 1{place}. "
                 "Use a float state or a smaller number."
             )
         else:

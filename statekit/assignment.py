@@ -32,11 +32,14 @@ def group_ranges(groups: KeyGroups, key_groups: int | None = None) -> tuple[rang
     """
     numbers: list[int] = []
     try:
+        if isinstance(groups, str | bytes | bytearray):  # bytes would pass for ints
+            raise TypeError
         for part in [groups] if isinstance(groups, range) else groups:
             numbers.extend(part if isinstance(part, range) else [part.__index__()])
     except (TypeError, AttributeError):
         raise ArgumentError(
-            f"{shorten(groups)} are no key-groups. Pass a range, or a list of ints and ranges."
+            f"{shorten(groups)} names no key-groups. Pass a range, such as range(0, 64), or a list "
+            "of ints and ranges."
         ) from None
     numbers.sort()
     found: list[list[int]] = []

@@ -9,7 +9,8 @@ import reprlib
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 from statekit._native import ffi, lib
 
@@ -31,6 +32,7 @@ __all__ = [
     "MemoryLimitError",
     "MigrationError",
     "MissingFileError",
+    "MissingPackageError",
     "NoCheckpointError",
     "NotOwnedError",
     "OccupiedError",
@@ -92,7 +94,7 @@ class PathError(StateKitError, LookupError):
 
 
 class KindError(StateKitError, TypeError):
-    """An operation that states of this kind do not have."""
+    """An operation that this kind of state, or of object, does not have."""
 
 
 class ArgumentError(StateKitError, ValueError):
@@ -113,6 +115,10 @@ class SchemaError(StateKitError, TypeError):
 
 class OccupiedError(StateKitError):
     """Leaves cannot be attached where leaves of the same numbers have entries."""
+
+
+class MissingPackageError(StateKitError, ImportError):
+    """A package that statekit does without, unless one asks for what it is needed for."""
 
 
 class CheckpointError(StateKitError):
@@ -350,6 +356,22 @@ def shorten(value: object) -> str:
     return f"{text[: half + 1]}...{text[-half:]}"
 
 
+class InProcess:
+    """What stands for something in this process, and cannot be copied or pickled.
+
+    A copy would go on using what its original has closed or given away.
+    """
+
+    __slots__ = ()
+    _instead = ""  # what to do
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise KindError(
+            f"this {type(self).__name__} stands for something in this process, and cannot be "
+            f"copied or pickled. {self._instead}"
+        )
+
+
 _NO_KEY = object()
 
 
@@ -429,6 +451,24 @@ def clear_frames(error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
+
+
+def package(name: str, what: str) -> Any:
+    """An optional package, imported when `what` needs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        how = "pip install statekit[arrow]" + (" pandas" if name == "pandas" else "")
+        raise MissingPackageError(
+            f"{what} needs {name}, which cannot be imported ({error}). Run: {how}"
+        ) from error
+
+
+def unequal_columns(keys: int, others: int, what: str, state: str) -> ColumnError:
+    """The exception for a batch whose columns are not equally long."""
+    return ColumnError(
+        f"there are {keys} keys but {others} {what}{where(state)}. Pass one for each key."
+    )
 
 
 def null_item(at: int) -> ColumnError:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from html import escape
 from os import PathLike
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
 from statekit.checkpoint.checkpointer import Checkpointer, Holdings
@@ -27,6 +27,7 @@ from statekit.codecs import (
     MapShape,
     SetShape,
     Shape,
+    as_misfit,
     make_codec,
     make_shape,
 )
@@ -34,9 +35,12 @@ from statekit.errors import (
     ArgumentError,
     BadValueError,
     ClosedError,
+    InProcess,
     KeyTypeError,
+    KindError,
     NotOwnedError,
     OccupiedError,
+    OverflowStateError,
     SchemaError,
     shorten,
 )
@@ -47,7 +51,7 @@ from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
 from statekit.migration.moving import MovingProvider
 from statekit.residence import Residence
-from statekit.schema import StateSchema, Type, check_evolution, show, value_kind
+from statekit.schema import StateSchema, Type, check_evolution, value_kind
 from statekit.state import (
     AggregateState,
     ListState,
@@ -92,11 +96,16 @@ class _Declaration:
         self.make = make  # (raw, residence, schema) -> the typed state
 
 
-class KVProvider(MovingProvider):
+class KVProvider(InProcess, MovingProvider):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
     """
+
+    _instead = (
+        "Open a provider in the other process. State goes over with checkpoint() and "
+        "statekit.restore(), or with serve() and fetch_from()."
+    )
 
     def __init__(
         self,
@@ -409,6 +418,13 @@ class KVProvider(MovingProvider):
     def __contains__(self, name: object) -> bool:
         return name in self._states
 
+    def __iter__(self) -> NoReturn:
+        raise KindError(
+            "a provider is no collection. `for name in kv.schemas` goes through the names of its "
+            "states, `for key in kv[name]` through the keys of one, `kv[name].items()` through its "
+            "entries."
+        )
+
     @property
     def schemas(self) -> Mapping[str, StateSchema]:
         """The schemas of all states that are stored, declared here or not."""
@@ -656,11 +672,13 @@ class KVProvider(MovingProvider):
         memory is shared out by the number of key-groups.
         """
         self._check_open()
-        if isinstance(ranges, range):
-            raise ArgumentError(
-                f"{ranges} is one range. Pass a list of ranges, one for each new provider."
-            )
         total = self.key_group_count
+        if isinstance(ranges, range | str | bytes) or not isinstance(ranges, Iterable):
+            raise ArgumentError(
+                f"{shorten(ranges)} is no list of key-groups for new providers. Pass one range for "
+                f"each: [range(0, {total // 2}), range({total // 2}, {total})], or what "
+                f"statekit.assign({total}, 2) gives."
+            )
         parts = [group_ranges(part, total) for part in ranges]
         group_ranges([group for part in parts for group in part])  # each group once
         for part in parts:
@@ -908,6 +926,8 @@ class Keyed:
         self._key = key
 
     def __getattr__(self, name: str) -> Any:
+        if name in Keyed.__slots__:  # copy.copy() looks at one that is not made yet
+            raise AttributeError(name)
         try:
             return self[name]
         except SchemaError as error:
@@ -933,11 +953,11 @@ def _check_value(codec: Codec, value: Any, what: str) -> None:
     """BadValueError before anything is declared, if a value is not of its state's type."""
     try:
         codec.encode(value)
-    except VALUE_FAULTS:
-        raise BadValueError(
-            f"{what} is {shorten(value)}, of type {type(value).__name__}, not {show(codec.type)}. "
-            f"Pass a value of type {show(codec.type)}."
-        ) from None
+    except VALUE_FAULTS as fault:
+        misfit = as_misfit(fault, value, codec)
+        given = f"{shorten(misfit.value)}{misfit.place()}"
+        kind = OverflowStateError if misfit.is_too_large else BadValueError
+        raise kind(f"{what}: {given} {misfit.problem()}. {misfit.what_to_do()}") from None
 
 
 def _key_type_of(key: Any) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import json
 
+from statekit.errors import package
 from statekit.schema import Type
 from statekit.store import Block
 
@@ -18,8 +19,7 @@ _NUMBERS = {"i64", "f64"}
 
 def to_arrow(state: "KeyedState[Any]") -> "pyarrow.Table":
     """All entries of a state: its key columns and "value"."""
-    import pyarrow
-
+    pyarrow = package("pyarrow", "to_arrow()")
     raw = state._raw
     if raw.kind in _NUMBERS and not raw.codec.is_tuple and state._residence.is_whole:
         return _numbers_table(state)
@@ -90,8 +90,7 @@ def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
     Where the type leaves it open (Any, unions, dates), Arrow finds out from the values; what it
     cannot hold becomes JSON text.
     """
-    import pyarrow
-
+    pyarrow = package("pyarrow", "to_arrow()")
     match kind:
         case "int" | "float" | "bool" | "str" | "bytes":
             return pyarrow.array(values, getattr(pyarrow, _SCALARS[kind])())

@@ -5,8 +5,9 @@ which brings what is not here. Operations call C directly and look at the answer
 not do at once goes the long way, through `_settle`.
 """
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from html import escape
@@ -19,9 +20,11 @@ from statekit.errors import (
     BadValueError,
     ColumnError,
     CorruptBlockError,
+    InProcess,
     OverflowStateError,
     StateKitError,
     closed_error,
+    package,
     shorten,
     where,
 )
@@ -39,16 +42,21 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 _SHOWN = 5  # entries in a repr
+_SHOWN_BYTES_MAX = 1 << 16  # values above that are not decoded for it
 NO_KEY: Any = object()  # for a value that is no key's: a default, or one of a batch
 
 # The key of `with kv.key(...)`, for all states of all providers in this context.
 current_key: ContextVar[Any] = ContextVar("statekit_current_key")
 
 
-class KeyedState(ABC, Generic[V]):
+class KeyedState(InProcess, ABC, Generic[V]):
     """A named collection of entries; V is what each key has."""
 
     __slots__ = ("__weakref__", "_codec", "_encode", "_id", "_ptr", "_raw", "_residence", "schema")
+    _instead = (
+        "Declare it on a provider of the other process; dict(state.items()) is a copy of its "
+        "entries."
+    )
 
     def __init__(
         self, raw: State, residence: Residence, schema: StateSchema, codec: Codec | None
@@ -131,6 +139,7 @@ class KeyedState(ABC, Generic[V]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """All entries as a data frame; see to_arrow()."""
+        package("pandas", "to_pandas()")
         return self.to_arrow().to_pandas()
 
     # ---- Batches
@@ -199,14 +208,9 @@ class KeyedState(ABC, Generic[V]):
 
     def _encoded_items(self, codec: Codec, values: Any) -> list[bytes]:
         """The values of a batch, each encoded; an error names the record."""
-        if isinstance(values, str | bytes | Mapping | AbstractSet):
-            raise ColumnError(
-                f"{shorten(values)} is no column of values{where(self.name)}. "
-                "Pass a list, an Arrow or NumPy array, or a series."
-            )
         encode = codec.encode
         encoded: list[bytes] = []
-        for item in plain_items(values):
+        for item in value_items(values, self.name):
             try:
                 encoded.append(encode(item))
             except VALUE_FAULTS as fault:
@@ -250,15 +254,19 @@ class KeyedState(ABC, Generic[V]):
         kinds = f"{self._raw.codec.python} -> {show(self.schema.type)}"
         return f"{self._shown_as} {self.name!r}: {kinds}"
 
-    def _sample(self) -> list[tuple[Any, Any]]:
-        """The first entries that are in memory: a repr must not ask a server."""
-        found: list[tuple[Any, Any]] = []
+    def _sample(self) -> list[tuple[str, str]]:
+        """The first entries that are in memory, as text: a repr must not ask a server."""
+        found: list[tuple[str, str]] = []
         if self._ptr is None:
             return found
         decode = self._raw.codec.decode
         for key, value in self._residence.store.scan(self._raw, partial=True):
-            found.append((decode(key), self._decoded(value)))
-            if len(found) > _SHOWN:
+            if isinstance(value, bytes | memoryview) and len(value) > _SHOWN_BYTES_MAX:
+                text = f"<{len(value)} bytes>"
+            else:
+                text = shorten(self._decoded(value))
+            found.append((shorten(decode(key)), text))
+            if len(found) == _SHOWN:
                 break
         return found
 
@@ -266,15 +274,15 @@ class KeyedState(ABC, Generic[V]):
         if self._ptr is None:
             return f"<{self._title()}, closed>"
         entries = self._residence.store.stats(self._raw).entries
-        shown = [f"{shorten(key)}: {shorten(value)}" for key, value in self._sample()[:_SHOWN]]
+        shown = [f"{key}: {value}" for key, value in self._sample()]
         more = ["..."] if entries > _SHOWN else []
         body = ", ".join([*shown, *more])
         return f"<{self._title()}, {entries} in memory {{{body}}}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(shorten(key))}</td><td>{escape(shorten(value))}</td></tr>"
-            for key, value in self._sample()[:_SHOWN]
+            f"<tr><td>{escape(key)}</td><td>{escape(value)}</td></tr>"
+            for key, value in self._sample()
         )
         closed = "" if self._ptr is not None else ", closed"
         return (
@@ -294,10 +302,30 @@ def _shift_record(error: StateKitError, start: int, n: int) -> None:
         error.statuses = bytes(start) + error.statuses + bytes([lib.SK_END]) * after
 
 
+def value_items(values: Any, state: str) -> Any:
+    """The values of a batch as Python objects. ColumnError for what is no column."""
+    if isinstance(values, str | bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
+        raise ColumnError(
+            f"{shorten(values)} is no column of values{where(state)}. "
+            "Pass a list, an Arrow or NumPy array, or a series."
+        )
+    return plain_items(values)
+
+
 def plain_items(values: Any) -> Any:
     """A column as Python objects: Arrow's and NumPy's own are not what codecs and users expect."""
     if hasattr(values, "to_pylist"):
         return values.to_pylist()
-    if getattr(getattr(values, "dtype", None), "kind", "") == "M" and hasattr(values, "astype"):
-        values = values.astype("datetime64[us]")  # finer ones become ints
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(values, numpy.ndarray) and values.dtype.kind in "mM":
+        # Of nanoseconds NumPy would make ints.
+        whole = values.astype(f"{values.dtype.kind}8[us]")
+        lost = (whole != values) & (values == values)  # NaT is not equal to itself
+        if lost.any():
+            at = int(lost.argmax())
+            raise ColumnError(
+                f"item {at}, {values[at]}, has nanoseconds, which a datetime or timedelta has not. "
+                "Round it to microseconds."
+            )
+        values = whole
     return values.tolist() if hasattr(values, "tolist") else values

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from statekit.errors import StateKitError
+from statekit.errors import StateKitError, shorten
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
@@ -139,4 +139,4 @@ class KeyedTimers:
         return self._state[self._key]
 
     def __repr__(self) -> str:
-        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
+        return f"<{self._state.name!r} of {shorten(self._key)}: {shorten(self.get())}>"

@@ -16,6 +16,7 @@ from statekit.errors import (
     MemoryLimitError,
     StateKitError,
     UnknownEntryError,
+    shorten,
     where,
 )
 from statekit.exact import VALUE_FAULTS
@@ -392,4 +393,4 @@ class KeyedValue(Generic[V]):
         self._state.discard(self._key)
 
     def __repr__(self) -> str:
-        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
+        return f"<{self._state.name!r} of {shorten(self._key)}: {shorten(self.get())}>"

@@ -159,7 +159,8 @@ class NumberState(State, Generic[N]):
                 cell = ffi.new(self._number.cell, self._convert(expected))
             status = native_cas(self._ptr, self._id, k, len(k), cell, desired, ffi.NULL)
         except KEY_FAULTS as fault:
-            raise self._fault(fault, key, desired) from None
+            wrong = desired if not self._fits(desired) else expected
+            raise self._fault(fault, key, wrong) from None
         if status in (_MISSING, _CHANGED):
             return False
         if status:

@@ -16,7 +16,12 @@ KeyGroups: TypeAlias = range | Iterable[int | range]
 
 def assign(key_groups: int, workers: int) -> list[range]:
     """Contiguous shares: worker i of P has key-groups [i*G//P, (i+1)*G//P)."""
-    if not isinstance(workers, int) or not 1 <= workers <= key_groups:
+    if not isinstance(key_groups, int) or not isinstance(workers, int):
+        raise ArgumentError(
+            f"{shorten(key_groups)} key-groups for {shorten(workers)} workers cannot be assigned. "
+            "Pass two ints, as in assign(128, 4)."
+        )
+    if not 1 <= workers <= key_groups:
         raise ArgumentError(
             f"{key_groups} key-groups cannot be shared by {shorten(workers)} workers. "
             f"Use 1 to {key_groups} workers."

@@ -13,11 +13,11 @@ b'\\x05\\x00\\x00\\x00alice\\x07\\x00\\x00\\x00\\x00\\x00\\x00\\x00'
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import GenericAlias
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, NewType, TypeAlias, get_args, get_origin
 
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, KeyTypeError, native_error, shorten, where
@@ -73,9 +73,9 @@ def key_type_text(key_type: KeyType) -> str:
     if isinstance(key_type, str):
         text = key_type
     elif get_origin(key_type) is tuple:
-        text = f"({''.join(_LETTERS.get(part, '?') for part in get_args(key_type))})"
+        text = f"({''.join(map(_letter, get_args(key_type)))})"
     else:
-        text = _LETTERS.get(key_type, "?")
+        text = _letter(key_type)
     parts = text[1:-1] if text[:1] == "(" and text[-1:] == ")" else text
     fits = parts is not text or len(text) == 1
     if not (fits and parts and set(parts) <= set("sbi") and len(parts) <= lib.SK_KEY_PARTS_MAX):
@@ -84,6 +84,12 @@ def key_type_text(key_type: KeyType) -> str:
             f"{lib.SK_KEY_PARTS_MAX} of these, such as tuple[str, int]."
         )
     return text
+
+
+def _letter(part: Any) -> str:
+    while isinstance(part, NewType):
+        part = part.__supertype__
+    return _LETTERS.get(part, "?") if isinstance(part, Hashable) else "?"
 
 
 def key_codec(key_type: KeyType) -> KeyCodec:
@@ -147,11 +153,11 @@ def leaf_of(key_type: KeyType, key: Any, key_groups: int = 128, subgroups: int =
     >>> leaf_of(str, "alice"), leaf_of(str, "alice", key_groups=1, subgroups=1)
     (253, 0)
     """
-    leaves = key_groups * subgroups
-    powers = key_groups > 0 < subgroups and leaves & (leaves - 1) == 0
-    if not powers or leaves > lib.SK_LEAVES_MAX:
+    are_ints = isinstance(key_groups, int) and isinstance(subgroups, int)
+    leaves = key_groups * subgroups if are_ints and key_groups > 0 < subgroups else 0
+    if leaves & (leaves - 1) or not 0 < leaves <= lib.SK_LEAVES_MAX:
         raise ArgumentError(
-            f"no store has {key_groups} key-groups of {subgroups} sub-groups. "
+            f"no store has {shorten(key_groups)} key-groups of {shorten(subgroups)} sub-groups. "
             f"Use powers of two whose product is at most {lib.SK_LEAVES_MAX}."
         )
     return key_hash(key_type, key) >> 64 - (leaves.bit_length() - 1)

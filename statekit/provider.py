@@ -290,6 +290,12 @@ class KVProvider(InProcess, MovingProvider):
         ttl: Any = None,
     ) -> AggregateState[Any, Any, Any]:
         """An accumulator of a type that items are added to, and the result made of it."""
+        for function, what in ((add, "add"), (result, "result")):
+            if not callable(function):
+                raise ArgumentError(
+                    f"{what}={shorten(function)} is no function (state {name!r}). Pass "
+                    "add(accumulator, item) and, if you like, result(accumulator)."
+                )
         _check_value(make_codec(type), initial, f"the initial value of state {name!r}")
         return self._value(  # type: ignore[no-any-return]
             name, type, key, ttl, fold=lambda values: AggregateState(values, initial, add, result)
@@ -786,6 +792,10 @@ class KVProvider(InProcess, MovingProvider):
         Refused, with nothing changed, if both have a key-group or their states do not agree.
         """
         self._check_open()
+        if not isinstance(other, KVProvider):
+            raise ArgumentError(
+                f"{shorten(other)} is no provider. Pass what split() or open() gave."
+            )
         other._check_open()
         self._check_mergeable(other)
         if other._peer is not None:

@@ -23,6 +23,8 @@ True
 'str cannot become int'
 """
 
+import collections
+import collections.abc
 import dataclasses
 import datetime
 import decimal
@@ -53,9 +55,22 @@ _FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
 _NUMBER_KINDS = {"int": "i64", "float": "f64"}
 _KEY_PARTS = frozenset(("str", "bytes", "int"))
 _ADVICE = (
-    "Use int, float, bool, str, bytes, None, datetime, Any, list, dict, set, tuple, a dataclass, "
-    "NamedTuple, TypedDict or Enum, or unions of these."
+    "Use int, float, bool, str, bytes, None, datetime, date, time, timedelta, UUID, Decimal, Any, "
+    "list, dict, set, tuple[...], a dataclass, NamedTuple, TypedDict, Enum or Literal, or unions "
+    "of these."
 )
+_INSTEAD: dict[Any, str] = {
+    tuple: "tuple[int, ...] or tuple[str, int]",
+    frozenset: "set",
+    bytearray: "bytes",
+    collections.abc.Sequence: "list",
+    collections.abc.Mapping: "dict",
+    collections.abc.Set: "set",
+    collections.deque: "list",
+    collections.defaultdict: "dict",
+    collections.Counter: "dict[str, int]",
+    collections.OrderedDict: "dict",
+}
 
 
 class StateSchema(NamedTuple):
@@ -130,7 +145,7 @@ def _describe(hint: Any, open_records: dict[Any, str]) -> Type:
             return scalar
         bare = None if args else _BARE.get(origin or hint)
     except TypeError as error:  # unhashable
-        raise SchemaError(f"{shorten(hint)} is no type that a state can hold. {_ADVICE}") from error
+        raise _no_type(hint) from error
     if bare is not None:
         return list(bare)
     if origin in (typing.Union, types.UnionType):
@@ -145,7 +160,22 @@ def _describe(hint: Any, open_records: dict[Any, str]) -> Type:
         return _describe_tuple(args, open_records)
     if isinstance(hint, type):
         return _describe_class(hint, open_records)
-    raise SchemaError(f"{shorten(hint)} is no type that a state can hold. {_ADVICE}")
+    raise _no_type(hint)
+
+
+def _no_type(hint: Any) -> SchemaError:
+    advice = _ADVICE
+    origin = typing.get_origin(hint) or hint
+    if isinstance(hint, str):
+        advice = "Pass the type itself, not its name."
+    elif isinstance(origin, collections.abc.Hashable) and origin in _INSTEAD:
+        advice = f"Use {_INSTEAD[origin]}."
+    elif isinstance(hint, type) and hint.__module__.partition(".")[0] in ("numpy", "pandas"):
+        advice = "Use int, float, bool, str, datetime or a list of these: NumPy's are taken too."
+    elif dataclasses.is_dataclass(hint) and not isinstance(hint, type):
+        advice = f"Pass the class, {type(hint).__name__}."
+    name = hint.__name__ if isinstance(hint, type) else shorten(hint)
+    return SchemaError(f"{name} is no type that a state can hold. {advice}")
 
 
 def _describe_tuple(args: tuple[Any, ...], open_records: dict[Any, str]) -> Type:
@@ -177,7 +207,7 @@ def _describe_class(cls: type, open_records: dict[Any, str]) -> Type:
         return ["flags" if issubclass(cls, enum.Flag) else "enum", cls.__name__, values]
     fields = _fields(cls)
     if fields is None:
-        raise SchemaError(f"{cls.__name__} is no type that a state can hold. {_ADVICE}")
+        raise _no_type(cls)
     inside = {**open_records, cls: cls.__name__}
     described = {
         name: [_describe(hint, inside), required] for name, (hint, required) in fields.items()

@@ -436,7 +436,7 @@ def test_empty_batches_do_nothing(store: Store) -> None:
 def test_columns_of_unequal_length_are_refused(store: Store) -> None:
     with pytest.raises(ColumnError, match="2 keys but 1 values"):
         store.state("i", "i64").put_many(["a", "b"], [1])
-    with pytest.raises(ColumnError, match="1 keys but 2 map_keys"):
+    with pytest.raises(ColumnError, match="1 keys but 2 map keys"):
         store.state("m", "map").map_put_many(["a"], ["k", "l"], [1])
 
 

@@ -1,5 +1,6 @@
 """Whole states as Arrow tables: numbers straight from the store's columns, the rest one by one."""
 
+from datetime import datetime, time
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
     """Values of a schema type as an Arrow array: maps as maps, records and tuples as structs.
 
     Where the type leaves it open (Any, unions, dates), Arrow finds out from the values; what it
-    cannot hold becomes JSON text.
+    cannot hold becomes JSON text, and datetimes with and without a zone side by side ISO 8601.
     """
     pyarrow = package("pyarrow", "to_arrow()")
     match kind:
@@ -97,7 +98,7 @@ def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
         case ["union", one, "none"] | ["union", "none", one]:
             return arrow_array(values, one)
         case ["enum" | "flags", _, _]:
-            return pyarrow.array([getattr(value, "value", value) for value in values])
+            return _guessed([getattr(value, "value", value) for value in values])
         case ["list" | "set" | "tuple*", item]:
             flat = [one for value in values if value is not None for one in value]
             return pyarrow.ListArray.from_arrays(_offsets(values), arrow_array(flat, item))
@@ -141,14 +142,25 @@ def _item_getter(at: int) -> Any:
 
 
 def _field_getter(name: str) -> Any:
-    return lambda value: value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return lambda value: value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def _guessed(values: list[Any]) -> "pyarrow.Array":
     import pyarrow
 
+    if _needs_text(values):
+        texts = [None if value is None else value.isoformat() for value in values]
+        return pyarrow.array(texts, pyarrow.string())
     try:
         return pyarrow.array(values)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
+    except (pyarrow.ArrowException, OverflowError):
         texts = [None if value is None else json.encode(value).decode() for value in values]
         return pyarrow.array(texts, pyarrow.string())
+
+
+def _needs_text(values: list[Any]) -> bool:
+    """Whether they are times that no column has: with a time zone and without, and of day."""
+    zones = {value.tzinfo is None for value in values if isinstance(value, datetime)}
+    has_zone = any(isinstance(value, time) and value.tzinfo is not None for value in values)
+    are_times = all(value is None or isinstance(value, datetime | time) for value in values)
+    return are_times and (len(zones) == 2 or has_zone)

@@ -206,16 +206,18 @@ class KeyedState(InProcess, ABC, Generic[V]):
             raise closed_error(self.name)
         return self._residence.settle(self._raw, call, *args)
 
-    def _encoded_items(self, codec: Codec, values: Any) -> list[bytes]:
-        """The values of a batch, each encoded; an error names the record."""
+    def _encoded_items(self, codec: Codec, values: Any, keys: Any = ()) -> list[bytes]:
+        """The values of a batch, each encoded; an error names the record, and its key if it can."""
         encode = codec.encode
         encoded: list[bytes] = []
         for item in value_items(values, self.name):
             try:
                 encoded.append(encode(item))
             except VALUE_FAULTS as fault:
-                error = self._misfit(fault, item, NO_KEY, codec)
-                error.record = len(encoded)
+                at = len(encoded)
+                key = keys[at] if isinstance(keys, list) and at < len(keys) else NO_KEY
+                error = self._misfit(fault, item, key, codec)
+                error.record = at
                 error.args = (f"record {len(encoded)}: {error.args[0]}",)
                 raise error from None
         return encoded

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from statekit.errors import StateKitError, shorten
+from statekit.errors import ArgumentError, StateKitError, shorten, where
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
@@ -75,6 +75,11 @@ class TimersState(KeyedState[tuple[int, ...]]):
         Each timer is given to one caller once. limit: take only the first so many.
         """
         at = as_ms(watermark, "watermark")
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise ArgumentError(
+                f"limit={shorten(limit)} is no number of timers{where(self.name)}. "
+                "Pass an int, 0 or more, or leave it out."
+            )
         self._residence.bring_timers()
         if limit is None:
             return [Timer(due, key) for due, key in self._raw.due(at)]

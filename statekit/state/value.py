@@ -218,7 +218,7 @@ class ValueState(KeyedState[V]):
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the values of many keys. values: a list, an Arrow or NumPy array, a series."""
-        encoded = self._encoded_items(self._codec, values)
+        encoded = self._encoded_items(self._codec, values, keys)
         packed = column(encoded, "b", f"the values for state {self.name!r}")
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 

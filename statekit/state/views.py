@@ -338,7 +338,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
 
     def _position(self, at: Any) -> int:
         """A position from the front, of an item that is there."""
-        position = index(at)
+        position = _integer(at)
         length = len(self)
         if position < 0:
             position += length
@@ -529,7 +529,16 @@ def _listed(values: Any) -> list[Any]:
 
 def _clamped(at: Any) -> int:
     """A position that fits into 64 bits: one beyond is out of range all the same."""
-    return max(-_END, min(_END, index(at)))
+    return max(-_END, min(_END, _integer(at)))
+
+
+def _integer(at: Any) -> int:
+    try:
+        return index(at)
+    except TypeError:
+        raise TypeError(
+            f"list indices must be integers or slices, not {type(at).__name__}"
+        ) from None
 
 
 def _index_step(at: Any) -> bytes:
@@ -556,7 +565,15 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
     _shape: MapShape
 
     def _step(self, key: Any) -> bytes:
-        return self._encoded(self._shape.key, key)
+        try:
+            return self._shape.key.encode(key)
+        except VALUE_FAULTS as fault:
+            raise self._key_error(fault, key) from None
+
+    def _key_error(self, fault: Exception, key: Any) -> Exception:
+        error = self._state._misfit(fault, key, self._key, self._shape.key)
+        error.args = (f"the map key {error.args[0]}",)
+        return error
 
     # ---- Reading
 
@@ -565,7 +582,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         try:
             step = shape.key.encode(key)
         except VALUE_FAULTS as fault:
-            raise self._state._misfit(fault, key, self._key, shape.key) from None
+            raise self._key_error(fault, key) from None
         if shape.value.letter:
             view: V = self._at(step, shape.value)
             return view
@@ -638,7 +655,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         try:
             step = shape.key.encode(key)
         except VALUE_FAULTS as fault:
-            raise self._state._misfit(fault, key, self._key, shape.key) from None
+            raise self._key_error(fault, key) from None
         if self._is_view_of(value, step):
             return
         try:
@@ -789,6 +806,18 @@ class SetView(View, MutableSet[T], Generic[T]):
         step = self._encoded(self._shape.item, value)
         if self._write(lib.SK_W_DELETE, self._steps + step, creates=False) is None:
             raise KeyError(value)
+
+    def pop(self) -> T:
+        """Removes a member and returns it; KeyError if there is none."""
+        raw = self._state._raw
+        while True:
+            page = self._state._settle(raw.first_page, self._key, self._steps, 1)
+            if page is None:
+                raise KeyError(f"pop from an empty set{where(self._state.name, self._key)}")
+            step = bytes(_split_array(page)[0])
+            if self._write(lib.SK_W_DELETE, self._steps + step, creates=False) is not None:
+                member: T = self._decoded(self._shape.item, step)
+                return member  # else another thread was quicker
 
     def update(self, *others: Iterable[T]) -> None:
         values = [value for other in others for value in other]

@@ -16,7 +16,12 @@ KeyGroups: TypeAlias = range | Iterable[int | range]
 
 def assign(key_groups: int, workers: int) -> list[range]:
     """Contiguous shares: worker i of P has key-groups [i*G//P, (i+1)*G//P)."""
-    if not isinstance(workers, int) or not 1 <= workers <= key_groups:
+    if not isinstance(key_groups, int) or not isinstance(workers, int):
+        raise ArgumentError(
+            f"{shorten(key_groups)} key-groups for {shorten(workers)} workers cannot be assigned. "
+            "Pass two ints, as in assign(128, 4)."
+        )
+    if not 1 <= workers <= key_groups:
         raise ArgumentError(
             f"{key_groups} key-groups cannot be shared by {shorten(workers)} workers. "
             f"Use 1 to {key_groups} workers."
@@ -32,11 +37,14 @@ def group_ranges(groups: KeyGroups, key_groups: int | None = None) -> tuple[rang
     """
     numbers: list[int] = []
     try:
+        if isinstance(groups, str | bytes | bytearray):  # bytes would pass for ints
+            raise TypeError
         for part in [groups] if isinstance(groups, range) else groups:
             numbers.extend(part if isinstance(part, range) else [part.__index__()])
     except (TypeError, AttributeError):
         raise ArgumentError(
-            f"{shorten(groups)} are no key-groups. Pass a range, or a list of ints and ranges."
+            f"{shorten(groups)} names no key-groups. Pass a range, such as range(0, 64), or a list "
+            "of ints and ranges."
         ) from None
     numbers.sort()
     found: list[list[int]] = []

@@ -80,6 +80,9 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     >>> visits["alice"]
     1
     """
+    for name, number in (("key_groups", key_groups), ("subgroups", subgroups)):
+        if number is not None:
+            _check_count(name, number)
     if isinstance(url, str) and url.startswith(_CHECKPOINT):
         if subgroups is not None:
             raise ArgumentError(f"the sub-groups of {url!r} are given. Leave subgroups out.")
@@ -92,6 +95,17 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
         if home is not None:
             home.close()
         raise
+
+
+def _check_count(name: str, number: Any) -> None:
+    """ArgumentError for what cannot be a number of key-groups or sub-groups."""
+    if type(number) is not int or not 0 < number <= _LEAVES_MAX or number & (number - 1):
+        what = "key-groups" if name == "key_groups" else "sub-groups"
+        which = " `owned` says which of them are this provider's." if name == "key_groups" else ""
+        raise ArgumentError(
+            f"{name}={shorten(number)} is no number of {what}. Pass a power of two, "
+            f"{_LEAVES_MAX} at most.{which}"
+        )
 
 
 def _home_of(parsed: HomeUrl) -> tuple[Home | None, int | None]:

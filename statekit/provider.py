@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from html import escape
 from os import PathLike
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
 from statekit.checkpoint.checkpointer import Checkpointer, Holdings
@@ -27,12 +27,12 @@ from statekit.checkpoint.job import CheckpointJob
 from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
 from statekit.codecs import (
-    VALUE_FAULTS,
     Codec,
     ListShape,
     MapShape,
     SetShape,
     Shape,
+    as_misfit,
     make_codec,
     make_shape,
 )
@@ -41,12 +41,16 @@ from statekit.errors import (
     BadValueError,
     ClosedError,
     CommitError,
+    InProcess,
     KeyTypeError,
+    KindError,
     NotOwnedError,
     OccupiedError,
+    OverflowStateError,
     SchemaError,
     shorten,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.interrupts import uninterrupted
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
@@ -54,7 +58,7 @@ from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
 from statekit.migration.moving import MovingProvider
 from statekit.residence import Residence
-from statekit.schema import StateSchema, Type, check_evolution, show, value_kind
+from statekit.schema import StateSchema, Type, check_evolution, value_kind
 from statekit.state import (
     AggregateState,
     ListState,
@@ -114,11 +118,16 @@ class _Declaration:
         self.make = make  # (raw, residence, schema) -> the typed state
 
 
-class KVProvider(MovingProvider):
+class KVProvider(InProcess, MovingProvider):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
     """
+
+    _instead = (
+        "Open a provider in the other process. State goes over with checkpoint() and "
+        "statekit.restore(), or with serve() and fetch_from()."
+    )
 
     def __init__(
         self,
@@ -309,6 +318,12 @@ class KVProvider(MovingProvider):
         ttl: Any = None,
     ) -> AggregateState[Any, Any, Any]:
         """An accumulator of a type that items are added to, and the result made of it."""
+        for function, what in ((add, "add"), (result, "result")):
+            if not callable(function):
+                raise ArgumentError(
+                    f"{what}={shorten(function)} is no function (state {name!r}). Pass "
+                    "add(accumulator, item) and, if you like, result(accumulator)."
+                )
         _check_value(make_codec(type), initial, f"the initial value of state {name!r}")
         return self._value(  # type: ignore[no-any-return]
             name, type, key, ttl, fold=lambda values: AggregateState(values, initial, add, result)
@@ -436,6 +451,13 @@ class KVProvider(MovingProvider):
 
     def __contains__(self, name: object) -> bool:
         return name in self._states
+
+    def __iter__(self) -> NoReturn:
+        raise KindError(
+            "a provider is no collection. `for name in kv.schemas` goes through the names of its "
+            "states, `for key in kv[name]` through the keys of one, `kv[name].items()` through its "
+            "entries."
+        )
 
     @property
     def schemas(self) -> Mapping[str, StateSchema]:
@@ -792,11 +814,13 @@ class KVProvider(MovingProvider):
         memory is shared out by the number of key-groups.
         """
         self._check_open()
-        if isinstance(ranges, range):
-            raise ArgumentError(
-                f"{ranges} is one range. Pass a list of ranges, one for each new provider."
-            )
         total = self.key_group_count
+        if isinstance(ranges, range | str | bytes) or not isinstance(ranges, Iterable):
+            raise ArgumentError(
+                f"{shorten(ranges)} is no list of key-groups for new providers. Pass one range for "
+                f"each: [range(0, {total // 2}), range({total // 2}, {total})], or what "
+                f"statekit.assign({total}, 2) gives."
+            )
         parts = [group_ranges(part, total) for part in ranges]
         group_ranges([group for part in parts for group in part])  # each group once
         for part in parts:
@@ -905,6 +929,10 @@ class KVProvider(MovingProvider):
         Refused, with nothing changed, if both have a key-group or their states do not agree.
         """
         self._check_open()
+        if not isinstance(other, KVProvider):
+            raise ArgumentError(
+                f"{shorten(other)} is no provider. Pass what split() or open() gave."
+            )
         other._check_open()
         self._check_mergeable(other)
         if other._peer is not None:
@@ -1045,6 +1073,8 @@ class Keyed:
         self._key = key
 
     def __getattr__(self, name: str) -> Any:
+        if name in Keyed.__slots__:  # copy.copy() looks at one that is not made yet
+            raise AttributeError(name)
         try:
             return self[name]
         except SchemaError as error:
@@ -1070,11 +1100,11 @@ def _check_value(codec: Codec, value: Any, what: str) -> None:
     """BadValueError before anything is declared, if a value is not of its state's type."""
     try:
         codec.encode(value)
-    except VALUE_FAULTS:
-        raise BadValueError(
-            f"{what} is {shorten(value)}, of type {type(value).__name__}, not {show(codec.type)}. "
-            f"Pass a value of type {show(codec.type)}."
-        ) from None
+    except VALUE_FAULTS as fault:
+        misfit = as_misfit(fault, value, codec)
+        given = f"{shorten(misfit.value)}{misfit.place()}"
+        kind = OverflowStateError if misfit.is_too_large else BadValueError
+        raise kind(f"{what}: {given} {misfit.problem()}. {misfit.what_to_do()}") from None
 
 
 def _key_type_of(key: Any) -> str:

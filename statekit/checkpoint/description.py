@@ -173,7 +173,7 @@ def _is_type(found: Any, depth: int) -> bool:
     tag, *rest = found
     if tag in ("record", "row"):
         return len(rest) == 2 and isinstance(rest[0], str) and _are_fields(rest[1], depth)
-    if tag == "enum":
+    if tag in ("enum", "flags"):
         return len(rest) == 2 and isinstance(rest[0], str) and isinstance(rest[1], list)
     if tag == "ref":
         return len(rest) == 1 and isinstance(rest[0], str)

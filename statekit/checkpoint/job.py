@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.writer import Attempt
-from statekit.errors import CheckpointError, clear_frames
+from statekit.errors import CheckpointError, InProcess, clear_frames
 from statekit.store.snapshot import Filled
 
 E = TypeVar("E", bound=BaseException)
@@ -25,8 +25,10 @@ class Progress(NamedTuple):
         return self.leaves_done / self.leaves_total if self.leaves_total else 1.0
 
 
-class CheckpointJob:
+class CheckpointJob(InProcess):
     """A checkpoint that is being taken in the background."""
+
+    _instead = "Pass on the url and the number of the Checkpoint that wait() gives."
 
     def __init__(self, url: str, leaves: int) -> None:
         self.url = url

@@ -280,7 +280,8 @@ class LocalStorage(Storage):
             visit("storage.lock")
             lock = self._lock(self._open_new(self._path(_LOCK), os.O_RDWR), fcntl.LOCK_SH)
         except OSError as error:
-            raise self.failed("locked", None, error) from error
+            done = "locked" if os.path.isdir(self.url) else "made"
+            raise self.failed(done, None, error) from error
         assert lock is not None, "a lock that waits was not given"
         try:
             yield

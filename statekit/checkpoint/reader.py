@@ -34,6 +34,7 @@ from statekit.errors import (
     CheckpointError,
     CorruptBlockError,
     DamagedError,
+    InProcess,
     MissingFileError,
     NoCheckpointError,
     shorten,
@@ -55,11 +56,13 @@ class Found(NamedTuple):
     errors: list[CheckpointError]
 
 
-class Checkpoint:
+class Checkpoint(InProcess):
     """A checkpoint as it lies in its storage. Cheap: only the manifest was read.
 
     All methods may be called from several threads at once.
     """
+
+    _instead = "Pass on its url and its number: statekit.restore(url, at=number)."
 
     def __init__(self, storage: Storage, manifest: Manifest, data: Data | None = None) -> None:
         self.storage = storage

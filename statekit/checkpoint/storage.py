@@ -235,7 +235,8 @@ _ADVICE = {
         errno.EROFS: "Mount the file system for writing, or use another place",
         errno.ENOTDIR: "A part of the path is a file: name a directory",
         errno.EISDIR: "Remove the directory of that name",
-        errno.ENOENT: "See to it that nobody else removes files there",
+        errno.ENOENT: "Name a directory on a disk (/proc and the like take none), and see to it "
+        "that nobody else removes files there",
         errno.EIO: "Look for errors of the disk in the system's log and use another place",
         errno.ENAMETOOLONG: "Use a shorter path",
     }.items()

@@ -243,7 +243,7 @@ def arrow_type(kind: Type, has_naive: bool = False) -> Any:
             )
         case ["union", *parts]:
             return arrow_type(next(part for part in parts if part != "none"), has_naive)
-        case ["enum", _, [first, *_]]:
+        case ["enum" | "flags", _, [first, *_]]:
             return {int: pyarrow.int64(), bool: pyarrow.bool_()}.get(type(first), pyarrow.string())
         case _:
             return scalars.get(str(kind), pyarrow.string())

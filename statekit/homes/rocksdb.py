@@ -83,7 +83,8 @@ _ADVICE = (
     ),
     (
         ("No such file or directory", "Not a directory"),
-        "Check that a directory can be made there, and that nobody removes files from it.",
+        "Name a directory on a disk (/proc and the like take none), and see to it that nobody "
+        "removes files from it.",
     ),
     (("Writer has previous error",), "An earlier write failed. Do it again."),
     (("Too many open files",), "Raise the limit of open files (ulimit -n)."),

@@ -10,8 +10,9 @@ from struct import Struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from statekit.codecs import VALUE_FAULTS, Codec, make_codec, make_shape
+from statekit.codecs import Codec, make_codec, make_shape
 from statekit.errors import PeerError, SchemaError, where
+from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS, KeyType, key_codec, key_error
 from statekit.remote.calls import PeerHello, QueryCall
 from statekit.remote.security import TLS

@@ -11,6 +11,7 @@ from statekit._native import ffi, lib
 from statekit.errors import (
     ArgumentError,
     ClosedError,
+    InProcess,
     SchemaError,
     StateKitError,
     UnknownEntryError,
@@ -100,7 +101,7 @@ class Leaves:
         return f"<Leaves {self.start} to {self.stop}{attached}>"
 
 
-class Store:
+class Store(InProcess):
     """Keyed state in native memory. Every method may be called from any thread.
 
     key_groups, subgroups: powers of two. bytes_max: a limit on native memory, 0 for none.
@@ -125,6 +126,7 @@ class Store:
         "leaves",
         "subgroups",
     )
+    _instead = "Make one in the other process; encode_leaf() and decode() carry leaves over."
 
     def __init__(self, key_groups: int = 128, subgroups: int = 16, bytes_max: int = 0) -> None:
         out = ffi.new("sk_store **")

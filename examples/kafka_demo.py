@@ -1,4 +1,4 @@
-"""The demo of kafka_counts.py: a mock of Kafka, workers that are killed, and whether they are right.
+"""The demo of kafka_counts.py: workers on a mock of Kafka are killed, and must still be right.
 
 The mock is the one that confluent-kafka brings, in a process of its own. In each round the four
 partitions are dealt out anew to one or two workers, and all of them are killed with SIGKILL

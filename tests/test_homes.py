@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import redis
+import rocksdict
 from servers import HOST, RedisServer, free_port, redis_cluster, redis_server
 from test_docs import python_blocks
 
+import statekit as sk
 from statekit.errors import ArgumentError, HomeError, StateKitError
 from statekit.homes import (
     Home,
@@ -453,6 +455,145 @@ def test_rocksdb_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_rocksdb_url_that_is_wrong(url: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(repr(url))):
         open_rocksdb(HomeUrl.parse(url), 0)
+
+
+# -- directories that are, or are not, a home ------------------------------------------------
+
+
+def tree(path: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    """Everything below a path and the path itself: mode, inode, time of change and content."""
+    found = {}
+    for one in (path, *sorted(path.rglob("*"))):
+        status = one.lstat()
+        data = one.read_bytes() if one.is_file() else b""
+        found[str(one)] = (status.st_mode, status.st_ino, status.st_mtime_ns, data)
+    return found
+
+
+def foreign_raw(path: Path) -> None:
+    with_keys(path, rocksdict.Options(raw_mode=True), [(b"%d" % at, b"v") for at in range(1000)])
+
+
+def foreign_typed(path: Path) -> None:
+    with_keys(path, rocksdict.Options(), [(f"key-{at}", {"n": at}) for at in range(1000)])
+
+
+def foreign_empty(path: Path) -> None:
+    with_keys(path, rocksdict.Options(), [])
+
+
+def with_keys(path: Path, options: rocksdict.Options, pairs: list[tuple[object, object]]) -> None:
+    db = rocksdict.Rdict(str(path), options)
+    for at, (key, value) in enumerate(pairs):
+        db[key] = value
+        if at == len(pairs) // 2:
+            db.flush()  # half of it in a file, half in the log
+    db.close()
+
+
+def other_files(path: Path) -> None:
+    (path / "sub").mkdir(parents=True)
+    (path / "sub" / "notes.txt").write_text("mine")
+    (path / "hidden").symlink_to("nowhere")
+
+
+def a_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def checkpoints(path: Path) -> None:
+    with sk.open("memory:") as kv:
+        kv.value("v", str)["k"] = "1"
+        kv.checkpoint(path)
+
+
+def a_home(path: Path) -> None:
+    with sk.open(f"rocksdb:{path}") as kv:
+        kv.value("v", str)["k"] = "1"
+
+
+@pytest.mark.parametrize(
+    ("make", "below", "why"),
+    [
+        (foreign_raw, "", "a RocksDB of another program"),
+        (foreign_typed, "", "a RocksDB of another program"),
+        (foreign_empty, "", "a RocksDB of another program"),
+        (other_files, "", "has other files and is no home"),
+        (a_file, "", "it is no directory"),
+        (a_link_to_nothing, "", "it is no directory"),
+        (checkpoints, "", "has other files and is no home"),
+        (checkpoints, "below", "it lies inside the checkpoints at"),
+        (checkpoints, "below/and/below", "it lies inside the checkpoints at"),
+        (a_home, "below", "it lies inside the home at"),
+        (a_home, "below/and/below", "it lies inside the home at"),
+    ],
+)
+def test_rocksdb_refuses_what_is_no_home_and_leaves_it_as_it_was(
+    make: Callable[[Path], None], below: str, why: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "place")
+    path = tmp_path / "place" / below
+    before = tree(tmp_path)
+    for use in (lambda: rocksdb(path), lambda: sk.open(f"rocksdb:{path}")):
+        fails(use, repr(str(path)), why, "Nothing was changed", "Name a home, an empty directory")
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [a_home, checkpoints])
+def test_rocksdb_refuses_a_link_that_leads_into_a_home_or_checkpoints(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "place")
+    (tmp_path / "place" / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "place" / "empty")
+    before = tree(tmp_path)
+    for path in (tmp_path / "link", tmp_path / "link" / "below"):
+        fails(partial(rocksdb, path), "it lies inside the", "Nothing was changed")
+    assert tree(tmp_path) == before
+
+
+def test_rocksdb_of_another_program_that_was_refused_is_still_its_own(tmp_path: Path) -> None:
+    foreign_typed(tmp_path / "db")
+    fails(lambda: rocksdb(tmp_path / "db"), "another program")
+    db = rocksdict.Rdict(str(tmp_path / "db"))
+    assert {key: db[key] for key in db.keys()} == {f"key-{at}": {"n": at} for at in range(1000)}  # noqa: SIM118
+    db.close()
+
+
+def test_rocksdb_of_another_program_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    db = rocksdict.Rdict(str(tmp_path / "db"))
+    db["a"] = 1
+    fails(lambda: rocksdb(tmp_path / "db"), "another program")
+    db["b"] = 2
+    assert (db["a"], db["b"]) == (1, 2)
+    db.close()
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_rocksdb_home_is_made_in_an_empty_directory_and_marked(
+    is_made: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a" / "home"
+    if is_made:
+        path.mkdir(parents=True)
+    a_home(path)
+    assert "home of statekit" in (path / "STATEKIT").read_text()
+    with sk.open(f"rocksdb:{path}") as kv:
+        assert dict(kv.value("v", str).items()) == {"k": "1"}
+
+
+def test_rocksdb_home_of_the_version_before_opens_and_gets_its_mark(tmp_path: Path) -> None:
+    path = tmp_path / "home"
+    a_home(path)
+    mark = (path / "STATEKIT").read_text()
+    (path / "STATEKIT").unlink()
+    with sk.open(f"rocksdb:{path}") as kv:
+        assert dict(kv.value("v", str).items()) == {"k": "1"}
+        assert (path / "STATEKIT").read_text() == mark
 
 
 # -- Redis ---------------------------------------------------------------------------------

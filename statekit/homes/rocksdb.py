@@ -453,7 +453,7 @@ def _claim(path: str, rocksdict: Any) -> None:
 
     if os.path.lexists(path) and not os.path.isdir(path):
         raise refused("it is no directory")
-    above = os.path.dirname(path)
+    above = os.path.dirname(os.path.realpath(path))  # a link may lead into one
     while True:
         if os.path.exists(os.path.join(above, _MARK)):
             raise refused(f"it lies inside the home at {above!r}")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from statekit.assignment import (
     KeyGroups,
@@ -186,6 +186,8 @@ def restore(
     at: int | datetime | None = None,
     home: str = "memory:",
     regroup: int | None = None,
+    missing: Literal["error", "ok"] = "error",
+    replace: bool = False,
 ) -> KVProvider:
     """Makes a provider of a checkpoint, or of several that have different key-groups.
 
@@ -197,7 +199,12 @@ def restore(
     home: where the state is to live, as in open(). A home other than memory must have no state of
     these key-groups, and is complete when this returns.
     regroup: another number of key-groups, a power of two, in which key_groups counts then.
+    missing: "ok" restores several places also if they do not have all key-groups together. A single
+    place may be that of one worker, so of that one nothing is missed.
+    replace: whatever the home holds of these key-groups is deleted.
     """
+    if missing not in ("error", "ok"):
+        raise ArgumentError(f'missing={shorten(missing)} is neither "error" nor "ok".')
     places = _places(url)
     parsed = HomeUrl.parse(home)
     with ExitStack() as undo:
@@ -209,13 +216,15 @@ def restore(
                 pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
         plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
+        if key_groups is None and missing == "error" and len(places) > 1:
+            plan.check_whole()
         mine = plan.choose(key_groups)
         source = CheckpointSource(pinned, plan.leaves)
         undo.pop_all()
     if parsed.scheme == "memory":
         return _restore_here(plan, mine, source, _home_of(parsed)[1], lazy)
     try:
-        return _restore_home(plan, mine, source, parsed)
+        return _restore_home(plan, mine, source, parsed, replace)
     finally:
         source.release()
 
@@ -268,6 +277,16 @@ class _Plan(NamedTuple):
             _schemas(checkpoints),
             min(known) if len(known) == len(times) else None,
         )
+
+    def check_whole(self) -> None:
+        """ArgumentError if there are key-groups that none of the checkpoints has."""
+        holes = subtract((range(self.key_groups),), group_ranges([*self.covered, *self.torn]))
+        if holes:
+            raise ArgumentError(
+                f"key-groups {show_groups(holes)} of {self.key_groups} are in none of "
+                f"{self.names}. Name the checkpoints that have them too, or say which key-groups "
+                'are wanted (key_groups=), or missing="ok" to go on without them.'
+            )
 
     def choose(self, key_groups: KeyGroups | None) -> tuple[range, ...]:
         """The key-groups to be restored. ArgumentError if some are not covered."""
@@ -401,12 +420,17 @@ def _prepare(kv: KVProvider, plan: _Plan, mine: tuple[range, ...]) -> None:
                 store.mark(start, stop, "absent")
     epoch = store.advance_epoch()  # changes from here on are changes to the checkpoints
     for one in plan.checkpoints:
+        kv._checkpointer.succeed(one)
         if one.manifest.leaves == plan.leaves:
             kv._checkpointer.adopt(one, epoch)
 
 
 def _restore_home(
-    plan: _Plan, mine: tuple[range, ...], source: CheckpointSource, parsed: HomeUrl
+    plan: _Plan,
+    mine: tuple[range, ...],
+    source: CheckpointSource,
+    parsed: HomeUrl,
+    replace: bool,
 ) -> KVProvider:
     home, budget = _home_of(parsed)
     assert home is not None
@@ -414,7 +438,8 @@ def _restore_home(
         url = parsed.shown
         meta = Meta.read(home, url)
         _fix_geometry(meta, url, plan.key_groups, plan.subgroups)
-        _check_empty(home, url, meta, subtract(mine, meta.restoring), plan.subgroups)
+        if not replace:
+            _check_empty(home, url, meta, subtract(mine, meta.restoring), plan.subgroups)
         _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
         ledger = Ledger(home, plan.subgroups, len(meta.schemas))
         ledger.recover(mine)
@@ -443,7 +468,8 @@ def _check_empty(
             if next(iter(home.load(leaf, number)), None) is not None:
                 raise ArgumentError(
                     f"{url!r} is not empty: it has entries of state {schema.name!r} in key-group "
-                    f"{leaf // subgroups}. Restore into a new home, or delete what is there."
+                    f"{leaf // subgroups}. Restore into a new home, or pass replace=True to have "
+                    "what is there deleted."
                 )
 
 

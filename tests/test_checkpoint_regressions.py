@@ -81,11 +81,26 @@ def before_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> No
 # ---- Bases
 
 
+def later(place: str, **values: int) -> sk.KVProvider:
+    """A provider of a later generation than that of any stranger in a place that was wiped."""
+    small(**values).checkpoint(place)
+    kv = sk.restore(place, lazy=False)
+    kv.value("counts", int)
+    return kv
+
+
+def use(place: str) -> None:
+    """A stranger takes checkpoints 1 and 2."""
+    stranger = small(z=1)
+    for _ in range(2):
+        stranger._checkpointer.start(place, None).wait(SECONDS_MAX)
+
+
 def test_a_base_is_recognised_by_its_contents_and_not_by_its_number(place: str) -> None:
-    kv = small(a=1, b=2)
-    kv.checkpoint(place)
+    kv = later(place, a=1, b=2)
+    assert kv.checkpoint(place).number == 2
     wipe(place)
-    small(z=1).checkpoint(place)  # number 1 as well
+    use(place)
     taken = kv.checkpoint(place)
     assert taken.manifest.base is None
     assert restored(place) == {"a": 1, "b": 2}
@@ -94,13 +109,12 @@ def test_a_base_is_recognised_by_its_contents_and_not_by_its_number(place: str) 
 def test_a_base_that_is_replaced_while_its_successor_is_written_is_noticed(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kv = small(a=1)
+    kv = later(place, a=1)
     kv.checkpoint(place)
 
     def replace() -> None:
         wipe(place)
-        other = small(z=1)
-        other._checkpointer.start(place, None).wait(SECONDS_MAX)
+        use(place)
 
     before_write(monkeypatch, replace)
     with pytest.raises(CheckpointError, match="Take it again: it will be full") as caught:

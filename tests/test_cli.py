@@ -232,12 +232,12 @@ def test_get_of_an_older_checkpoint(place: Path) -> None:
 def test_verify_reports_all_damage_and_orphans(place: Path) -> None:
     assert "all good" in run("verify", place)
     (place / f"{'0' * 32}.pack").write_bytes(b"x" * 100)
-    (place / "junk.tmp-1234").write_bytes(b"y")
+    (place / "000000000009.manifest.tmp-1234").write_bytes(b"y")
     found = run_json("verify", place)
     assert found["damage"] == []
     assert [Path(orphan["file"]).name for orphan in found["orphans"]] == [
         f"{'0' * 32}.pack",
-        "junk.tmp-1234",
+        "000000000009.manifest.tmp-1234",
     ]
     one = open_checkpoint(place, 1)
     segments = one.manifest.segments

@@ -35,6 +35,7 @@ from statekit.checkpoint.compression import check_compression
 from statekit.checkpoint.description import plain_metadata
 from statekit.checkpoint.job import CheckpointJob, NothingOwnedError, kept
 from statekit.checkpoint.manifest import Manifest
+from statekit.checkpoint.ownership import Claim, draw_owner
 from statekit.checkpoint.pack import read_frames
 from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
@@ -87,9 +88,19 @@ class Checkpointer:
         self._holdings = holdings
         self._lock = threading.Lock()
         self._lineages: dict[str, _Lineage] = {}
+        self._owner = draw_owner()
+        self._claims: dict[str, Claim] = {}  # by place; never forgotten, or we could come back
         self._jobs: dict[str, CheckpointJob] = {}
         self._periodic: list[PeriodicCheckpoints] = []
         self._came: array[int] | None = None  # per leaf: the epoch in which it was taken over
+
+    def succeed(self, checkpoint: Checkpoint) -> None:
+        """What is here came from a checkpoint: who published it so far is replaced by us."""
+        with self._lock:
+            claim = Claim(self._owner, checkpoint.seen)
+            before = self._claims.setdefault(checkpoint.storage.url, claim)
+            if claim.generation < before.generation:  # two of one place: what was seen by both
+                self._claims[checkpoint.storage.url] = claim
 
     def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
         """What is here came from a checkpoint, and changes after the epoch are changes to it."""
@@ -172,7 +183,9 @@ class Checkpointer:
                 if not self._lineages:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
-            run = _Run(job, storage, frozen, lineage, holdings, kept)
+            with self._lock:
+                claim = self._claims.setdefault(storage.url, Claim(self._owner))
+            run = _Run(job, storage, frozen, lineage, holdings, kept, claim)
             run.compression, run.gives_way, run.is_extra = compression, gives_way, is_extra
             run.predecessor = running
             job._leaves_total = sum(map(len, run.parts))
@@ -368,6 +381,7 @@ class _Run:
         lineage: _Lineage | None,
         holdings: Holdings,
         metadata: dict[str, Any],
+        claim: Claim,
     ) -> None:
         self.job = job
         self.storage = storage
@@ -375,6 +389,7 @@ class _Run:
         self.lineage = lineage
         self.holdings = holdings
         self.metadata = metadata
+        self.claim = claim
         self.epoch: int = frozen.snapshot.epoch
         self.store = frozen.store
         # Leaves that are owned, as ranges: a list of them takes long, and the caller waits.
@@ -409,7 +424,10 @@ class _Run:
 
     def _write(self) -> Checkpoint:
         with Attempt(
-            self.storage, compression=self.compression, gives_way=self.gives_way
+            self.storage,
+            compression=self.compression,
+            gives_way=self.gives_way,
+            claim=self.claim,
         ) as attempt:
             self.job._begin(attempt)
             if self.frozen.has_home:

@@ -49,6 +49,10 @@ Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
 Row: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
 
 
+class UnfinishedError(NoCheckpointError):
+    """A manifest that its writer has not finished, and perhaps never will: no checkpoint yet."""
+
+
 class Found(NamedTuple):
     """The checkpoints of a place, and what kept others from being read."""
 
@@ -69,6 +73,7 @@ class Checkpoint(InProcess):
         self.manifest = manifest
         self._head = None if data is None else data[:HEAD_BYTES]  # data: the manifest's file
         self._packs_checked: set[int] = set()
+        self.seen = manifest.number  # the highest number in the place when this one was looked for
 
     @property
     def url(self) -> str:
@@ -305,13 +310,27 @@ def _numbers(storage: Storage) -> dict[int, float]:
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
-    """One checkpoint. DamagedError if its manifest is not valid, NoCheckpointError if none."""
+    """One checkpoint. NoCheckpointError if there is none; that is an UnfinishedError if there is a
+    manifest that was never finished. DamagedError if it is not valid for another reason.
+    """
     name = manifest_name(number)
     try:
         data = storage.read(name)
+        try:
+            return Checkpoint(storage, Manifest.decode(data, storage.file(name)), data)
+        except DamagedError:
+            if storage.is_unfinished(name):
+                raise UnfinishedError(
+                    f"checkpoint {number} of {storage.shown!r} is being written, or its writer "
+                    "died before it was published. Use another one."
+                ) from None
+            again = storage.read(name)
+            if again == data:
+                raise
+        # It was finished between our two looks.
+        return Checkpoint(storage, Manifest.decode(again, storage.file(name)), again)
     except MissingFileError:
         raise _gone(storage, number) from None
-    return Checkpoint(storage, Manifest.decode(data, storage.file(name)), data)
 
 
 def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:
@@ -350,13 +369,22 @@ def open_checkpoint(
             f"there is no checkpoint in {storage.shown!r}. Is it the right place? "
             "kv.checkpoint(url) makes one."
         )
-    number = _chosen(storage, numbers, at)
-    try:
-        return read_checkpoint(storage, number)
-    except DamagedError as error:
-        older = [str(other) for other in numbers if other < number]
-        error.add_note(f"Older checkpoints there: {', '.join(older[-5:]) or 'none'}.")
-        raise
+    seen = max(numbers)
+    while True:
+        number = _chosen(storage, numbers, at)
+        try:
+            found = read_checkpoint(storage, number)
+        except UnfinishedError:
+            if type(at) is int or len(numbers) == 1:
+                raise
+            del numbers[number]
+        except DamagedError as error:
+            older = [str(other) for other in numbers if other < number]
+            error.add_note(f"Older checkpoints there: {', '.join(older[-5:]) or 'none'}.")
+            raise
+        else:
+            found.seen = seen
+            return found
 
 
 def _chosen(storage: Storage, numbers: dict[int, float], at: Any) -> int:

@@ -28,7 +28,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -212,7 +212,10 @@ class RemoteStorage(Storage):
     def sync(self) -> None:
         """Nothing: what a server has acknowledged has its name."""
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(
+        self, name: str, data: bytes, on_reserved: Callable[[], None] = lambda: None
+    ) -> bool:
+        on_reserved()
         with self._doing("written", name):
             _visit_put("storage.manifest.put")
             path = self._path(name)

@@ -72,8 +72,9 @@ def edit(url: str, state: str, key: str, value: str | None, is_delete: bool, as_
     """Set or remove one entry, in a new checkpoint.
 
     The old checkpoint stays. VALUE is JSON, as `get` prints it. Only the difference is written, all
-    else is shared with the old checkpoint. Edit while no job writes checkpoints there: what a
-    running job has in memory does not change.
+    else is shared with the old checkpoint, which is verified first. Edit while no job writes
+    checkpoints there: what a running job has in memory does not change, and its next checkpoint
+    there is refused, so that the edit is not lost.
 
     \b
     Example:
@@ -186,7 +187,7 @@ def compact(url: str, as_json: bool) -> None:
     """Fold the deltas of a checkpoint into full blocks.
 
     Writes a new checkpoint. Restoring it reads less. Space is free once `gc` has removed the older
-    ones.
+    ones. All of it is verified first, and over damage nothing is written.
 
     \b
     Example:
@@ -216,8 +217,8 @@ def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints, and files that none needs.
 
     Checkpoints that somebody is restoring from stay. Files that belong to no checkpoint are left
-    alone while one is being written. A directory with worker-0, worker-1 ... in it stands for all
-    of them.
+    alone while one is being written, and for good if they are no packs of statekit. A directory
+    with worker-0, worker-1 ... in it stands for all of them.
 
     \b
     Example:
@@ -242,6 +243,8 @@ def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
         )
         if found.in_use:
             print_line(f"  in use, so kept: {_numbers(found.in_use)}")
+        for name in found.foreign:
+            print_line(f"  {name} has the name of a pack and is none: it was left alone")
         if found.is_busy:
             print_line("  a checkpoint is being written: what belongs to none was left alone")
 

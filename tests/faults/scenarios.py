@@ -29,7 +29,7 @@ from statekit.checkpoint.rework import compact as compact_checkpoint
 from statekit.checkpoint.storage import open_storage
 from statekit.checkpoint.writer import Attempt
 
-LOCKS = {".lock", ".lock-publish"}
+LOCKS = {".lock"}
 SECONDS_MAX = 30.0
 
 

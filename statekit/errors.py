@@ -24,6 +24,7 @@ __all__ = [
     "DamagedError",
     "FencedError",
     "HomeError",
+    "HomeLockedError",
     "KeyTypeError",
     "KindError",
     "LeaseError",
@@ -144,6 +145,10 @@ class DamagedError(CheckpointError):
 
 class HomeError(StateKitError, OSError):
     """The home of the state failed: a file, a server or a peer. What memory holds is safe."""
+
+
+class HomeLockedError(HomeError):
+    """The home is open already, here or in another process, and only one may have it open."""
 
 
 class PeerError(StateKitError, ConnectionError):

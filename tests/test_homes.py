@@ -299,7 +299,7 @@ def test_rocksdb_directory_has_one_opener_among_processes(tmp_path: Path) -> Non
     home = rocksdb(path)
     done = run_python(IMPORT + OPEN, str(path))
     assert done.returncode == 1
-    assert re.search(f"HomeError: .*{path}.*open already", done.stderr)
+    assert re.search(f"HomeLockedError: .*{path}.*open already", done.stderr)
     home.close()
     assert run_python(IMPORT + OPEN, str(path)).returncode == 0
 

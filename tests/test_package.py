@@ -32,7 +32,7 @@ LAYERS = [
     {"store.numbers", "store.containers", "store.timers"},
     {"store.store"},
     {"store"},
-    {"assignment", "codecs", "homes.home", "metrics", "rows", "schema", "ttl"},
+    {"assignment", "codecs", "homes.home", "homes.looking", "metrics", "rows", "schema", "ttl"},
     {"homes", "homes.redis", "homes.rocksdb", "migration.routing"},
     {"plain.keys", "plain.wire"},
     {"plain.scalars"},

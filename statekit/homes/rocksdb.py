@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
-from statekit.errors import ArgumentError, HomeError
+from statekit.errors import ArgumentError, HomeError, HomeLockedError
 from statekit.homes.home import Change, Home, HomeSnapshot, HomeUrl, Row
+from statekit.homes.looking import PrivateCopy
 
 _PREFIX = Struct(">IH")  # leaf, state
 _META = b"\xff\xff\xff\xffmeta"
@@ -44,10 +45,11 @@ _METRICS = {
     "rocksdb_compaction_pending_bytes": "rocksdb.estimate-pending-compaction-bytes",
 }
 
+_IS_LOCKED = ("/LOCK: ", "lock hold by current process")
 # What RocksDB says, and what to do about it; the first that occurs in its message counts.
 _ADVICE = (
     (
-        ("/LOCK: ", "lock hold by current process"),
+        _IS_LOCKED,
         "It is open already, here or in another process. Close that one first, "
         "or use another directory.",
     ),
@@ -83,21 +85,32 @@ def open_rocksdb(url: HomeUrl, cache_bytes: int) -> Home:
     """The RocksDB home of a URL, made if there is none.
 
     Options: sync=0 makes flush() leave the data to the operating system, which is quicker,
-    survives a crash of the process, and does not survive a loss of power.
+    survives a crash of the process, and does not survive a loss of power. look=1 opens a private
+    copy: the home stays as it is, and what is written is gone when the copy is closed.
     """
-    sync = url.options.pop("sync", "1")
+    sync, look = url.options.pop("sync", "1"), url.options.pop("look", "0")
     url.refuse_rest()
     if sync not in ("0", "1"):
         raise ArgumentError(
             f"{url.shown!r} has sync={sync!r}. Use sync=1 (as without it) or sync=0."
         )
+    if look not in ("0", "1"):
+        raise ArgumentError(f"{url.shown!r} has look={look!r}. Use look=1, or leave it out.")
     path = url.place
     if not path or "\0" in path or (path.startswith("//") and not path.startswith("///")):
         raise ArgumentError(
             f"{url.shown!r} names no directory. "
             'Use "rocksdb:/path", or "rocksdb:path" below the working directory.'
         )
-    return _RocksdbHome(os.path.abspath(path), max(cache_bytes, _CACHE_BYTES_MIN), sync == "1")
+    path, cache_bytes = os.path.abspath(path), max(cache_bytes, _CACHE_BYTES_MIN)
+    if look == "0":
+        return _RocksdbHome(path, cache_bytes, sync == "1")
+    copy = PrivateCopy(path)
+    try:
+        return _RocksdbHome(path, cache_bytes, False, copy)
+    except BaseException:
+        copy.close()
+        raise
 
 
 def _rocksdict() -> Any:
@@ -111,7 +124,7 @@ def _rocksdict() -> Any:
     return rocksdict
 
 
-def _options(rocksdict: Any, cache_bytes: int) -> Any:
+def _options(rocksdict: Any, cache_bytes: int, compacts: bool = True) -> Any:
     """Settings under which all of RocksDB's memory is about cache_bytes."""
     # One budget: memtables, index and filter blocks are all charged to the block cache.
     # (RocksDB's HyperClockCache is 15 % quicker, but stays above its capacity after a large get.)
@@ -144,6 +157,7 @@ def _options(rocksdict: Any, cache_bytes: int) -> Any:
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_max_background_jobs(2)
+    options.set_disable_auto_compactions(not compacts)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(2**20)
     options.set_stats_dump_period_sec(0)
@@ -152,9 +166,12 @@ def _options(rocksdict: Any, cache_bytes: int) -> Any:
 
 
 class _RocksdbHome(Home):
-    def __init__(self, path: str, cache_bytes: int, sync: bool) -> None:
+    def __init__(
+        self, path: str, cache_bytes: int, sync: bool, copy: PrivateCopy | None = None
+    ) -> None:
         rocksdict = _rocksdict()
         self._path = path
+        self._copy = copy  # of that directory, in which the rows are then
         self._sync = sync
         self._new_batch = rocksdict.WriteBatch
         self._prefixes = _Prefixes()
@@ -167,7 +184,9 @@ class _RocksdbHome(Home):
                 "Name a directory, or a path where one can be made."
             )
         try:
-            self._db = rocksdict.Rdict(path, _options(rocksdict, cache_bytes))
+            # Compacting a copy would write out tables that are somewhere else, and may be large.
+            options = _options(rocksdict, cache_bytes, compacts=copy is None)
+            self._db = rocksdict.Rdict(path if copy is None else copy.path, options)
         except BaseException as error:
             raise self._failed("opened", error) from error
         self._is_open = True
@@ -296,6 +315,8 @@ class _RocksdbHome(Home):
                 self._db.flush_wal(self._sync)
             finally:
                 self._db.close()
+                if self._copy is not None:
+                    self._copy.close()
         except BaseException as error:
             raise self._failed("flushed", error) from error
 
@@ -316,7 +337,8 @@ class _RocksdbHome(Home):
             (advice for words, advice in _ADVICE if any(word in reason for word in words)),
             _ADVICE_ELSE,
         )
-        return HomeError(
+        kind = HomeLockedError if any(word in reason for word in _IS_LOCKED) else HomeError
+        return kind(
             f"the RocksDB home at {self._path!r} cannot be {done}: {reason.rstrip('. ')}. {advice}"
         )
 

@@ -135,12 +135,18 @@ class CheckpointCancelledError(CheckpointError):
 
 
 class DamagedError(CheckpointError):
-    """Bytes of a checkpoint are not what was written. `file` and `offset` say where."""
+    """Bytes of a checkpoint are not what was written. `file` and `offset` say where.
 
-    def __init__(self, message: str, *, file: str = "", offset: int | None = None) -> None:
+    `what` is what was found there, without advice; "" if there is only the message.
+    """
+
+    def __init__(
+        self, message: str, *, file: str = "", offset: int | None = None, what: str = ""
+    ) -> None:
         super().__init__(message)
         self.file = file
         self.offset = offset
+        self.what = what
 
 
 class HomeError(StateKitError, OSError):

@@ -40,6 +40,7 @@ def files(place: Path) -> dict[str, tuple[int, bytes]]:
     return {
         str(file.relative_to(place)): (file.stat().st_mtime_ns, file.read_bytes())
         for file in sorted(place.rglob("*"))
+        if file.is_file()
     }
 
 

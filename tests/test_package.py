@@ -71,12 +71,14 @@ LAYERS = [
     {"testing"},
     {"statekit"},
     {"cli.options", "cli.output", "cli.typetext"},
-    {"cli.files", "cli.places"},
-    {"cli.bench", "cli.looking"},
+    {"cli.peers", "cli.places", "cli.targets"},
+    {"cli.sources"},
+    {"cli.files"},
+    {"cli.bench", "cli.looking", "cli.verifying"},
     {"cli.changing", "cli.moving", "cli.serving"},
     {"cli.app"},
     {"cli"},
-    {"cli.__main__"},
+    {"__main__", "cli.__main__"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 

@@ -59,7 +59,7 @@ def _ignore(_: int) -> None:
 # ---- What several checkpoints are together
 
 
-class _Union(NamedTuple):
+class Union(NamedTuple):
     """Sources of one geometry that own different key-groups."""
 
     sources: tuple[Checkpoint, ...]
@@ -79,7 +79,7 @@ class _Union(NamedTuple):
         return found.pop() if len(found) == 1 else None
 
 
-def _unite(sources: Sequence[Checkpoint]) -> _Union:
+def unite(sources: Sequence[Checkpoint]) -> Union:
     """ArgumentError, OccupiedError or SchemaError if they do not go together."""
     if not sources:
         raise ArgumentError("there is no checkpoint to take. Give one at least.")
@@ -113,7 +113,7 @@ def _unite(sources: Sequence[Checkpoint]) -> _Union:
     metadata = first.metadata
     if others:
         metadata = {"merged": [source.metadata for source in sources]}
-    return _Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
+    return Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -160,7 +160,7 @@ def rescale(
 
     Either all of them are there in the end, or (if it raises) none.
     """
-    union = _unite(sources)
+    union = unite(sources)
     total = union.first.key_group_count
     missing = subtract((range(total),), union.owned)
     if missing:
@@ -206,14 +206,14 @@ def merge(
     sources: Sequence[Checkpoint], out: Storage, *, on_bytes: OnBytes = _ignore
 ) -> Checkpoint:
     """The state of several workers as one checkpoint in a new directory."""
-    union = _unite(sources)
+    union = unite(sources)
     check_empty(out)
     with _pinned(sources):
         return _gather(union, out, union.owned, on_bytes)
 
 
 def _gather(
-    union: _Union,
+    union: Union,
     out: Storage,
     owned: tuple[range, ...],
     on_bytes: OnBytes,
@@ -516,6 +516,7 @@ def build(
 
 __all__ = [
     "Folder",
+    "Union",
     "build",
     "check_empty",
     "check_key_groups",
@@ -526,4 +527,5 @@ __all__ = [
     "merge",
     "regroup",
     "rescale",
+    "unite",
 ]

@@ -148,12 +148,18 @@ class CheckpointCancelledError(CheckpointError):
 
 
 class DamagedError(CheckpointError):
-    """Bytes of a checkpoint are not what was written. `file` and `offset` say where."""
+    """Bytes of a checkpoint are not what was written. `file` and `offset` say where.
 
-    def __init__(self, message: str, *, file: str = "", offset: int | None = None) -> None:
+    `what` is what was found there, without advice; "" if there is only the message.
+    """
+
+    def __init__(
+        self, message: str, *, file: str = "", offset: int | None = None, what: str = ""
+    ) -> None:
         super().__init__(message)
         self.file = file
         self.offset = offset
+        self.what = what
 
 
 class HomeError(StateKitError, OSError):
@@ -161,7 +167,7 @@ class HomeError(StateKitError, OSError):
 
 
 class HomeLockedError(HomeError):
-    """The home is open already, here or in another process."""
+    """The home is open already, here or in another process, and only one may have it open."""
 
 
 class PeerError(StateKitError, ConnectionError):

@@ -41,6 +41,7 @@ from statekit.remote.calls import (
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.schema import StateSchema
@@ -136,6 +137,15 @@ class Service:
         if call.state != SCHEMA.name:
             raise SchemaError(f"there is no state {call.state!r}")
         return QueryReply(SCHEMA, tuple(map(self.values.get, call.keys)))
+
+    def scan(self, call: ScanCall) -> Iterator[Piece]:
+        self._note(call)
+        try:
+            for leaf, content in self.leaves.items():
+                self.gate.wait()
+                yield from cut(leaf, 0, content)
+        finally:
+            self.closed += 1
 
     def figures(self) -> dict[str, Any]:
         self._note("figures")

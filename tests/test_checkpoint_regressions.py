@@ -716,3 +716,41 @@ def test_a_time_to_live_that_was_added_runs_on_over_restarts(
         kv.checkpoint(tmp_path)
         kv.close()
     assert left == [50, 0, 0]
+
+
+class _WordsToEnd:
+    """The queue of an attempt's writers, where a thread ends at each word before the next is said.
+
+    And the one that has ended is then the next to be looked at, whoever the word was meant for.
+    """
+
+    def __init__(self, attempt: Any) -> None:
+        self._queue, self._threads = attempt._queue, attempt._threads
+        self._ended: list[threading.Thread] = []
+
+    def put(self, word: None) -> None:
+        self._queue.put(word)
+        while not (new := [one for one in self._threads if self._is_new(one)]):
+            pass
+        self._ended.append(new[0])
+        others = [one for one in self._threads if one not in self._ended]
+        self._threads[:] = [*others[:1], *self._ended, *others[1:]]
+
+    def _is_new(self, thread: threading.Thread) -> bool:
+        thread.join(0.01)
+        return not thread.is_alive() and thread not in self._ended
+
+
+def test_every_writer_of_an_attempt_ends_whoever_takes_the_word_for_another(tmp_path: Path) -> None:
+    attempt = writer._PackWriter(lambda ref, parts: None, open_storage(tmp_path), False)
+    words, threads = attempt._queue, [*attempt._threads]
+    attempt._queue = _WordsToEnd(attempt)  # type: ignore[assignment]
+    ending = threading.Thread(target=attempt.finish)
+    ending.start()
+    ending.join(SECONDS_MAX)
+    is_hanging = ending.is_alive()
+    for _ in threads:
+        words.put(None)
+    ending.join()
+    assert not is_hanging
+    assert not any(thread.is_alive() for thread in threads)

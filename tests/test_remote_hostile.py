@@ -51,6 +51,7 @@ from statekit.remote.calls import (
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.remote.channel import PeerChannel, _Answers
@@ -109,6 +110,7 @@ def requests_of(server: PeerServer) -> list[tuple[bytes, Callable[[bytes], Any]]
         (b"", server._show_figures),
         (wire.put_stream(StreamCall("m", 1, (1, 2, 3))), wire.read_stream),
         (wire.put_credit(1 << 20), wire.read_credit),
+        (wire.put_scan(ScanCall((range(3), range(7, 9)))), wire.read_scan),
     ]
 
 

@@ -118,6 +118,7 @@ def damaged(file: str, offset: int | None, what: str) -> DamagedError:
         "or run `statekit verify` to see what else is affected.",
         file=file,
         offset=offset,
+        what=what,
     )
 
 

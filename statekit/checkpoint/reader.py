@@ -94,6 +94,11 @@ class Checkpoint(InProcess):
         return self.manifest.subgroups
 
     @property
+    def leaf_count(self) -> int:
+        """How many leaves there are, not only those of the owned key-groups."""
+        return self.manifest.leaves
+
+    @property
     def key_groups(self) -> tuple[range, ...]:
         """The owned ones: what it has the state of."""
         return self.manifest.owned
@@ -163,6 +168,16 @@ class Checkpoint(InProcess):
     def leaves(self) -> Iterator[int]:
         """Those that are not empty, ascending."""
         return (leaf for leaf, _ in self.manifest.chains())
+
+    def leaf_bytes(self, leaf: int) -> int:
+        """Of all that a leaf is made of."""
+        return sum(segment.length for segment in self.manifest.chain(leaf))
+
+    def place(self, leaf: int) -> tuple[Any, ...]:
+        """Where a leaf is. Leaves of the same place are equal, whichever checkpoint they are of."""
+        packs = self.manifest.packs
+        chain = self.manifest.chain(leaf)
+        return self.storage.url, *((packs[one.pack].id, one.offset, one.length) for one in chain)
 
     def segments(self, leaf: int) -> list[tuple[Segment, Data]]:
         """The chain of a leaf, oldest first, with its verified blocks."""

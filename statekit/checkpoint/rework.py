@@ -63,7 +63,7 @@ def _ignore(_: int) -> None:
 # ---- What several checkpoints are together
 
 
-class _Union(NamedTuple):
+class Union(NamedTuple):
     """Sources of one geometry that own different key-groups."""
 
     sources: tuple[Checkpoint, ...]
@@ -83,7 +83,7 @@ class _Union(NamedTuple):
         return found.pop() if len(found) == 1 else None
 
 
-def _unite(sources: Sequence[Checkpoint]) -> _Union:
+def unite(sources: Sequence[Checkpoint]) -> Union:
     """ArgumentError, OccupiedError or SchemaError if they do not go together."""
     if not sources:
         raise ArgumentError("there is no checkpoint to take. Give one at least.")
@@ -117,7 +117,7 @@ def _unite(sources: Sequence[Checkpoint]) -> _Union:
     metadata = first.metadata
     if others:
         metadata = {"merged": [source.metadata for source in sources]}
-    return _Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
+    return Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -164,7 +164,7 @@ def rescale(
 
     Either all of them are there in the end, or (if it raises) none.
     """
-    union = _unite(sources)
+    union = unite(sources)
     total = union.first.key_group_count
     missing = subtract((range(total),), union.owned)
     if missing:
@@ -209,14 +209,14 @@ def merge(
     sources: Sequence[Checkpoint], out: Storage, *, on_bytes: OnBytes = _ignore
 ) -> Checkpoint:
     """The state of several workers as one checkpoint in a new directory."""
-    union = _unite(sources)
+    union = unite(sources)
     check_empty(out)
     with _pinned(sources):
         return _gather(union, out, union.owned, on_bytes)
 
 
 def _gather(
-    union: _Union,
+    union: Union,
     out: Storage,
     owned: tuple[range, ...],
     on_bytes: OnBytes,
@@ -540,6 +540,7 @@ def build(
 
 __all__ = [
     "Folder",
+    "Union",
     "build",
     "check_empty",
     "check_key_groups",
@@ -550,4 +551,5 @@ __all__ = [
     "merge",
     "regroup",
     "rescale",
+    "unite",
 ]

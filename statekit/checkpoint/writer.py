@@ -399,9 +399,10 @@ class _PackWriter:
         self._buffers.clear()
 
     def _end(self) -> None:
-        for thread in self._threads:
-            if thread.is_alive():
-                self._queue.put(None)
+        # One for each, whether it still runs or not, for any of them may take any. To leave out one
+        # that has just ended by what was put for another would leave that other waiting for ever.
+        for _ in self._threads:
+            self._queue.put(None)
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join()

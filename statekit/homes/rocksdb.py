@@ -23,7 +23,6 @@ what was written before is in its log.
 """
 
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from typing import Any
 
 from statekit.errors import ArgumentError, HomeError, HomeLockedError
 from statekit.homes.home import Change, Home, HomeSnapshot, HomeUrl, Named, Row
+from statekit.homes.looking import PrivateCopy
 
 _MARK = "STATEKIT"  # the file that makes a directory a home
 _MARK_TEXT = "This directory is a home of statekit: sk.open('rocksdb:...').\n"
@@ -97,21 +97,32 @@ def open_rocksdb(url: HomeUrl, cache_bytes: int) -> Home:
     """The RocksDB home of a URL, made if there is none.
 
     Options: sync=0 makes flush() leave the data to the operating system, which is quicker,
-    survives a crash of the process, and does not survive a loss of power.
+    survives a crash of the process, and does not survive a loss of power. look=1 opens a private
+    copy: the home stays as it is, and what is written is gone when the copy is closed.
     """
-    sync = url.options.pop("sync", "1")
+    sync, look = url.options.pop("sync", "1"), url.options.pop("look", "0")
     url.refuse_rest()
     if sync not in ("0", "1"):
         raise ArgumentError(
             f"{url.shown!r} has sync={sync!r}. Use sync=1 (as without it) or sync=0."
         )
+    if look not in ("0", "1"):
+        raise ArgumentError(f"{url.shown!r} has look={look!r}. Use look=1, or leave it out.")
     path = url.place
     if not path or "\0" in path or (path.startswith("//") and not path.startswith("///")):
         raise ArgumentError(
             f"{url.shown!r} names no directory. "
             'Use "rocksdb:/path", or "rocksdb:path" below the working directory.'
         )
-    return _RocksdbHome(os.path.abspath(path), max(cache_bytes, _CACHE_BYTES_MIN), sync == "1")
+    path, cache_bytes = os.path.abspath(path), max(cache_bytes, _CACHE_BYTES_MIN)
+    if look == "0":
+        return _RocksdbHome(path, cache_bytes, sync == "1")
+    copy = PrivateCopy(path)
+    try:
+        return _RocksdbHome(path, cache_bytes, False, copy)
+    except BaseException:
+        copy.close()
+        raise
 
 
 def _rocksdict() -> Any:
@@ -125,7 +136,7 @@ def _rocksdict() -> Any:
     return rocksdict
 
 
-def _options(rocksdict: Any, cache_bytes: int) -> Any:
+def _options(rocksdict: Any, cache_bytes: int, compacts: bool = True) -> Any:
     """Settings under which all of RocksDB's memory is about cache_bytes."""
     # One budget: memtables, index and filter blocks are all charged to the block cache.
     # (RocksDB's HyperClockCache is 15 % quicker, but stays above its capacity after a large get.)
@@ -158,6 +169,7 @@ def _options(rocksdict: Any, cache_bytes: int) -> Any:
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_max_background_jobs(2)
+    options.set_disable_auto_compactions(not compacts)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(2**20)
     options.set_stats_dump_period_sec(0)
@@ -166,9 +178,12 @@ def _options(rocksdict: Any, cache_bytes: int) -> Any:
 
 
 class _RocksdbHome(Home):
-    def __init__(self, path: str, cache_bytes: int, sync: bool) -> None:
+    def __init__(
+        self, path: str, cache_bytes: int, sync: bool, copy: PrivateCopy | None = None
+    ) -> None:
         rocksdict = _rocksdict()
         self._path = path
+        self._copy = copy  # of that directory, in which the rows are then
         self._sync = sync
         self._new_batch = rocksdict.WriteBatch
         self._synced = rocksdict.WriteOptions()
@@ -182,7 +197,8 @@ class _RocksdbHome(Home):
         self._reopening = threading.Lock()
         self._cache_bytes = cache_bytes
         try:
-            _claim(path, rocksdict)
+            if copy is None:
+                _claim(path, rocksdict)
             self._db = self._open_db(rocksdict)
         except HomeError:
             raise
@@ -194,7 +210,10 @@ class _RocksdbHome(Home):
         return f"<RocksDB home at {self._path!r}{'' if self._is_open else ', closed'}>"
 
     def _open_db(self, rocksdict: Any) -> Any:
-        return rocksdict.Rdict(self._path, _options(rocksdict, self._cache_bytes))
+        path = self._path if self._copy is None else self._copy.path
+        # Compacting a copy would write out tables that are somewhere else, and may be large.
+        options = _options(rocksdict, self._cache_bytes, compacts=self._copy is None)
+        return rocksdict.Rdict(path, options)
 
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         prefixes, db = self._prefixes, self._db
@@ -414,6 +433,8 @@ class _RocksdbHome(Home):
             finally:
                 if self._db is not None:
                     self._db.close()
+                if self._copy is not None:
+                    self._copy.close()
         except BaseException as error:
             raise self._failed("flushed", error) from error
 
@@ -467,7 +488,7 @@ def _claim(path: str, rocksdict: Any) -> None:
     if there and _MARK not in there:
         if "CURRENT" not in there:
             raise refused("the directory has other files and is no home")
-        if not _has_meta(path, there, rocksdict):
+        if not _has_meta(path, rocksdict):
             raise refused("it is a RocksDB of another program")
     if _MARK not in there:
         os.makedirs(path, exist_ok=True)
@@ -483,22 +504,20 @@ def _has_checkpoints(path: str) -> bool:
     return any(name.endswith(".manifest") for name in os.listdir(path))
 
 
-def _has_meta(path: str, files: set[str], rocksdict: Any) -> bool:
+def _has_meta(path: str, rocksdict: Any) -> bool:
     """Whether a RocksDB without our mark is a home of an earlier version. Changes nothing."""
-    # Even when it only reads, rocksdict writes its own file into the directory: it gets another
-    # directory, with links to the files in this one.
-    with tempfile.TemporaryDirectory() as aside:
-        for name in files - {"LOCK", "LOG", "rocksdict-config.json"}:
-            os.symlink(os.path.join(path, name), os.path.join(aside, name))
-        try:
-            access = rocksdict.AccessType.read_only()
-            found = rocksdict.Rdict(aside, rocksdict.Options(raw_mode=True), access_type=access)
-        except Exception:
-            return False  # whatever it is, we cannot read it
+    copy = PrivateCopy(path)
+    try:
+        access = rocksdict.AccessType.read_only()
+        found = rocksdict.Rdict(copy.path, rocksdict.Options(raw_mode=True), access_type=access)
         try:
             return found.get(_META) is not None
         finally:
             found.close()
+    except Exception:
+        return False  # whatever it is, we cannot read it
+    finally:
+        copy.close()
 
 
 class _RocksdbSnapshot(HomeSnapshot):

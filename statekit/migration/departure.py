@@ -198,14 +198,19 @@ class Departure:
         is_whole: bool = True,
         is_delta: bool = False,
     ) -> Iterator[Piece]:
-        total = len(blocks)
-        self.bytes_sent += total
-        for at in range(0, total or 1, CHUNK_BYTES):
-            stop = at + CHUNK_BYTES
-            chunk = blocks if total <= CHUNK_BYTES else blocks[at:stop]
-            yield Piece(
-                PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total
-            )
+        self.bytes_sent += len(blocks)
+        yield from pieces_of(leaf, epoch, blocks, is_whole, is_delta)
+
+
+def pieces_of(
+    leaf: int, epoch: int, blocks: bytes, is_whole: bool = True, is_delta: bool = False
+) -> Iterator[Piece]:
+    """A leaf, cut as it is sent."""
+    total = len(blocks)
+    for at in range(0, total or 1, CHUNK_BYTES):
+        stop = at + CHUNK_BYTES
+        chunk = blocks if total <= CHUNK_BYTES else blocks[at:stop]
+        yield Piece(PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total)
 
 
 def _timer_leaves(residence: Residence, leaves: Sequence[int]) -> tuple[range, ...]:

@@ -14,22 +14,23 @@ The two sides of a hand-over are in giving.py and taking.py; what is here is abo
 
 import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from statekit.assignment import show_groups
+from statekit.assignment import leaf_ranges, show_groups, subtract
 from statekit.errors import (
     ArgumentError,
     KeyTypeError,
     MigrationError,
+    NotOwnedError,
     PeerError,
     StateKitError,
     shorten,
 )
-from statekit.metrics import MovedMetrics
-from statekit.migration.departure import Departure
+from statekit.metrics import MovedMetrics, StateCounters
+from statekit.migration.departure import Departure, pieces_of
 from statekit.migration.giving import Giver
 from statekit.migration.member import Credentials, Owner, check_id, leaves_of
 from statekit.migration.participant import Participant
@@ -37,12 +38,16 @@ from statekit.migration.taking import Taker, check_strategy
 from statekit.remote.calls import (
     Limits,
     PeerHello,
+    Piece,
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
 )
 from statekit.remote.security import parse_address
 from statekit.residence import Residence
+from statekit.schema import StateSchema
+from statekit.store.states import State
 from statekit.version import __version__
 
 if TYPE_CHECKING:
@@ -162,6 +167,7 @@ class Peer(Giver, Taker):
                 self._owner.owned(),
                 tuple(self._owner.schemas()),
                 __version__,
+                watermark=store.time("event"),
             )
 
     def propose(self, call: ProposeCall) -> None:
@@ -207,10 +213,10 @@ class Peer(Giver, Taker):
         self._check_open()
         residence = self._residence
         schema = next((one for one in self._owner.schemas() if one.name == call.state), None)
-        raw = next((one for one in residence.store.states() if one.name == call.state), None)
-        if schema is None or raw is None:
+        if schema is None:
             known = ", ".join(sorted(one.name for one in self._owner.schemas())) or "none"
             raise ArgumentError(f"there is no state {call.state!r} here. There are: {known}.")
+        raw = self._native_state(schema)
         values = []
         for encoded in call.keys:
             try:
@@ -222,6 +228,30 @@ class Peer(Giver, Taker):
                 ) from None
             values.append(residence.settle(raw, raw.get_encoded, key))
         return QueryReply(schema, tuple(values))
+
+    def _native_state(self, schema: StateSchema) -> State:
+        """The store's state of that name, which need not have been declared: it may be at home."""
+        residence = self._residence
+        residence.counters.setdefault(schema.name, StateCounters())
+        for raw in residence.store.states():
+            if raw.name == schema.name:
+                return raw
+        kind: Any = schema.kind
+        made: State = residence.store.state(schema.name, kind, schema.key, timed=schema.timed)
+        return made
+
+    def scan(self, call: ScanCall) -> Iterator[Piece]:
+        self._check_open()
+        with self._owner.lock:  # key-groups do not change hands while the state is frozen
+            if missing := subtract(call.key_groups, self._owner.owned()):
+                raise NotOwnedError(
+                    f"key-groups {show_groups(missing)} are not here, or not any more; here are "
+                    f"{show_groups(self._owner.owned())}. Ask again."
+                )
+            frozen = self._residence.freeze()
+        with frozen:
+            for leaf, blocks in frozen.leaves(leaf_ranges(call.key_groups, self.subgroups)):
+                yield from pieces_of(leaf, 0, blocks)
 
     def _fenced(self) -> None:
         super()._fenced()

@@ -57,6 +57,7 @@ class PeerHello(NamedTuple):
     schemas: tuple[StateSchema, ...]
     version: str  # of statekit there
     protocol: int = PROTOCOL
+    watermark: int | None = None  # event time there
 
 
 class BeginCall(NamedTuple):
@@ -174,6 +175,12 @@ class QueryReply(NamedTuple):
     values: tuple[bytes | None, ...]  # as State.get_encoded() gives them; None: no such key
 
 
+class ScanCall(NamedTuple):
+    """Anybody: all that these key-groups have, as it is at one moment. Reads only."""
+
+    key_groups: tuple[range, ...]
+
+
 class PeerService(Protocol):
     """What answers a server's calls. Called in threads of the server, several at once.
 
@@ -211,6 +218,9 @@ class PeerService(Protocol):
     def propose(self, call: ProposeCall) -> None: ...
 
     def query(self, call: QueryCall) -> QueryReply: ...
+
+    def scan(self, call: ScanCall) -> Iterator[Piece]:
+        """The pieces of each leaf that has entries. It runs in a thread of its own."""
 
     def figures(self) -> dict[str, Any]:
         """Metrics, as JSON can hold them."""

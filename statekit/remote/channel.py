@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from statekit import remote
+from statekit.assignment import show_groups
 from statekit.errors import (
     ClosedError,
     PeerError,
@@ -45,9 +46,11 @@ from statekit.remote.calls import (
     PickCall,
     PickReply,
     Piece,
+    PieceKind,
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.remote.security import (
@@ -245,6 +248,43 @@ class PeerChannel:
     def query(self, call: QueryCall, *, timeout_s: float | None = None) -> QueryReply:
         data = self._ask("Query", wire.put_query(call), f"about state {call.state!r}", timeout_s)
         return self._read(wire.read_query_reply, data, len(call.keys))
+
+    def scan(
+        self, call: ScanCall, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Leaves and their blocks, as they are at one moment; those without entries are left out.
+
+        Once something has come it is not tried again: that would be another moment.
+        """
+        what = f"for all of key-groups {show_groups(call.key_groups)}"
+        tries = _Tries(self, timeout_s)
+        is_seen = bytearray(self._leaves)
+        while True:
+            answers: _Answers | None = None  # of the leaf that is coming
+            messages = self._many("Scan", iter((wire.put_scan(call),)))
+            try:
+                while (data := self._next(messages, tries.limit_s)) is not None:
+                    for piece in self._read_pieces(data)[0]:
+                        if answers is None:
+                            if is_seen[piece.leaf] or piece.kind is not PieceKind.HERE:
+                                raise _nonsense(self.address, f"leaf {piece.leaf} twice, or not")
+                            is_seen[piece.leaf] = 1
+                            lease = FetchCall("", 0, ((piece.leaf, 0),))
+                            answers = _Answers(self.address, lease, self.limits.leaf_bytes)
+                        if pieces := answers.add(piece):
+                            answers = None
+                            yield piece.leaf, b"".join(bytes(one.blocks) for one in pieces)
+                if answers is not None:
+                    answers.check_end()
+                return
+            except grpc.RpcError as error:
+                if not any(is_seen):
+                    tries.after(error, what, None)
+                    continue
+                failed = self.fail(error, what)
+                raise failed or _given_up(self.address, what, tries.limit_s, error) from None
+            finally:
+                messages.cancel()
 
     def figures(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         return self._read(

@@ -211,6 +211,12 @@ class QueryReply(_message.Message):
     value: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, description: _Optional[bytes] = ..., found: _Optional[_Iterable[bool]] = ..., value: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class ScanRequest(_message.Message):
+    __slots__ = ("key_groups",)
+    KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    key_groups: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key_groups: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class FiguresRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

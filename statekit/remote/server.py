@@ -2,7 +2,7 @@
 
 Whoever calls, it stays within Limits:
 
-    threads   one pool of `threads + streams`, and one more thread for each running Stream. A call
+    threads   one pool of `threads + streams`, and one more for each running Stream or Scan. A call
               that sends many messages has to get one of `streams` slots first, and is refused
               without one: so `threads` are always left for the others
     time      a peer that sends nothing or takes nothing for `call_s` is cut off (watch.py). When
@@ -45,7 +45,6 @@ from statekit.remote.calls import (
     Limits,
     PeerService,
     Piece,
-    StreamCall,
 )
 from statekit.remote.security import (
     TLS,
@@ -236,7 +235,7 @@ class PeerServer:
             "Query": self._query,
             "Figures": self._show_figures,
         }
-        streams = {"FetchLong": self._fetch_long, "Stream": self._stream}
+        streams = {"FetchLong": self._fetch_long, "Stream": self._stream, "Scan": self._scan}
         return {
             **{
                 f"/{SERVICE}/{name}": _handler(self._answering(name, answer), is_stream=False)
@@ -400,8 +399,14 @@ class PeerServer:
 
     def _stream(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
         call = wire.read_stream(_receive(self._opening, requests, context), self._leaves)
-        outbox = _Outbox(self._service, call, _credits(self._running, requests, context))
-        return outbox.messages(min(_BEAT_S, self.limits.call_s / 3), self.limits.call_s)
+        return self._send(self._service.stream(call, _credits(self._running, requests, context)))
+
+    def _scan(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
+        call = wire.read_scan(_receive(self._opening, requests, context), self._key_groups)
+        return self._send(self._service.scan(call))
+
+    def _send(self, pieces: Iterator[Piece]) -> Iterator[bytes]:
+        return _Outbox(pieces).messages(min(_BEAT_S, self.limits.call_s / 3), self.limits.call_s)
 
     def _installed(self, data: bytes) -> bytes:
         call = wire.read_leases(data, InstalledCall, self._leaves)
@@ -510,8 +515,8 @@ class _Outbox:
     each change: so one of the two always sees the other.
     """
 
-    def __init__(self, service: PeerService, call: StreamCall, credits_: Iterator[int]) -> None:
-        self._pieces = service.stream(call, credits_)
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
         self._queue: collections.deque[Piece] = collections.deque()
         self._made = self._taken = 0  # bytes, each written by one side
         self._change = threading.Condition(threading.Lock())

@@ -42,6 +42,7 @@ from statekit.remote.calls import (
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.remote.fields import Fields
@@ -200,7 +201,7 @@ def put_hello(hello: PeerHello) -> bytes:
         generation=hello.generation,
         key_groups=hello.key_groups,
         subgroups=hello.subgroups,
-        description=_put_description(hello.schemas, hello.owned),
+        description=_put_description(hello.schemas, hello.owned, hello.watermark),
     )
 
 
@@ -218,6 +219,7 @@ def read_hello(data: bytes) -> PeerHello:
         description.schemas,
         _name(found.version, "a version"),
         found.protocol,
+        description.watermark,
     )
 
 
@@ -519,7 +521,7 @@ def read_released(data: bytes, leaves: int = LEAVES_MAX) -> Leases:
     return _read_leases(fields.read(data, "LeasesReply"), 1, leaves)
 
 
-# ---- Propose, Query, Figures
+# ---- Propose, Query, Scan, Figures
 
 
 def put_propose(call: ProposeCall) -> bytes:
@@ -577,6 +579,15 @@ def read_query_reply(data: bytes, keys: int) -> QueryReply:
         _bad(f"{len(schemas)} states where one was asked for")
     rest = iter(values)
     return QueryReply(schemas[0], tuple(next(rest) if is_there else None for is_there in marks))
+
+
+def put_scan(call: ScanCall) -> bytes:
+    return _put(pb.ScanRequest, key_groups=_put_ranges(call.key_groups))
+
+
+def read_scan(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> ScanCall:
+    found = _parse(pb.ScanRequest, data)
+    return ScanCall(_read_ranges(found.key_groups, key_groups, "key-groups"))
 
 
 def put_figures(figures: dict[str, Any]) -> bytes:

@@ -488,7 +488,14 @@ def _claim(path: str, rocksdict: Any) -> None:
     if there and _MARK not in there:
         if "CURRENT" not in there:
             raise refused("the directory has other files and is no home")
-        if not _has_meta(path, rocksdict):
+        try:
+            is_ours = _has_meta(path, rocksdict)
+        except HomeLockedError as error:
+            raise HomeLockedError(
+                f"the RocksDB at {path!r} cannot be opened: it is no home by its files, and "
+                "another program has it open. Close that one first, or name another directory."
+            ) from error
+        if not is_ours:
             raise refused("it is a RocksDB of another program")
     if _MARK not in there:
         os.makedirs(path, exist_ok=True)

@@ -6,7 +6,7 @@ into place, together with what is still in memory; whoever opens the home after 
 
     row                            holds
     (leaf, state, key)             the value as of the last commit
-    (leaf + 2^31, state, key)      pending: token (8 bytes) generation (4) 1 value
+    (leaf + 2^31, state, key)      pending: token (8 bytes) generation (8) 1 value
                                    or, if the row is deleted:  token  generation  0
     (2^31 - 1, 0, id)              a commit of some key-groups, as JSON: see Commit
 
@@ -56,7 +56,7 @@ from statekit.homes.home import Home, HomeSnapshot, Named, Row, row_name
 
 PENDING = 1 << 31  # added to the number of a row's leaf
 _COMMITS = PENDING - 1  # where a leaf would be, the records of commits are
-_TOKEN_BYTES, _HEAD_BYTES = 8, 13
+_TOKEN_BYTES, _HEAD_BYTES = 8, 17
 _ROLL_ROWS_MAX, _ROLL_BYTES_MAX = 4096, 4 << 20  # that are moved into place at a time
 
 Ranges = tuple[range, ...]
@@ -115,7 +115,10 @@ class Commit:
                 "cleared": self.rolling.cleared,
                 "is_cleared": self.rolling.is_cleared,
             }
-        return msgspec.json.encode(told)
+        try:
+            return msgspec.json.encode(told)
+        except UnicodeEncodeError:  # half a surrogate pair, which json writes as an escape
+            return json.dumps(told).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Commit":
@@ -376,11 +379,15 @@ class Ledger:
         others = [other for other in self._commits.values() if other.id != commit.id]
         if not others:
             return others
-        groups = {group for part in commit.key_groups for group in part}
+        newest: dict[int, int] = {}
+        for one in sorted([*others, commit], key=lambda one: one.number):
+            newest |= dict.fromkeys(
+                (group for part in one.key_groups for group in part), one.number
+            )
         return [
             other
             for other in others
-            if all(group in groups for part in other.key_groups for group in part)
+            if all(newest[group] > other.number for part in other.key_groups for group in part)
         ]
 
     def _commit_at_once(
@@ -417,7 +424,8 @@ class Ledger:
             tuple((leaf, self._since[leaf]) for leaf in marked),
             tuple((leaf, state, self._cleared[leaf, state]) for leaf, state in cleared),
         )
-        is_any = marked or cleared
+        # What it supersedes is deleted afterwards: not all of it may happen.
+        is_any = marked or cleared or self._superseded(commit)
         commit = replace(commit, rolling=rolling if is_any else None)
         self._doubt = _Doubt(commit, marked, cleared)
         self.home.write_rows([commit.name, commit.encode()], durable=True)
@@ -562,8 +570,11 @@ class Ledger:
             marked = [leaf for leaf in self._since if _is_in(leaf, leaves)]
             cleared = [place for place in self._cleared if _is_in(place[0], leaves)]
             self._end_generation(marked, cleared)
-            for leaf in marked:  # they count no more, and only take up room
-                self.home.clear_leaves(range(leaf + PENDING, leaf + PENDING + 1), self.states)
+            try:
+                for leaf in marked:
+                    self.home.clear_leaves(range(leaf + PENDING, leaf + PENDING + 1), self.states)
+            except HomeError:
+                return  # they count no more, and only take up room until the home is opened again
 
     def commits_of(self, key_groups: Ranges) -> list[Commit]:
         """The commits that hold for key-groups, each with those of them that it holds for."""

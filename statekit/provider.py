@@ -15,6 +15,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from html import escape
 from os import PathLike
 from types import TracebackType
@@ -540,7 +541,7 @@ class KVProvider(InProcess, MovingProvider):
         """The metadata of the last commit of each key-group, with the key-groups it is of."""
         self._check_open()
         ledger = self._residence.ledger
-        return [] if ledger is None else ledger.positions_of(self._mine)
+        return [] if ledger is None else deepcopy(ledger.positions_of(self._mine))
 
     def rollback(self) -> None:
         """Back to the last commit: all changes since then, in all states, are undone.
@@ -595,6 +596,8 @@ class KVProvider(InProcess, MovingProvider):
         self._close(is_kept=True)
 
     def _close(self, is_kept: bool) -> None:
+        if self._is_parents:
+            return
         # First and without the lock, which a checkpoint that is being started waits for.
         self._close_peer()
         self._checkpointer.close()
@@ -616,14 +619,19 @@ class KVProvider(InProcess, MovingProvider):
                 raise
             self._let_go()
 
+    @property
+    def _is_parents(self) -> bool:
+        """Whether it belongs to the process we were forked from, which goes on using the home."""
+        return self._residence.ledger is not None and self._pid != os.getpid()
+
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):  # True: it was never quite made
             self._leave()
 
     def _leave(self) -> None:
         """Commits what nobody will commit any more, where that is possible; and says so."""
-        if self._residence.ledger is None or self._pid != os.getpid():
-            return  # nothing to keep; or it is the provider of the process we were forked from
+        if self._residence.ledger is None or self._is_parents:
+            return
         is_kept, shown = not self._uses_positions(), repr(self)
         done = (
             "What was not committed is lost, as commit() was used."

@@ -541,15 +541,17 @@ class Residence:
     def rollback(self, key_groups: tuple[range, ...]) -> None:
         """Back to the last commit, in these key-groups."""
         ranges = leaf_ranges(key_groups, self.store.subgroups)
+        ledger = self.ledger
+        assert ledger is not None
         with self._lock:
-            assert self.ledger is not None
-            self.ledger.settle()  # before anything is given up
-            self._evictions += 1  # answers on their way are of the time before
             self._protect(leaf for part in ranges for leaf in part)
-            for part in ranges:
-                self.store.mark(part.start, part.stop, "absent")
-            self.ledger.rollback(ranges)
-            self._evictions += 1
+            with ledger.lock:  # or a sibling's commit that fails would leave us half rolled back
+                ledger.settle()  # before anything is given up
+                self._evictions += 1  # answers on their way are of the time before
+                for part in ranges:
+                    self.store.mark(part.start, part.stop, "absent")
+                ledger.rollback(ranges)
+                self._evictions += 1
             self.load_timers(leaf for part in ranges for leaf in part)
 
     def drop_rows(self) -> None:

@@ -17,6 +17,9 @@ even after close(), so load() reads page by page and holds no iterator between t
 A file named STATEKIT says that the directory is a home, so that nobody's else is opened: RocksDB
 changes what it opens, and the file formats of others would not survive it.
 
+A fork has no threads but the one that forked, and RocksDB waits for its own when it is closed. So
+a child does not close what its parent has open, not even when it ends.
+
 After a failed write (a full disk, say) RocksDB takes no more, whatever happens to the disk, but
 goes on reading. So the next write sees whether there is room now, and opens the database again;
 what was written before is in its log.
@@ -91,6 +94,21 @@ _ADVICE = (
     (("Closed", "closed"), "Open it again."),
 )
 _ADVICE_ELSE = "Look into the file LOG in that directory."
+
+
+_opened: "weakref.WeakSet[_RocksdbHome]" = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """In a child: what the parent has open is never freed here."""
+    import ctypes
+
+    for home in _opened:
+        for kept in (home._db, *(snapshot._rows for snapshot in home._snapshots)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def open_rocksdb(url: HomeUrl, cache_bytes: int) -> Home:
@@ -205,6 +223,7 @@ class _RocksdbHome(Home):
         except BaseException as error:
             raise self._failed("opened", error) from error
         self._is_open = True
+        _opened.add(self)
 
     def __repr__(self) -> str:
         return f"<RocksDB home at {self._path!r}{'' if self._is_open else ', closed'}>"

@@ -284,6 +284,8 @@ def is_exact_any(value: Any) -> bool:
         return True
     if value.__class__ is datetime:
         return value.tzinfo is UTC  # other zones may be equal, or in the fold, not
+    if value.__class__ is Ext and value.code < 0:
+        return False  # MessagePack's own, and rows.py uses one
     try:
         return bool(_decode_any(pack(value)) == value)
     except VALUE_FAULTS:

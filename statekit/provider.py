@@ -749,8 +749,8 @@ class KVProvider(MovingProvider):
             if self._family.owners.get(group) is self:
                 del self._family.owners[group]
 
-    def _since(self, url: str, number: int) -> "array[int] | None":
-        return self._checkpointer.since(url, number)
+    def _since(self, digest: bytes) -> "array[int] | None":
+        return self._checkpointer.since(digest)
 
     def _figures(self) -> dict[str, Any]:
         return self.metrics().as_dict()

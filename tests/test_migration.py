@@ -6,6 +6,9 @@ oracle is a dict of what was written.
 
 import operator
 import random
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -808,6 +811,70 @@ def test_a_base_that_is_not_the_sources_last_is_not_used(stack: ExitStack, tmp_p
     migration = target.fetch_from(address, base=str(tmp_path))
     migration.wait(SECONDS_MAX)
     assert dict(target.value("names", str).items()) == {key: key for key in KEYS}
+
+
+def test_a_base_is_known_by_its_contents_not_by_its_place_and_number(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """The place was wiped, and used by another provider, which has come to the same number."""
+    source, target, address = pair(stack)
+    names = source.value("names", str)
+    names.put_many(KEYS, KEYS)
+    mine = source.checkpoint(tmp_path / "place")
+    shutil.rmtree(tmp_path / "place")
+    with opened(stack) as other:
+        other.value("names", str).put_many(KEYS, ["a stranger's"] * len(KEYS))
+        assert other.checkpoint(tmp_path / "place").number == mine.number
+    migration = target.fetch_from(address, base=str(tmp_path / "place"))
+    migration.wait(SECONDS_MAX)
+    assert not migration.is_based
+    assert dict(target.value("names", str).items()) == {key: key for key in KEYS}
+
+
+def test_a_base_may_lie_elsewhere_for_the_other_side(stack: ExitStack, tmp_path: Path) -> None:
+    source, target, address = pair(stack)
+    names = source.value("names", str)
+    names.put_many(KEYS, KEYS)
+    source.checkpoint(tmp_path / "here")
+    names[KEYS[0]] = "changed"
+    (tmp_path / "here").rename(tmp_path / "there")  # as it is mounted on another machine
+    migration = target.fetch_from(address, base=str(tmp_path / "there"))
+    migration.wait(SECONDS_MAX)
+    assert migration.is_based
+    assert dict(target.value("names", str).items()) == {key: key for key in KEYS} | {
+        KEYS[0]: "changed"
+    }
+
+
+_ELSEWHERE = """
+import sys
+import statekit as sk
+kv = sk.open("memory:", key_groups=16, subgroups=4)
+kv.value("names", str).put_many([f"key-{i}" for i in range(400)], ["elsewhere"] * 400)
+print(kv.checkpoint("memory://base").number, kv.serve().address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_same_url_in_another_process_is_another_base(stack: ExitStack) -> None:
+    pytest.importorskip("fsspec")
+    with opened(stack) as other:
+        other.value("names", str).put_many(KEYS, ["here"] * len(KEYS))
+        mine = other.checkpoint("memory://base")
+    process = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-c", _ELSEWHERE],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+    )  # fmt: skip
+    assert process.stdout is not None
+    number, address = process.stdout.readline().split()
+    assert int(number) == mine.number
+    target = opened(stack, owned=())
+    migration = target.fetch_from(address, base="memory://base")
+    migration.wait(SECONDS_MAX)
+    assert not migration.is_based
+    assert set(many(target.value("names", str), KEYS)) == {"elsewhere"}
 
 
 # ---- Looking

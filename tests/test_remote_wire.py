@@ -58,8 +58,9 @@ leases = st.lists(
     st.tuples(leaf_numbers, numbers), max_size=8, unique_by=lambda lease: lease[0]
 ).map(tuple)
 begins = st.builds(
-    BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers, names, numbers
-)
+    BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers,
+    st.sampled_from((b"", bytes(range(32)))),
+)  # fmt: skip
 proposals = st.builds(ProposeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), names)
 state_names = names
 fetches = st.builds(FetchCall, names, numbers, leases)
@@ -302,6 +303,13 @@ def test_ranges_out_of_order_are_refused(ends: list[int]) -> None:
     ).SerializeToString()
     with pytest.raises(WireError):
         wire.read_propose(data, 128)
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 1000])
+def test_a_base_that_is_no_digest_is_refused(size: int) -> None:
+    data = pb.BeginRequest(migration="m", target="t", base=bytes(size)).SerializeToString()
+    with pytest.raises(WireError):
+        wire.read_begin(data)
 
 
 def test_ranges_that_touch_are_accepted() -> None:

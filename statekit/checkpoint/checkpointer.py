@@ -104,16 +104,18 @@ class Checkpointer:
         for part in leaves:
             self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
 
-    def since(self, url: str, number: int) -> "array[int] | None":
+    def since(self, digest: bytes) -> "array[int] | None":
         """Per leaf: since when its changes are changes to a checkpoint; 0: all of it is.
 
-        None if the checkpoint is not the last one that was taken there, or taken up from there.
+        None if the checkpoint is not one that we took last in some place, or were restored from.
         The provider's lock is held.
         """
-        lineage = self._lineages.get(url)
-        if lineage is None or lineage.checkpoint.number != number:
-            return None
-        return self._changes(self._residence.store, lineage, self._holdings())
+        with self._lock:
+            lineages = [*self._lineages.values()]
+        for lineage in lineages:
+            if lineage.checkpoint.digest == digest:
+                return self._changes(self._residence.store, lineage, self._holdings())
+        return None
 
     # ---- Taking one
 

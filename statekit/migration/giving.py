@@ -100,8 +100,8 @@ class Giver(Member):
                 self._take_back_from(call.target, leaves)
                 self._check_owned(groups)
                 since = None
-                if call.base_url:
-                    since = self._owner.since(call.base_url, call.base_number)
+                if call.base:
+                    since = self._owner.since(call.base)
                 departure = self._depart(call, groups, leaves, since)
             elif departure.target != call.target:
                 raise MigrationError(

@@ -65,8 +65,8 @@ class Owner(Protocol):
     def took(self, key_groups: tuple[range, ...]) -> None:
         """These are ours from now on."""
 
-    def since(self, url: str, number: int) -> "array[int] | None":
-        """Per leaf: the epoch that a checkpoint has it of; None if it is not our last one there."""
+    def since(self, digest: bytes) -> "array[int] | None":
+        """Per leaf: the epoch that a checkpoint has it of; None if it is not a last one of ours."""
 
     def figures(self) -> dict[str, Any]: ...
 

@@ -82,8 +82,8 @@ class MovingProvider(ABC):
         """Key-groups are this provider's from now on."""
 
     @abstractmethod
-    def _since(self, url: str, number: int) -> "array[int] | None":
-        """Per leaf: the epoch that the last checkpoint in a place has it of."""
+    def _since(self, digest: bytes) -> "array[int] | None":
+        """Per leaf: the epoch that a checkpoint has it of, if it is the last one in its place."""
 
     @abstractmethod
     def _figures(self) -> dict[str, Any]:
@@ -163,8 +163,8 @@ class MovingProvider(ABC):
         strategy: "prioritised" fetches on demand and streams the rest, hot leaves first.
         "on_demand" fetches what is touched only; "gradual" and "gradual_batched" only stream;
         "all_at_once" returns when everything is here.
-        base: a place of checkpoints that both sides can read. If the last checkpoint there is the
-        peer's, only what changed since comes from it.
+        base: a place of checkpoints that this side can read, under whatever name. If the newest one
+        there is one that the peer took last in some place, only what changed since comes from it.
         timeout: seconds after which a peer that does not answer raises PeerLostError.
         """
         self._check_open()
@@ -297,8 +297,8 @@ class _Owner:
         self.figures = provider._figures
 
 
-def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, str, int]:
-    """A checkpoint to begin from, kept from being deleted."""
+def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, bytes]:
+    """A checkpoint to begin from, kept from being deleted, and its digest."""
     place, number = (base.url, base.number) if isinstance(base, Checkpoint) else (base, None)
     if not isinstance(place, str):
         raise ArgumentError(f"{shorten(base)} names no place of checkpoints. Give its URL.")
@@ -310,4 +310,4 @@ def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource,
             f"provider {leaves}. A base has as many."
         )
     source = CheckpointSource([(checkpoint, pin)], leaves)
-    return source, checkpoint.storage.url, checkpoint.number
+    return source, checkpoint.digest

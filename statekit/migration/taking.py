@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("statekit")
 
-# A checkpoint to begin from: how to read it, its place, its number.
-Base: TypeAlias = tuple[LeafSource, str, int]
+# A checkpoint to begin from: how to read it, and which one it is.
+Base: TypeAlias = tuple[LeafSource, bytes]
 
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
@@ -152,11 +152,9 @@ class Taker(Member):
         base: Base | None,
         migration: str,
     ) -> Arrival:
-        source, url, number = base or (None, "", 0)
+        source, digest = base or (None, b"")
         generation, barrier = self._participant.generation, self._participant.barrier
-        reply = channel.begin(
-            BeginCall(migration, generation, self.name, groups, barrier, url, number)
-        )
+        reply = channel.begin(BeginCall(migration, generation, self.name, groups, barrier, digest))
         granted = _check_offer(reply, migration, groups, self.subgroups, channel.address)
         try:
             return self._accept(channel, reply, granted, strategy, source if reply.based else None)

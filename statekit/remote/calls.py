@@ -67,8 +67,7 @@ class BeginCall(NamedTuple):
     target: str
     key_groups: tuple[range, ...]
     barrier: int  # the last checkpoint the target has taken
-    base_url: str = ""  # of a checkpoint that the target has loaded; "" if none
-    base_number: int = 0
+    base: bytes = b""  # the digest of a checkpoint that the target can read; b"" if none
 
 
 class BeginReply(NamedTuple):

@@ -60,7 +60,7 @@ KEY_BYTES_MAX: int = lib.SK_KEY_BYTES_MAX
 STATE_BYTES_MAX: int = lib.SK_NAME_BYTES_MAX
 NUMBER_MAX = 2**63 - 1
 NAME_CHARS_MAX = 256  # of migrations, processes, strategies
-URL_CHARS_MAX = 4096
+DIGEST_BYTES = 32  # SHA-256
 # Leases, keys or pieces in one message: as Python objects they take some 100 bytes each, so that a
 # message never becomes much more than 8 MB of them. PeerChannel cuts longer calls.
 ITEMS_MAX = 65536
@@ -105,6 +105,12 @@ def _name(text: str, what: str, most: int = NAME_CHARS_MAX, least: int = 1) -> s
 def _number(value: int, what: str, most: int = NUMBER_MAX) -> int:
     if value > most:
         _bad(f"{value} for {what}")
+    return value
+
+
+def _digest(value: bytes) -> bytes:
+    if len(value) not in (0, DIGEST_BYTES):
+        _bad(f"a checkpoint's digest of {len(value)} bytes")
     return value
 
 
@@ -232,8 +238,7 @@ def put_begin(call: BeginCall) -> bytes:
         target=call.target,
         key_groups=_put_ranges(call.key_groups),
         barrier=call.barrier,
-        base_url=call.base_url,
-        base_number=call.base_number,
+        base=call.base,
     )
 
 
@@ -245,8 +250,7 @@ def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
         _name(found.target, "a target"),
         _read_ranges(found.key_groups, key_groups, "key-groups"),
         _number(found.barrier, "a checkpoint"),
-        _name(found.base_url, "a checkpoint's URL", URL_CHARS_MAX, 0),
-        _number(found.base_number, "a checkpoint"),
+        _digest(found.base),
     )
 
 

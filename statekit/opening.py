@@ -18,6 +18,7 @@ on their way; they cannot be opened before they have all arrived, and an interru
 be started again.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -29,6 +30,7 @@ from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
     HomeError,
+    NotOwnedError,
     OccupiedError,
     SchemaError,
     shorten,
@@ -40,6 +42,8 @@ from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
+
+_log = logging.getLogger("statekit")
 
 Place: TypeAlias = str | PathLike[str] | Checkpoint
 
@@ -57,6 +61,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     key_groups: int | None = None,
     subgroups: int | None = None,
     owned: KeyGroups | None = None,
+    reclaim: bool = False,
 ) -> KVProvider:
     """Opens a provider.
 
@@ -64,7 +69,10 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     package brings. `memory=` is how much memory may hold; the rest is at home.
     "checkpoint:URL" restores the newest checkpoint there; see restore().
     key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
-    owned: the key-groups that are this provider's; all unless told.
+    owned: the key-groups that are this provider's; unless told, all that were not handed over to
+    another process.
+    reclaim: take back what was handed over, as the home has it: as it was at the last flush. To be
+    said when the new owner is gone for good, and only you can know that.
 
     >>> kv = open("memory:")
     >>> visits = kv.value("visits", int, default=0)
@@ -75,11 +83,15 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     if isinstance(url, str) and url.startswith(_CHECKPOINT):
         if subgroups is not None:
             raise ArgumentError(f"the sub-groups of {url!r} are given. Leave subgroups out.")
+        if reclaim:
+            raise ArgumentError(f"nothing was handed over by {url!r}. Leave reclaim out.")
         return restore(url.removeprefix(_CHECKPOINT), key_groups=owned, regroup=key_groups)
     parsed = HomeUrl.parse(url)
+    if reclaim and parsed.scheme == "memory":
+        raise ArgumentError("memory: keeps nothing that was handed over. Leave reclaim out.")
     home, budget = _home_of(parsed)
     try:
-        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget)
+        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
     except BaseException:
         if home is not None:
             home.close()
@@ -106,11 +118,20 @@ def _open_with(
     subgroups: int | None,
     owned: KeyGroups | None,
     budget: int | None,
+    reclaim: bool,
 ) -> KVProvider:
     meta = Meta.read(home, url)
     is_new = meta.key_groups is None
     groups, subs = _fix_geometry(meta, url, key_groups, subgroups)
     mine = group_ranges(range(groups) if owned is None else owned, groups)
+    if given := _common(mine, meta.given):
+        if reclaim:
+            _check_kept(url, meta, given)
+        elif owned is None:
+            mine = subtract(mine, given)
+            _log.warning("%s", _handed_over(url, given))
+        else:
+            raise NotOwnedError(_handed_over(url, given))
     if torn := _common(mine, meta.restoring):
         raise HomeError(
             f"a restore of key-groups {show_groups(torn)} into {url!r} is going on or was "
@@ -123,7 +144,33 @@ def _open_with(
         store.mark(part.start, part.stop, "away")
     share = HomeShare(home)
     residence = Residence(store, home, budget, share.write_lock)
-    return KVProvider(url, residence, meta, mine, share, Family())
+    kv = KVProvider(url, residence, meta, mine, share, Family())
+    if given and reclaim:
+        kv._record_taken(given, ())  # before anything is done with them
+    return kv
+
+
+def _handed_over(url: str, given: tuple[range, ...]) -> str:
+    return (
+        f"key-groups {show_groups(given)} of {url!r} were handed over to another process, and are "
+        "not this provider's any more. To have them back, fetch them from there into a provider "
+        'of "memory:", and merge() that. If the other process is gone for good, '
+        "open(..., reclaim=True) takes them back as they were at the last flush."
+    )
+
+
+def _check_kept(url: str, meta: Meta, given: tuple[range, ...]) -> None:
+    """NotOwnedError if of key-groups that are to be taken back not all is there any more."""
+    gone = _common(given, meta.deleted)
+    if not gone:
+        return
+    kept = subtract(given, gone)
+    others = f" {show_groups(kept)} can: name these as owned=, and reclaim them." if kept else ""
+    raise NotOwnedError(
+        f"key-groups {show_groups(gone)} of {url!r} cannot be taken back: they were handed over to "
+        "another process, which had them, and so they were deleted here, at least a part of them. "
+        f"Restore them from a checkpoint: restore(..., home={url!r}).{others}"
+    )
 
 
 def _fix_geometry(
@@ -390,7 +437,8 @@ def _restore_home(
         url = parsed.shown
         meta = Meta.read(home, url)
         _fix_geometry(meta, url, plan.key_groups, plan.subgroups)
-        _check_empty(home, url, meta, subtract(mine, meta.restoring), plan.subgroups)
+        torn = (*meta.restoring, *meta.deleted)  # of which nobody expects to find all
+        _check_empty(home, url, meta, subtract(mine, torn), plan.subgroups)
         _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
         store = Store(plan.key_groups, plan.subgroups)
         share = HomeShare(home)
@@ -401,7 +449,7 @@ def _restore_home(
         _prepare(kv, plan, mine)
         leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
         residence.fill_home(source, leaves)
-        _change_restoring(home, url, meta, lambda there: subtract(there, mine))
+        _change_restoring(home, url, meta, lambda there: subtract(there, mine), mine)
         home.flush()
     except BaseException:
         home.close()
@@ -426,13 +474,14 @@ def _change_restoring(
     url: str,
     meta: Meta,
     change: Callable[[tuple[range, ...]], tuple[range, ...]],
+    done: tuple[range, ...] = (),
 ) -> None:
-    """Changes the key-groups in the home's record that are on their way."""
+    """Changes the key-groups in the home's record that are on their way; done: they are here."""
     while True:
         expected = home.read_meta()
         if expected is not None:
-            stored = Meta.decode(expected, url)
-            meta.schemas, meta.restoring = stored.schemas, stored.restoring
+            meta.refresh(Meta.decode(expected, url))
         meta.restoring = group_ranges(change(meta.restoring))
+        meta.take(done)
         if home.write_meta(meta.encode(), expected):
             return

@@ -55,7 +55,7 @@ def test_machines_have_no_clock_socket_thread_or_chance(module: object) -> None:
         )
     }
     own = {"statekit.errors", "statekit.migration.messages"}
-    assert imported <= {"collections.abc", "typing", *own}
+    assert imported <= {"bisect", "collections.abc", "itertools", "typing", *own}
 
 
 def test_a_run_is_the_same_every_time() -> None:

@@ -136,7 +136,7 @@ class Checkpointer:
         gives_way: to those who use the state; not if somebody waits for it.
         must_own: NothingOwnedError if no key-group is owned at that moment.
         choose: asked at that moment which of the owned key-groups belong into it.
-        is_extra: not one that the next one can be based on.
+        is_extra: not one that the next one can be based on; also of key-groups that are shut.
         """
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
@@ -169,7 +169,7 @@ class Checkpointer:
                 if choose is not None:
                     holdings = holdings._replace(owned=choose())
                 frozen = self._residence.freeze(
-                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
+                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, is_extra
                 )
                 if not self._lineages:
                     self._residence.store.track(frozen.snapshot.epoch)
@@ -231,7 +231,9 @@ class Checkpointer:
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
         since = None if lineage is None else self._changes(store, lineage, holdings)
         owned = self._holdings().owned
-        if owned != holdings.owned and (left_out := subtract(owned, holdings.owned)):
+        if owned != holdings.owned:
+            # Not only of those that are owned: others may be shut, and in the snapshot too.
+            left_out = subtract((range(store.key_groups),), holdings.owned)
             since = since or array("I", bytes(4 * store.leaves))
             for part in leaf_ranges(left_out, store.subgroups):
                 since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none

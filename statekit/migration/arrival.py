@@ -56,6 +56,7 @@ from statekit.remote.calls import (
     PieceKind,
     StreamCall,
 )
+from statekit.remote.security import unbelieved
 from statekit.store import Block
 from statekit.store.block import rewrite
 from statekit.store.buffers import Part, unpinned
@@ -101,7 +102,7 @@ class Receiver(Protocol):
     @property
     def loading(self) -> Loading | None: ...
 
-    def tell(self, sender: str, message: Any) -> Any:
+    def tell(self, sender: str, message: Any) -> None:
         """The participant is to know of this."""
 
     def fence(self, generation: int) -> None:
@@ -141,6 +142,7 @@ class Arrival(LeafSource):
         key_groups: tuple[range, ...],
         strategy: str,
         base: LeafSource | None,
+        is_known: bool,
     ) -> None:
         super().__init__()
         offer = reply.offer
@@ -153,10 +155,11 @@ class Arrival(LeafSource):
         self._offer = offer
         self._pack_id = bytes.fromhex(offer.migration)
         self._base = base  # what the leaves were some time ago, where both sides can read it
-        self._epochs = {grant.leaf: grant.epoch for grant in offer.grants}
-        self._sizes = {
-            grant.leaf: size for grant, size in zip(offer.grants, reply.sizes, strict=True)
-        }
+        self._is_known = is_known  # the source has shown who it is
+        self._epochs: dict[int, int] = {}
+        for grant in offer.grants:
+            self._epochs.update(dict.fromkeys(grant.leaves, grant.epoch))
+        self._sizes = dict(zip(self._epochs, reply.sizes, strict=True))
         self._timer_leaves = [
             leaf for part in reply.timer_leaves for leaf in part if leaf in self._epochs
         ]
@@ -180,7 +183,8 @@ class Arrival(LeafSource):
         self._is_settled = False  # everything is here, the source knows, and so does the provider
         self._streaming: threading.Thread | None = None
         self._reporting: threading.Thread | None = None
-        #: Adds to our part of a checkpoint what its source had not passed the barrier of.
+        #: Adds to our part of the last checkpoint what its source had not passed the barrier of.
+        #: (KVProvider.late_parts() has all that was added to one.)
         self.late_checkpoint: CheckpointJob | None = None
         self.bytes_received = 0
         self.fetches = 0  # leaves that came on demand
@@ -474,6 +478,8 @@ class Arrival(LeafSource):
         if leaf not in self._missing:
             return  # it came by the stream while it was being asked for, and was let go of
         group = leaf // self._peer.subgroups
+        if piece.kind is PieceKind.FENCED and not self._is_known:
+            raise unbelieved(piece.generation, self._offer.generation, self.source)
         if piece.kind is PieceKind.FENCED:
             # By another thread: this one may hold locks that come after those of fencing.
             with self._moved:

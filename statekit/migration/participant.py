@@ -19,10 +19,14 @@ table, and the argument why no leaf is lost or owned twice. In short:
 A participant's name belongs to one life of a process: one that lost its memory comes back under
 another name, and with migrations of other ids. Otherwise it could be handed an offer again that
 it had accepted, and written to, before.
+
+There may be 2^20 leaves, and most are alike: what is known of a leaf is a record that is never
+changed but replaced, and that all leaves share of which the same is known. So a hand-over of many
+leaves is begun, and accepted, for all that are alike at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from statekit.errors import LeaseError
 from statekit.migration.messages import (
@@ -43,6 +47,7 @@ from statekit.migration.messages import (
     Install,
     Installed,
     InTransit,
+    Leases,
     Lost,
     Moved,
     Never,
@@ -64,10 +69,12 @@ from statekit.migration.messages import (
     Unexpect,
     WritePart,
     first_epoch,
+    runs_of,
 )
 
 NONE, OWNED, PARTIAL, OFFERED, EXPECTED = "none", "owned", "partial", "offered", "expected"
 NUMBERS_MAX = 8  # checkpoints that a participant remembers its parts of
+_RECORDS_MAX = 4096  # that are looked for when leaves are to share one
 
 _HANDLERS = {
     Offer: "_on_offer",
@@ -89,31 +96,18 @@ _HANDLERS = {
 }
 
 
-class _Leaf:
+class _Leaf(NamedTuple):
     """What is known of a leaf. It stays when the leaf has gone: late messages are told by it."""
 
-    __slots__ = (
-        "covered",
-        "epoch",
-        "is_closed",
-        "is_sent",
-        "migration",
-        "peer",
-        "state",
-        "version",
-        "wanted",
-    )
-
-    def __init__(self, state: str, epoch: int, covered: int, peer: str, migration: str) -> None:
-        self.state = state
-        self.epoch = epoch  # the greatest that was ever valid here; OFFERED: the target's
-        self.covered = covered  # the last checkpoint that the leaf is in
-        self.peer = peer  # EXPECTED, PARTIAL: the source; OFFERED: the target; NONE: who has it
-        self.migration = migration  # the last one that it was part of
-        self.version = 0  # of the table that brought it here
-        self.is_closed = True  # OWNED: nobody else holds a copy that could become the leaf again
-        self.is_sent = False  # OFFERED: something of it was sent, so the target may own it
-        self.wanted: tuple[Any, ...] | None = None  # EXPECTED, PARTIAL: somebody waits for it
+    state: str
+    epoch: int  # the greatest that was ever valid here; OFFERED: the target's
+    covered: int  # the last checkpoint that the leaf is in
+    peer: str = ""  # EXPECTED, PARTIAL: the source; OFFERED: the target; NONE: who has it
+    migration: str = ""  # the last one that it was part of
+    version: int = 0  # of the table that brought it here
+    is_closed: bool = True  # OWNED: nobody else holds a copy that could become the leaf again
+    is_sent: bool = False  # OFFERED: something of it was sent, so the target may own it
+    wanted: tuple[Any, ...] | None = None  # EXPECTED, PARTIAL: somebody waits for it
 
 
 class _Departure:
@@ -152,6 +146,7 @@ class Participant:
         self.owners: tuple[str, ...] = ()  # by the table, one a leaf; () if there is none
         self.refuses = ""  # why offers are refused; "": they are not
         self._leaves: dict[int, _Leaf] = {}
+        self._records: dict[_Leaf, _Leaf] = {}  # some of these, to be shared
         self._departures: dict[str, _Departure] = {}
         self._arrivals: dict[str, _Arrival] = {}
         self._parts: dict[int, dict[int, None]] = {}  # taken here: what is written of our part
@@ -183,6 +178,16 @@ class Participant:
             return None  # ours by a word that came before the offer: on its way here
         return known.peer or None
 
+    def leases(self, leaves: Sequence[int]) -> Leases:
+        """The epochs of leaves that were heard of, as epoch_of() tells them. Leaves ascend."""
+        found = [
+            (run, known.epoch)
+            for known, some in self._alike(leaves)
+            if known is not None
+            for run in runs_of(some)
+        ]
+        return sorted(found, key=lambda lease: lease[0].start)
+
     def held(self) -> list[int]:
         """The leaves that are here, in any state."""
         return [leaf for leaf, known in self._leaves.items() if known.state is not NONE]
@@ -203,26 +208,31 @@ class Participant:
         leaves: Iterable[int],
         covered: int = 0,
         generation: int | None = None,
-        epochs: Mapping[int, int] | None = None,
+        leases: Leases = (),
     ) -> list[Action]:
         """At the start or after a restore: these leaves are here, whole, and nobody else's.
 
         generation: that the restore was asked for; if another has begun since, nothing happens.
-        epochs: of leaves that another participant of this process has disowned. Others may
-        remember these epochs, and would take an offer with smaller ones for an old one.
+        leases: that ended before: of leaves that another participant of this process has
+        disowned, or that an earlier life had. Others may remember these epochs, and would take an
+        offer with smaller ones for an old one.
         """
         if generation is not None and generation != self.generation:
             return []
-        epoch = first_epoch(self.generation)
-        for leaf in leaves:
-            known = self._leaves.get(leaf)
+        leaves = [*leaves]
+        alike = self._alike(leaves)
+        for known, some in alike:
             if known is not None and known.state is not NONE:
-                raise LeaseError(f"leaf {leaf} is known already. Own leaves once.")
+                raise LeaseError(f"leaf {some[0]} is known already. Own leaves once.")
+        for known, some in alike:
             # One that was here before comes back with a greater epoch: what is late finds it so.
-            above = epoch if known is None else known.epoch + 1
-            if epochs is not None:
-                above = max(above, epochs.get(leaf, -1) + 1)
-            self._leaves[leaf] = _Leaf(OWNED, above, covered, "", "")
+            above = first_epoch(self.generation) if known is None else known.epoch + 1
+            self._set(some, _Leaf(OWNED, above, covered))
+        mine = {*leaves} if leases else set()
+        for run, epoch in leases:
+            for known, some in self._alike([leaf for leaf in run if leaf in mine]):
+                if known is not None and known.epoch <= epoch:
+                    self._set(some, known._replace(epoch=epoch + 1))
         self.is_fenced = False
         self.barrier = max(self.barrier, covered)
         if self._coordinator is None:
@@ -234,30 +244,35 @@ class Participant:
         if migration in self._departures:
             return [self._offer(migration)]
         leaves = tuple(leaves)
-        for leaf in leaves:
-            known = self._leaves.get(leaf)
+        alike = self._alike(leaves)
+        for known, some in alike:
             if known is None or known.state is not OWNED:
                 state = known.state if known else "not here"
                 raise LeaseError(
-                    f"leaf {leaf} cannot be offered to {target!r}: it is {state}. "
+                    f"leaf {some[0]} cannot be offered to {target!r}: it is {state}. "
                     "Offer leaves that are owned here."
                 )
             if not known.is_closed:
                 raise LeaseError(
-                    f"leaf {leaf} cannot be offered to {target!r} yet: {known.peer!r}, where it "
+                    f"leaf {some[0]} cannot be offered to {target!r} yet: {known.peer!r}, where it "
                     "came from, has not let go. Try again when that migration is done."
                 )
         if target == self.name:
             raise LeaseError(f"leaves cannot be offered to {target!r}: it is this process.")
         if not leaves:
             return []
-        for leaf in leaves:
-            known = self._leaves[leaf]
-            known.state = OFFERED
-            known.epoch += 1
-            known.peer = target
-            known.migration = migration
-            known.is_sent = False
+        for known, some in alike:
+            assert known is not None
+            self._set(
+                some,
+                known._replace(
+                    state=OFFERED,
+                    epoch=known.epoch + 1,
+                    peer=target,
+                    migration=migration,
+                    is_sent=False,
+                ),
+            )
         self._departures[migration] = _Departure(target, leaves)
         return [Shut(leaves), self._offer(migration)]
 
@@ -328,26 +343,24 @@ class Participant:
             and not known.is_sent
         )
 
-    def disown(self, leaves: Iterable[int]) -> dict[int, int]:
+    def disown(self, leaves: Iterable[int]) -> Leases:
         """These leaves go to another participant of this process, in a way that is not ours.
 
-        Their epochs are returned, for the other one's own().
+        Their leases are returned, for the other one's own().
         """
-        leaves = list(leaves)
+        leaves = sorted(leaves)
         self.check_free(leaves)  # all of them, or none
-        for leaf in leaves:
-            known = self._leaves[leaf]
-            known.state = NONE
-            known.peer = ""
-        return {leaf: self._leaves[leaf].epoch for leaf in leaves}
+        for known, some in self._alike(leaves):
+            assert known is not None
+            self._set(some, known._replace(state=NONE, peer=""))
+        return self.leases(leaves)
 
     def check_free(self, leaves: Iterable[int]) -> None:
         """LeaseError if one of these is not ours, or another process may have a claim to it."""
-        for leaf in leaves:
-            known = self._leaves.get(leaf)
+        for known, some in self._alike([*leaves]):
             if known is None or known.state is not OWNED or not known.is_closed:
                 raise LeaseError(
-                    f"leaf {leaf} cannot go: it is {known.state if known else 'not here'}, or "
+                    f"leaf {some[0]} cannot go: it is {known.state if known else 'not here'}, or "
                     "where it came from has not let go. Wait for the migration."
                 )
 
@@ -365,7 +378,7 @@ class Participant:
         known = self._offered(sender, leaf, epoch)
         if known is None:
             return False
-        known.is_sent = True
+        self._mark_sent(leaf, known)
         return True
 
     def unsent(self, migration: str) -> list[int]:
@@ -379,7 +392,7 @@ class Participant:
         if departure is None or leaf not in departure.leaves:
             return []
         known = self._leaves[leaf]
-        known.is_sent = True
+        self._mark_sent(leaf, known)
         departure.stream.pop(leaf, None)
         reply = Here(migration, self.generation, self._next(), leaf, known.epoch, True, None)
         return [Serve(departure.target, reply, ())]
@@ -403,13 +416,15 @@ class Participant:
         if arrival is None:
             return []
         leases = []
-        for leaf in list(arrival.leaves if leaves is None else arrival.leaves.keys() & set(leaves)):
-            known = self._leaves[leaf]
-            if known.state is EXPECTED:
-                known.state = NONE  # at this epoch: nothing can be let in any more
-                del arrival.leaves[leaf]
-                arrival.returned[leaf] = known.epoch
-                leases.append((leaf, known.epoch))
+        chosen = arrival.leaves if leaves is None else arrival.leaves.keys() & set(leaves)
+        for known, some in self._alike(sorted(chosen)):
+            if known is not None and known.state is EXPECTED:
+                # At this epoch: nothing can be let in any more.
+                self._set(some, known._replace(state=NONE))
+                leases += [(leaf, known.epoch) for leaf in some]
+        for leaf, epoch in leases:
+            del arrival.leaves[leaf]
+            arrival.returned[leaf] = epoch
         if not leases:
             return []
         return [
@@ -422,7 +437,7 @@ class Participant:
         known = self._leaves.get(leaf)
         if known is None or known.state not in (EXPECTED, PARTIAL):
             return []
-        known.wanted = keys
+        self._set((leaf,), known._replace(wanted=keys))
         return [self._to(known.peer, Fetch, known.migration, leaf, known.epoch, keys)]
 
     def grant(self, migration: str, bytes_total: int) -> list[Action]:
@@ -441,13 +456,15 @@ class Participant:
         """
         if number <= self.barrier or self.is_fenced:
             return []
-        leaves, unfinished = [], []
-        for leaf, known in self._leaves.items():
+        leaves: list[int] = []
+        unfinished: list[int] = []
+        for known, some in self._alike([*self._leaves]):
+            assert known is not None
             if (known.state is OWNED or known.state is PARTIAL) and known.covered < number:
-                known.covered = number
-                leaves.append(leaf)
+                self._set(some, known._replace(covered=number))
+                leaves += some
                 if known.state is PARTIAL:
-                    unfinished.append(leaf)
+                    unfinished += some
         self.barrier = number
         self._parts[number] = {}
         while len(self._parts) > NUMBERS_MAX:
@@ -455,7 +472,7 @@ class Participant:
             del self._parts[oldest]
             self._failed.discard(oldest)
             self._askers.pop(oldest, None)
-        return [WritePart(number, tuple(leaves), tuple(unfinished))]
+        return [WritePart(number, tuple(sorted(leaves)), tuple(sorted(unfinished)))]
 
     def part_written(self, number: int, leaves: Iterable[int]) -> list[Action]:
         """These leaves are in our part of n, durably."""
@@ -530,29 +547,32 @@ class Participant:
     def _on_offer(self, sender: str, offer: Offer) -> list[Action]:
         migration, source = offer.migration, offer.source
         actions: list[Action] = []
-        expected, waiting, superseded = [], [], []
+        expected: list[int] = []
+        waiting: list[tuple[int, int]] = []
+        superseded: list[int] = []
         refused: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
-        for leaf, epoch, covered in offer.grants:
-            known = self._leaves.get(leaf)
-            if known is not None and epoch <= known.epoch:
-                if epoch == known.epoch and known.state is NONE:
-                    returned.append((leaf, epoch))  # we gave it back: it must not come any more
-                elif epoch == known.epoch and known.state is EXPECTED:
-                    waiting.append((leaf, epoch))
-                continue
-            if known is not None and known.state is not NONE:
-                # A greater epoch is proof that ours has ended, by ways that we were not told of.
-                self._end(leaf, known)
-                superseded.append(leaf)
-            state = NONE if self.refuses else EXPECTED
-            self._leaves[leaf] = new = _Leaf(state, epoch, covered, source, migration)
-            new.version = offer.version
-            if self.refuses:
-                refused.append((leaf, epoch))
-            else:
-                expected.append(leaf)
-                waiting.append((leaf, epoch))
+        for leaves, epoch, covered in offer.grants:
+            for known, some in self._alike(leaves):
+                leases = [(leaf, epoch) for leaf in some]
+                if known is not None and epoch <= known.epoch:
+                    if epoch == known.epoch and known.state is NONE:
+                        returned += leases  # we gave it back: it must not come any more
+                    elif epoch == known.epoch and known.state is EXPECTED:
+                        waiting += leases
+                    continue
+                if known is not None and known.state is not NONE:
+                    # A greater epoch is proof that ours has ended, in ways we were not told of.
+                    for leaf in some:
+                        self._end(leaf, known)
+                    superseded += some
+                state = NONE if self.refuses else EXPECTED
+                self._set(some, _Leaf(state, epoch, covered, source, migration, offer.version))
+                if self.refuses:
+                    refused += leases
+                else:
+                    expected += some
+                    waiting += leases
         if superseded:
             actions.append(Unexpect(tuple(superseded)))
         if expected:
@@ -582,14 +602,15 @@ class Participant:
                 return []
             return [self._to(sender, Installed, migration, leaf, here.epoch)]
         actions: list[Action] = [Install(leaf, here.content, here.is_whole)]
+        covered = known.covered
         if known.state is EXPECTED:
             actions += self._add_to_parts(leaf, known)
-        known.state = PARTIAL
+            covered = max(covered, self.barrier)
+        new = known._replace(state=PARTIAL, covered=covered)
         if here.is_whole:
-            known.state = OWNED
-            known.is_closed = False
-            known.wanted = None
+            new = new._replace(state=OWNED, is_closed=False, wanted=None)
             actions.append(self._to(sender, Installed, migration, leaf, here.epoch))
+        self._set((leaf,), new)
         return actions
 
     def _on_moved(self, sender: str, moved: Moved) -> list[Action]:
@@ -600,7 +621,7 @@ class Participant:
         was_here = known.state is not NONE
         if was_here:
             self._end(moved.leaf, known)
-        known.peer = moved.to
+        self._set((moved.leaf,), self._leaves[moved.leaf]._replace(peer=moved.to))
         return [Unexpect((moved.leaf,))] if was_here else []
 
     def _on_in_transit(self, sender: str, reply: InTransit) -> list[Action]:
@@ -650,7 +671,7 @@ class Participant:
         known = self._offered(sender, leaf, epoch)
         if known is None:
             return [self._where(sender, fetch.migration, leaf, epoch)]
-        known.is_sent = True
+        self._mark_sent(leaf, known)
         if not fetch.keys:
             self.sent(known.migration, leaf)
         reply = Here(known.migration, self.generation, self._next(), leaf, epoch, True, None)
@@ -671,7 +692,7 @@ class Participant:
                 # Only an authority takes back what was sent: it was wrong about the target.
                 return [self._where(sender, installed.migration, leaf, epoch)]
             if known.state is OFFERED:
-                known.state = NONE
+                self._set((leaf,), known._replace(state=NONE))
                 self._leave(leaf, known)
                 actions.append(Drop(leaf))
         actions.append(self._to(sender, Released, installed.migration, leaf, epoch))
@@ -730,6 +751,30 @@ class Participant:
 
     # ---- Steps that several of them take
 
+    def _alike(self, leaves: Sequence[int]) -> list[tuple[_Leaf | None, Sequence[int]]]:
+        """Leaves by what is known of them (None: nothing). There may be a million of one kind."""
+        found = [*map(self._leaves.get, leaves)]
+        if len({*map(id, found)}) == 1:
+            return [(found[0], leaves)]
+        parts: dict[_Leaf | None, list[int]] = {}
+        for leaf, known in zip(leaves, found, strict=True):
+            parts.setdefault(known, []).append(leaf)
+        return [*parts.items()]
+
+    def _set(self, leaves: Sequence[int], known: _Leaf) -> None:
+        """This is known of these leaves from now on, which share it with others like them."""
+        if len(self._records) >= _RECORDS_MAX:
+            self._records.clear()
+        known = self._records.setdefault(known, known)
+        if len(leaves) == 1:
+            self._leaves[leaves[0]] = known
+        else:
+            self._leaves.update(dict.fromkeys(leaves, known))
+
+    def _mark_sent(self, leaf: int, known: _Leaf) -> None:
+        if not known.is_sent:
+            self._set((leaf,), known._replace(is_sent=True))
+
     def _offered(self, sender: str, leaf: int, epoch: int) -> _Leaf | None:
         """The leaf, if it is offered to the sender at this epoch."""
         known = self._leaves.get(leaf)
@@ -741,15 +786,17 @@ class Participant:
         if not leaves:
             return []
         actions: list[Action] = []
-        for leaf in leaves:
-            known = self._leaves[leaf]
-            self._leave(leaf, known)
-            known.state = OWNED
-            known.epoch += 1  # the offered one may be in the target's hands for ever
-            known.is_closed = True
-            known.peer = ""
-            if is_certain:
-                actions += self._add_to_parts(leaf, known)
+        for known, some in self._alike(leaves):
+            assert known is not None
+            covered = known.covered
+            for leaf in some:
+                self._leave(leaf, known)
+                if is_certain:
+                    actions += self._add_to_parts(leaf, known)
+                    covered = max(covered, self.barrier)
+            # The offered epoch may be in the target's hands for ever: this is a still greater one.
+            taken = known._replace(state=OWNED, epoch=known.epoch + 1, covered=covered, peer="")
+            self._set(some, taken._replace(is_closed=True, is_sent=False))
         actions.append(Reopen(tuple(leaves)))
         return actions
 
@@ -757,14 +804,12 @@ class Participant:
         """Checkpoints that were taken here while the leaf was nobody's, and do not have it yet."""
         if known.covered >= self.barrier:
             return []
-        actions: list[Action] = [AddToPart(n, leaf) for n in self._parts if n > known.covered]
-        known.covered = self.barrier
-        return actions
+        return [AddToPart(n, leaf) for n in self._parts if n > known.covered]
 
     def _close(self, leaf: int) -> list[Action]:
         """The last source of an owned leaf has let go of it: it may travel on."""
         known = self._leaves[leaf]
-        known.is_closed = True
+        self._set((leaf,), known._replace(is_closed=True))
         arrival = self._arrivals.get(known.migration)
         if arrival is not None:
             arrival.leaves.pop(leaf, None)
@@ -788,9 +833,7 @@ class Participant:
             if arrival is not None:
                 arrival.leaves.pop(leaf, None)
                 self._forget_if_done(known.migration, arrival)
-        known.state = NONE
-        known.is_closed = True
-        known.wanted = None
+        self._set((leaf,), known._replace(state=NONE, is_closed=True, wanted=None))
 
     def _forget_if_done(self, migration: str, arrival: _Arrival) -> None:
         if not arrival.leaves and not arrival.returned:
@@ -853,9 +896,10 @@ class Participant:
     def _offer(self, migration: str) -> Send:
         departure = self._departures[migration]
         grants = []
-        for leaf in departure.leaves:
-            known = self._leaves[leaf]
-            grants.append(Grant(leaf, known.epoch, known.covered))
+        for known, some in self._alike(sorted(departure.leaves)):
+            assert known is not None
+            grants += [Grant(run, known.epoch, known.covered) for run in runs_of(some)]
+        grants.sort(key=lambda grant: grant.leaves.start)
         return self._to(departure.target, Offer, migration, self.name, tuple(grants), self.version)
 
     def _to(self, peer: str, kind: Callable[..., Any], migration: str, *fields: Any) -> Send:

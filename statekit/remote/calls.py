@@ -19,6 +19,7 @@ PROTOCOL = 1  # of the wire; peers of another one refuse each other
 
 # Bytes of one Piece. Larger ones make the stream no faster, and each is copied some times.
 CHUNK_BYTES = 1024 * 1024
+RANGES_MAX = 65536  # of leaves or key-groups, in one message
 
 
 class Limits(NamedTuple):

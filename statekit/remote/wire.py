@@ -18,7 +18,6 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, NoReturn, TypeVar
 
 from statekit import errors, remote
@@ -29,6 +28,7 @@ from statekit.migration.messages import Grant, Offer
 from statekit.remote import fields
 from statekit.remote.calls import (
     PROTOCOL,
+    RANGES_MAX,
     BeginCall,
     BeginReply,
     FetchCall,
@@ -127,7 +127,7 @@ def _put_ranges(ranges: Iterable[range]) -> list[int]:
 
 
 def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]:
-    if len(ends) % 2 or len(ends) > 2 * ITEMS_MAX:
+    if len(ends) % 2 or len(ends) > 2 * RANGES_MAX:
         _bad(f"{len(ends)} ends of ranges of {what}")
     found = []
     before = -1
@@ -256,26 +256,16 @@ def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
 
 def put_begin_reply(reply: BeginReply) -> bytes:
     offer = reply.offer
-    first, lengths, epochs, covered = [], [], [], []
-    # Leaves that follow each other have the same difference to their place in the list.
-    for (_, epoch, cover), run in groupby(
-        enumerate(offer.grants), lambda at: (at[1].leaf - at[0], at[1].epoch, at[1].covered)
-    ):
-        grants = [grant for _, grant in run]
-        first.append(grants[0].leaf)
-        lengths.append(len(grants))
-        epochs.append(epoch)
-        covered.append(cover)
     return _put(
         pb.BeginReply,
         migration=offer.migration,
         generation=offer.generation,
         sequence=offer.sequence,
         source=offer.source,
-        first_leaf=first,
-        leaves=lengths,
-        epoch=epochs,
-        covered=covered,
+        first_leaf=[grant.leaves.start for grant in offer.grants],
+        leaves=[len(grant.leaves) for grant in offer.grants],
+        epoch=[grant.epoch for grant in offer.grants],
+        covered=[grant.covered for grant in offer.grants],
         sizes=reply.sizes,
         barrier=reply.barrier,
         key_groups=reply.key_groups,
@@ -290,8 +280,8 @@ def read_begin_reply(data: bytes) -> BeginReply:
     found = _parse(pb.BeginReply, data)
     leaves = _geometry(found.key_groups, found.subgroups)
     grants = _read_grants(found, leaves)
-    if len(found.sizes) != len(grants):
-        _bad(f"{len(found.sizes)} sizes of {len(grants)} leaves")
+    if len(found.sizes) != sum(found.leaves):
+        _bad(f"{len(found.sizes)} sizes of {sum(found.leaves)} leaves")
     description = _read_description(found.description, found.key_groups)
     return BeginReply(
         Offer(
@@ -328,9 +318,8 @@ def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
         end = first + length
     runs = zip(found.first_leaf, found.leaves, found.epoch, found.covered, strict=True)
     return tuple(
-        Grant(leaf, epoch, covered)
+        Grant(range(first, first + length), epoch, covered)
         for first, length, epoch, covered in runs
-        for leaf in range(first, first + length)
     )
 
 

@@ -798,7 +798,7 @@ class KVProvider(MovingProvider):
         return self.metrics().as_dict()
 
     def _take_over(self, part: tuple[range, ...]) -> None:
-        self._mine = group_ranges([group for r in (*self._mine, *part) for group in r])
+        self._mine = group_ranges((*self._mine, *part))
         self._checkpointer.came(leaf_ranges(part, self.subgroups))
         for group in (group for r in part for group in r):
             self._family.owners[group] = self

@@ -195,9 +195,8 @@ class Residence:
             else:
                 self.loading.join(source, chain.from_iterable(ranges))
             for part in ranges:
-                self.shut_leaves.difference_update(part)  # it was here before, and is back
-                self._doomed.difference_update(part)
-                self.store.mark(part.start, part.stop, "away")  # what is still kept of it
+                for leaf in self.shut_leaves and self.shut_leaves.intersection(part):
+                    self._drop_kept(leaf)  # it was here before, and is back
                 self.store.set_gate(part.start, part.stop, "expected")
 
     @property

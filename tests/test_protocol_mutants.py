@@ -66,7 +66,7 @@ MUTANTS = {
         participant,
         "if known.state is OWNED and known.is_closed and known.version <= self.version:",
         "if known.state is OWNED and known.version <= self.version:\n"
-        "                self._set((leaf,), known._replace(is_closed=True))",
+        "                self._leaves.put((leaf,), known._replace(is_closed=True))",
     ),
     "an epoch is used again": Mutant(
         participant, "state=OWNED, epoch=known.epoch + 1,", "state=OWNED, epoch=known.epoch,"
@@ -87,7 +87,7 @@ MUTANTS = {
     ),
     "a refusal is said once": Mutant(participant, "arrival.returned.update(refused)", "pass"),
     "lost content is not sent again": Mutant(
-        participant, "departure.stream[leaf] = None  # if it was", "pass  #"
+        participant, "departure.streamed.discard(leaf)  # if it was", "pass  #"
     ),
     "what is not stored is sent": Mutant(
         coordinator,

@@ -22,6 +22,7 @@ owner's, who keeps it, shut: nothing was written to it here, so that it can stil
 """
 
 import threading
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -157,9 +158,12 @@ class Arrival(LeafSource):
         self._base = base  # what the leaves were some time ago, where both sides can read it
         self._is_known = is_known  # the source has shown who it is
         self._epochs: dict[int, int] = {}
-        for grant in offer.grants:
-            self._epochs.update(dict.fromkeys(grant.leaves, grant.epoch))
-        self._sizes = dict(zip(self._epochs, reply.sizes, strict=True))
+        self._sizes = array("Q", bytes(8 * reply.key_groups * reply.subgroups))  # by leaf
+        at = 0
+        for leaves, epoch, _ in offer.grants:
+            self._epochs.update(dict.fromkeys(leaves, epoch))
+            self._sizes[leaves.start : leaves.stop] = reply.sizes[at : at + len(leaves)]
+            at += len(leaves)
         self._timer_leaves = [
             leaf for part in reply.timer_leaves for leaf in part if leaf in self._epochs
         ]
@@ -325,7 +329,7 @@ class Arrival(LeafSource):
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
         missing = [leaf for leaf in leaves if leaf in self._missing]
         count = sum(map(len, wanted.values()))
-        size = sum(self._sizes.get(leaf, 0) for leaf in missing)
+        size = sum(map(self._sizes.__getitem__, missing))
         is_worth_it = size > max(ENTRIES_FIRST_BYTES, ENTRIES_SHARE * ENTRY_BYTES * count)
         if not is_worth_it or self.strategy not in _FETCHING:
             self.bring(missing, loading)
@@ -421,7 +425,7 @@ class Arrival(LeafSource):
         size = 0
         for leaf in leaves:
             part.append(leaf)
-            size += self._sizes.get(leaf, 0)
+            size += self._sizes[leaf]
             if size >= REQUEST_BYTES:
                 yield part
                 part, size = [], 0

@@ -191,11 +191,10 @@ class Giver(Member):
 
     def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
         """Leaves that this target was offered before, and has lost sight of before any came."""
-        mine = set(leaves)
         actions: list[Action] = []
         with self._lock:
             for departure in self.departures:
-                if departure.target == target and not mine.isdisjoint(departure.unfinished()):
+                if departure.target == target and not departure.unfinished().isdisjoint(leaves):
                     groups = self._unsent_groups(departure)
                     again = leaves_of(groups, self.subgroups)
                     actions += self._participant.abort(departure.id, again)[0]
@@ -379,7 +378,8 @@ class Giver(Member):
         groups = groups_of(action.leaves, self.subgroups)
         self._residence.shut(leaf_ranges(groups, self.subgroups))
         self._owner.gave(groups)
-        self._owner.record_given(groups, self.leases(groups))
+        if self._residence.home is not None:
+            self._owner.record_given(groups, self.leases(groups))
 
     def _reopen(self, action: Reopen) -> None:
         self._back.update(action.leaves)

@@ -15,8 +15,7 @@ import uuid
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, repeat
-from operator import floordiv
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from statekit.assignment import group_ranges, leaf_ranges
@@ -43,6 +42,7 @@ from statekit.migration.messages import (
     Shut,
     Unexpect,
     WritePart,
+    runs_of,
 )
 from statekit.migration.participant import Participant
 from statekit.remote.calls import (
@@ -241,12 +241,19 @@ class Member(ABC):
 
 def leaves_of(groups: Iterable[range], subgroups: int) -> list[int]:
     """The leaves of key-groups."""
-    return [leaf for part in leaf_ranges(groups, subgroups) for leaf in part]
+    return [*chain.from_iterable(leaf_ranges(groups, subgroups))]
 
 
 def groups_of(leaves: Iterable[int], subgroups: int) -> tuple[range, ...]:
     """The key-groups of leaves."""
-    return group_ranges(sorted({*map(floordiv, leaves, repeat(subgroups))}))
+    found: list[range] = []
+    for run in runs_of(sorted(leaves)):
+        first, last = run[0] // subgroups, run[-1] // subgroups
+        if found and found[-1][-1] == first:
+            first += 1
+        if first <= last:
+            found.append(range(first, last + 1))
+    return group_ranges(found)
 
 
 def whole_groups(

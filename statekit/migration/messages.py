@@ -124,7 +124,7 @@ class Accept(NamedTuple):
     migration: str
     generation: int
     sequence: int
-    waiting: tuple[tuple[int, int], ...]  # leaf, epoch
+    waiting: tuple[tuple[range, int], ...]  # leaves, epoch
 
 
 class Refuse(NamedTuple):

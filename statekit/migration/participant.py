@@ -20,15 +20,14 @@ A participant's name belongs to one life of a process: one that lost its memory 
 another name, and with migrations of other ids. Otherwise it could be handed an offer again that
 it had accepted, and written to, before.
 
-There may be 2^20 leaves, and most are alike: what is known of a leaf is a record that is never
-changed but replaced, and that all leaves share of which the same is known. So a hand-over of many
-leaves is begun, and accepted, for all that are alike at once.
+What is known of leaves is in known.py, which makes many leaves that are alike as cheap as one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from statekit.errors import LeaseError
+from statekit.migration.known import Known, KnownLeaves
 from statekit.migration.messages import (
     OUTSIDE,
     Accept,
@@ -74,7 +73,6 @@ from statekit.migration.messages import (
 
 NONE, OWNED, PARTIAL, OFFERED, EXPECTED = "none", "owned", "partial", "offered", "expected"
 NUMBERS_MAX = 8  # checkpoints that a participant remembers its parts of
-_RECORDS_MAX = 4096  # that are looked for when leaves are to share one
 
 _HANDLERS = {
     Offer: "_on_offer",
@@ -96,29 +94,15 @@ _HANDLERS = {
 }
 
 
-class _Leaf(NamedTuple):
-    """What is known of a leaf. It stays when the leaf has gone: late messages are told by it."""
-
-    state: str
-    epoch: int  # the greatest that was ever valid here; OFFERED: the target's
-    covered: int  # the last checkpoint that the leaf is in
-    peer: str = ""  # EXPECTED, PARTIAL: the source; OFFERED: the target; NONE: who has it
-    migration: str = ""  # the last one that it was part of
-    version: int = 0  # of the table that brought it here
-    is_closed: bool = True  # OWNED: nobody else holds a copy that could become the leaf again
-    is_sent: bool = False  # OFFERED: something of it was sent, so the target may own it
-    wanted: tuple[Any, ...] | None = None  # EXPECTED, PARTIAL: somebody waits for it
-
-
 class _Departure:
     """A migration in which leaves go from here."""
 
-    __slots__ = ("credit", "is_accepted", "leaves", "stream", "target")
+    __slots__ = ("credit", "is_accepted", "leaves", "streamed", "target")
 
     def __init__(self, target: str, leaves: Iterable[int]) -> None:
         self.target = target
         self.leaves = dict.fromkeys(leaves)  # that are still offered
-        self.stream = dict.fromkeys(self.leaves)  # that the background stream has to send
+        self.streamed: set[int] = set()  # of these: what the background stream need not send
         self.is_accepted = False
         self.credit = 0
 
@@ -145,8 +129,7 @@ class Participant:
         self.version = 0  # of the table
         self.owners: tuple[str, ...] = ()  # by the table, one a leaf; () if there is none
         self.refuses = ""  # why offers are refused; "": they are not
-        self._leaves: dict[int, _Leaf] = {}
-        self._records: dict[_Leaf, _Leaf] = {}  # some of these, to be shared
+        self._leaves = KnownLeaves()
         self._departures: dict[str, _Departure] = {}
         self._arrivals: dict[str, _Arrival] = {}
         self._parts: dict[int, dict[int, None]] = {}  # taken here: what is written of our part
@@ -179,14 +162,8 @@ class Participant:
         return known.peer or None
 
     def leases(self, leaves: Sequence[int]) -> Leases:
-        """The epochs of leaves that were heard of, as epoch_of() tells them. Leaves ascend."""
-        found = [
-            (run, known.epoch)
-            for known, some in self._alike(leaves)
-            if known is not None
-            for run in runs_of(some)
-        ]
-        return sorted(found, key=lambda lease: lease[0].start)
+        """The epochs of leaves that were heard of, as epoch_of() tells them."""
+        return self._leaves.leases(leaves)
 
     def held(self) -> list[int]:
         """The leaves that are here, in any state."""
@@ -220,19 +197,19 @@ class Participant:
         if generation is not None and generation != self.generation:
             return []
         leaves = [*leaves]
-        alike = self._alike(leaves)
+        alike = self._leaves.alike(leaves)
         for known, some in alike:
             if known is not None and known.state is not NONE:
                 raise LeaseError(f"leaf {some[0]} is known already. Own leaves once.")
         for known, some in alike:
             # One that was here before comes back with a greater epoch: what is late finds it so.
             above = first_epoch(self.generation) if known is None else known.epoch + 1
-            self._set(some, _Leaf(OWNED, above, covered))
+            self._leaves.put(some, Known(OWNED, above, covered))
         mine = {*leaves} if leases else set()
         for run, epoch in leases:
-            for known, some in self._alike([leaf for leaf in run if leaf in mine]):
+            for known, some in self._leaves.alike([leaf for leaf in run if leaf in mine]):
                 if known is not None and known.epoch <= epoch:
-                    self._set(some, known._replace(epoch=epoch + 1))
+                    self._leaves.put(some, known._replace(epoch=epoch + 1))
         self.is_fenced = False
         self.barrier = max(self.barrier, covered)
         if self._coordinator is None:
@@ -244,7 +221,7 @@ class Participant:
         if migration in self._departures:
             return [self._offer(migration)]
         leaves = tuple(leaves)
-        alike = self._alike(leaves)
+        alike = self._leaves.alike(leaves)
         for known, some in alike:
             if known is None or known.state is not OWNED:
                 state = known.state if known else "not here"
@@ -263,7 +240,7 @@ class Participant:
             return []
         for known, some in alike:
             assert known is not None
-            self._set(
+            self._leaves.put(
                 some,
                 known._replace(
                     state=OFFERED,
@@ -350,14 +327,14 @@ class Participant:
         """
         leaves = sorted(leaves)
         self.check_free(leaves)  # all of them, or none
-        for known, some in self._alike(leaves):
+        for known, some in self._leaves.alike(leaves):
             assert known is not None
-            self._set(some, known._replace(state=NONE, peer=""))
+            self._leaves.put(some, known._replace(state=NONE, peer=""))
         return self.leases(leaves)
 
     def check_free(self, leaves: Iterable[int]) -> None:
         """LeaseError if one of these is not ours, or another process may have a claim to it."""
-        for known, some in self._alike([*leaves]):
+        for known, some in self._leaves.alike([*leaves]):
             if known is None or known.state is not OWNED or not known.is_closed:
                 raise LeaseError(
                     f"leaf {some[0]} cannot go: it is {known.state if known else 'not here'}, or "
@@ -384,7 +361,9 @@ class Participant:
     def unsent(self, migration: str) -> list[int]:
         """Source: what the background stream has to send; in which order is the driver's choice."""
         departure = self._departures.get(migration)
-        return list(departure.stream) if departure else []
+        if departure is None:
+            return []
+        return [leaf for leaf in departure.leaves if leaf not in departure.streamed]
 
     def send(self, migration: str, leaf: int) -> list[Action]:
         """Source, for the stream: serve the leaf now; [] if it need not be sent any more."""
@@ -393,15 +372,15 @@ class Participant:
             return []
         known = self._leaves[leaf]
         self._mark_sent(leaf, known)
-        departure.stream.pop(leaf, None)
+        departure.streamed.add(leaf)
         reply = Here(migration, self.generation, self._next(), leaf, known.epoch, True, None)
         return [Serve(departure.target, reply, ())]
 
     def sent(self, migration: str, leaf: int) -> None:
         """Source: a Serve with keys was answered with all of the leaf: no need to stream it."""
         departure = self._departures.get(migration)
-        if departure is not None:
-            departure.stream.pop(leaf, None)
+        if departure is not None and leaf in departure.leaves:
+            departure.streamed.add(leaf)
 
     def credit_of(self, migration: str) -> int:
         """Source: bytes that the stream may have sent in all. The driver counts."""
@@ -417,10 +396,10 @@ class Participant:
             return []
         leases = []
         chosen = arrival.leaves if leaves is None else arrival.leaves.keys() & set(leaves)
-        for known, some in self._alike(sorted(chosen)):
+        for known, some in self._leaves.alike(sorted(chosen)):
             if known is not None and known.state is EXPECTED:
                 # At this epoch: nothing can be let in any more.
-                self._set(some, known._replace(state=NONE))
+                self._leaves.put(some, known._replace(state=NONE))
                 leases += [(leaf, known.epoch) for leaf in some]
         for leaf, epoch in leases:
             del arrival.leaves[leaf]
@@ -437,7 +416,7 @@ class Participant:
         known = self._leaves.get(leaf)
         if known is None or known.state not in (EXPECTED, PARTIAL):
             return []
-        self._set((leaf,), known._replace(wanted=keys))
+        self._leaves.put((leaf,), known._replace(wanted=keys))
         return [self._to(known.peer, Fetch, known.migration, leaf, known.epoch, keys)]
 
     def grant(self, migration: str, bytes_total: int) -> list[Action]:
@@ -458,10 +437,10 @@ class Participant:
             return []
         leaves: list[int] = []
         unfinished: list[int] = []
-        for known, some in self._alike([*self._leaves]):
+        for known, some in self._leaves.alike():
             assert known is not None
             if (known.state is OWNED or known.state is PARTIAL) and known.covered < number:
-                self._set(some, known._replace(covered=number))
+                self._leaves.put(some, known._replace(covered=number))
                 leaves += some
                 if known.state is PARTIAL:
                     unfinished += some
@@ -522,11 +501,11 @@ class Participant:
             if not departure.is_accepted:
                 actions.append(self._offer(migration))
         for migration, arrival in self._arrivals.items():
-            waiting = []
+            waiting: list[int] = []
             for leaf in arrival.leaves:
                 known = self._leaves[leaf]
                 if known.state is EXPECTED:
-                    waiting.append((leaf, known.epoch))
+                    waiting.append(leaf)
                 if known.state is OWNED:
                     actions.append(
                         self._to(arrival.source, Installed, migration, leaf, known.epoch)
@@ -536,7 +515,8 @@ class Participant:
                         self._to(arrival.source, Fetch, migration, leaf, known.epoch, ())
                     )
             if waiting:
-                actions.append(self._to(arrival.source, Accept, migration, tuple(waiting)))
+                leases = tuple(self.leases(waiting))
+                actions.append(self._to(arrival.source, Accept, migration, leases))
             if arrival.returned:
                 returned = tuple(arrival.returned.items())
                 actions.append(self._to(arrival.source, GiveBack, migration, returned))
@@ -548,18 +528,18 @@ class Participant:
         migration, source = offer.migration, offer.source
         actions: list[Action] = []
         expected: list[int] = []
-        waiting: list[tuple[int, int]] = []
+        waiting: list[tuple[range, int]] = []
         superseded: list[int] = []
         refused: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
         for leaves, epoch, covered in offer.grants:
-            for known, some in self._alike(leaves):
-                leases = [(leaf, epoch) for leaf in some]
+            for known, some in self._leaves.alike(leaves):
                 if known is not None and epoch <= known.epoch:
                     if epoch == known.epoch and known.state is NONE:
-                        returned += leases  # we gave it back: it must not come any more
+                        # We gave it back: it must not come any more.
+                        returned += [(leaf, epoch) for leaf in some]
                     elif epoch == known.epoch and known.state is EXPECTED:
-                        waiting += leases
+                        waiting += [(run, epoch) for run in runs_of(some)]
                     continue
                 if known is not None and known.state is not NONE:
                     # A greater epoch is proof that ours has ended, in ways we were not told of.
@@ -567,12 +547,14 @@ class Participant:
                         self._end(leaf, known)
                     superseded += some
                 state = NONE if self.refuses else EXPECTED
-                self._set(some, _Leaf(state, epoch, covered, source, migration, offer.version))
+                self._leaves.put(
+                    some, Known(state, epoch, covered, source, migration, offer.version)
+                )
                 if self.refuses:
-                    refused += leases
+                    refused += [(leaf, epoch) for leaf in some]
                 else:
                     expected += some
-                    waiting += leases
+                    waiting += [(run, epoch) for run in runs_of(some)]
         if superseded:
             actions.append(Unexpect(tuple(superseded)))
         if expected:
@@ -610,7 +592,7 @@ class Participant:
         if here.is_whole:
             new = new._replace(state=OWNED, is_closed=False, wanted=None)
             actions.append(self._to(sender, Installed, migration, leaf, here.epoch))
-        self._set((leaf,), new)
+        self._leaves.put((leaf,), new)
         return actions
 
     def _on_moved(self, sender: str, moved: Moved) -> list[Action]:
@@ -621,7 +603,7 @@ class Participant:
         was_here = known.state is not NONE
         if was_here:
             self._end(moved.leaf, known)
-        self._set((moved.leaf,), self._leaves[moved.leaf]._replace(peer=moved.to))
+        self._leaves.put((moved.leaf,), self._leaves[moved.leaf]._replace(peer=moved.to))
         return [Unexpect((moved.leaf,))] if was_here else []
 
     def _on_in_transit(self, sender: str, reply: InTransit) -> list[Action]:
@@ -657,11 +639,12 @@ class Participant:
         if departure is not None and departure.target == sender:
             departure.is_accepted = True
         actions: list[Action] = []
-        for leaf, epoch in accept.waiting:
+        waiting = ((leaf, epoch) for leaves, epoch in accept.waiting for leaf in leaves)
+        for leaf, epoch in waiting:
             known = self._leaves.get(leaf)
             if known is not None and known.state is OFFERED and known.epoch == epoch:
                 if departure is not None and leaf in departure.leaves:
-                    departure.stream[leaf] = None  # if it was sent: it may have been lost
+                    departure.streamed.discard(leaf)  # if it was sent: it may have been lost
             elif known is None or known.epoch != epoch:
                 actions.append(self._where(sender, accept.migration, leaf, epoch))
         return actions
@@ -692,7 +675,7 @@ class Participant:
                 # Only an authority takes back what was sent: it was wrong about the target.
                 return [self._where(sender, installed.migration, leaf, epoch)]
             if known.state is OFFERED:
-                self._set((leaf,), known._replace(state=NONE))
+                self._leaves.put((leaf,), known._replace(state=NONE))
                 self._leave(leaf, known)
                 actions.append(Drop(leaf))
         actions.append(self._to(sender, Released, installed.migration, leaf, epoch))
@@ -751,31 +734,11 @@ class Participant:
 
     # ---- Steps that several of them take
 
-    def _alike(self, leaves: Sequence[int]) -> list[tuple[_Leaf | None, Sequence[int]]]:
-        """Leaves by what is known of them (None: nothing). There may be a million of one kind."""
-        found = [*map(self._leaves.get, leaves)]
-        if len({*map(id, found)}) == 1:
-            return [(found[0], leaves)]
-        parts: dict[_Leaf | None, list[int]] = {}
-        for leaf, known in zip(leaves, found, strict=True):
-            parts.setdefault(known, []).append(leaf)
-        return [*parts.items()]
-
-    def _set(self, leaves: Sequence[int], known: _Leaf) -> None:
-        """This is known of these leaves from now on, which share it with others like them."""
-        if len(self._records) >= _RECORDS_MAX:
-            self._records.clear()
-        known = self._records.setdefault(known, known)
-        if len(leaves) == 1:
-            self._leaves[leaves[0]] = known
-        else:
-            self._leaves.update(dict.fromkeys(leaves, known))
-
-    def _mark_sent(self, leaf: int, known: _Leaf) -> None:
+    def _mark_sent(self, leaf: int, known: Known) -> None:
         if not known.is_sent:
-            self._set((leaf,), known._replace(is_sent=True))
+            self._leaves.put((leaf,), known._replace(is_sent=True))
 
-    def _offered(self, sender: str, leaf: int, epoch: int) -> _Leaf | None:
+    def _offered(self, sender: str, leaf: int, epoch: int) -> Known | None:
         """The leaf, if it is offered to the sender at this epoch."""
         known = self._leaves.get(leaf)
         if known is None or known.state is not OFFERED:
@@ -786,7 +749,7 @@ class Participant:
         if not leaves:
             return []
         actions: list[Action] = []
-        for known, some in self._alike(leaves):
+        for known, some in self._leaves.alike(leaves):
             assert known is not None
             covered = known.covered
             for leaf in some:
@@ -796,11 +759,11 @@ class Participant:
                     covered = max(covered, self.barrier)
             # The offered epoch may be in the target's hands for ever: this is a still greater one.
             taken = known._replace(state=OWNED, epoch=known.epoch + 1, covered=covered, peer="")
-            self._set(some, taken._replace(is_closed=True, is_sent=False))
+            self._leaves.put(some, taken._replace(is_closed=True, is_sent=False))
         actions.append(Reopen(tuple(leaves)))
         return actions
 
-    def _add_to_parts(self, leaf: int, known: _Leaf) -> list[Action]:
+    def _add_to_parts(self, leaf: int, known: Known) -> list[Action]:
         """Checkpoints that were taken here while the leaf was nobody's, and do not have it yet."""
         if known.covered >= self.barrier:
             return []
@@ -809,22 +772,22 @@ class Participant:
     def _close(self, leaf: int) -> list[Action]:
         """The last source of an owned leaf has let go of it: it may travel on."""
         known = self._leaves[leaf]
-        self._set((leaf,), known._replace(is_closed=True))
+        self._leaves.put((leaf,), known._replace(is_closed=True))
         arrival = self._arrivals.get(known.migration)
         if arrival is not None:
             arrival.leaves.pop(leaf, None)
             self._forget_if_done(known.migration, arrival)
         return self._follow_table((leaf,))
 
-    def _leave(self, leaf: int, known: _Leaf) -> None:
+    def _leave(self, leaf: int, known: Known) -> None:
         """The leaf is not offered any more."""
         departure = self._departures[known.migration]
         del departure.leaves[leaf]
-        departure.stream.pop(leaf, None)
+        departure.streamed.discard(leaf)
         if not departure.leaves:
             del self._departures[known.migration]
 
-    def _end(self, leaf: int, known: _Leaf) -> None:
+    def _end(self, leaf: int, known: Known) -> None:
         """The leaf is another's, in whatever state it was here."""
         if known.state is OFFERED:
             self._leave(leaf, known)
@@ -833,7 +796,7 @@ class Participant:
             if arrival is not None:
                 arrival.leaves.pop(leaf, None)
                 self._forget_if_done(known.migration, arrival)
-        self._set((leaf,), known._replace(state=NONE, is_closed=True, wanted=None))
+        self._leaves.put((leaf,), known._replace(state=NONE, is_closed=True, wanted=None))
 
     def _forget_if_done(self, migration: str, arrival: _Arrival) -> None:
         if not arrival.leaves and not arrival.returned:
@@ -879,7 +842,7 @@ class Participant:
     def _is_settled(self) -> bool:
         if self._departures or self._arrivals:
             return False
-        held = sum(known.state is not NONE for known in self._leaves.values())
+        held = sum(known.state is not NONE for _, known in self._leaves.items())
         return held == self.owners.count(self.name)
 
     def _where(self, sender: str, migration: str, leaf: int, epoch: int) -> Send:
@@ -896,7 +859,7 @@ class Participant:
     def _offer(self, migration: str) -> Send:
         departure = self._departures[migration]
         grants = []
-        for known, some in self._alike(sorted(departure.leaves)):
+        for known, some in self._leaves.alike(sorted(departure.leaves)):
             assert known is not None
             grants += [Grant(run, known.epoch, known.covered) for run in runs_of(some)]
         grants.sort(key=lambda grant: grant.leaves.start)

@@ -7,7 +7,6 @@ them ours, and another's again.
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
-from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -474,8 +473,9 @@ class Taker(Member):
         ranges = leaf_ranges(groups, self.subgroups)
         self._residence.load_from_peers(ranges)
         until = monotonic() + SETTLE_SECONDS
-        wanted = set(leaves_of(groups, self.subgroups))
-        for arrival in self.arrivals:
+        arrivals = self.arrivals
+        wanted = set(leaves_of(groups, self.subgroups)) if arrivals else set()
+        for arrival in arrivals:
             if not wanted.isdisjoint(arrival._epochs):
                 arrival.wait_reported(wanted, until)
 
@@ -562,12 +562,11 @@ def _check_offer(
     reply: BeginReply, migration: str, groups: tuple[range, ...], subgroups: int, address: str
 ) -> tuple[range, ...]:
     """The key-groups that were granted: those that were asked for, all of them."""
-    runs = sorted((grant.leaves for grant in reply.offer.grants), key=lambda run: run.start)
-    granted = [*chain.from_iterable(runs)]
-    if reply.offer.migration != migration or granted != leaves_of(groups, subgroups):
+    granted = group_ranges([grant.leaves for grant in reply.offer.grants])
+    if reply.offer.migration != migration or granted != leaf_ranges(groups, subgroups):
         raise PeerError(
-            f"{address} was asked for key-groups {show_groups(groups)} and offers "
-            f"{len(granted)} leaves of others. It is not to be trusted; nothing was taken over."
+            f"{address} was asked for key-groups {show_groups(groups)} and offers leaves of "
+            f"others, {show_groups(granted)}. It is not to be trusted; nothing was taken over."
         )
     return groups
 

@@ -18,6 +18,7 @@ on their way; they cannot be opened before they have all arrived, and an interru
 be started again.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -36,6 +37,7 @@ from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
     HomeError,
+    NotOwnedError,
     OccupiedError,
     SchemaError,
     shorten,
@@ -48,6 +50,8 @@ from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
+
+_log = logging.getLogger("statekit")
 
 Place: TypeAlias = str | PathLike[str] | Checkpoint
 
@@ -65,6 +69,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     key_groups: int | None = None,
     subgroups: int | None = None,
     owned: KeyGroups | None = None,
+    reclaim: bool = False,
 ) -> KVProvider:
     """Opens a provider.
 
@@ -72,7 +77,10 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     package brings. `memory=` is how much memory may hold; the rest is at home.
     "checkpoint:URL" restores the newest checkpoint there; see restore().
     key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
-    owned: the key-groups that are this provider's; all unless told.
+    owned: the key-groups that are this provider's; unless told, all that were not handed over to
+    another process.
+    reclaim: take back what was handed over, as the home has it: as it was at the last flush. To be
+    said when the new owner is gone for good, and only you can know that.
 
     >>> kv = open("memory:")
     >>> visits = kv.value("visits", int, default=0)
@@ -86,11 +94,15 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     if isinstance(url, str) and url.startswith(_CHECKPOINT):
         if subgroups is not None:
             raise ArgumentError(f"the sub-groups of {url!r} are given. Leave subgroups out.")
+        if reclaim:
+            raise ArgumentError(f"nothing was handed over by {url!r}. Leave reclaim out.")
         return restore(url.removeprefix(_CHECKPOINT), key_groups=owned, regroup=key_groups)
     parsed = HomeUrl.parse(url)
+    if reclaim and parsed.scheme == "memory":
+        raise ArgumentError("memory: keeps nothing that was handed over. Leave reclaim out.")
     home, budget = _home_of(parsed)
     try:
-        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget)
+        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
     except BaseException:
         if home is not None:
             home.close()
@@ -128,11 +140,20 @@ def _open_with(
     subgroups: int | None,
     owned: KeyGroups | None,
     budget: int | None,
+    reclaim: bool,
 ) -> KVProvider:
     meta = Meta.read(home, url)
     is_new = home is None
     groups, subs = _fix_geometry(meta, url, key_groups, subgroups)
     mine = group_ranges(range(groups) if owned is None else owned, groups)
+    if given := common(mine, meta.given):
+        if reclaim:
+            _check_kept(url, meta, given)
+        elif owned is None:
+            mine = subtract(mine, given)
+            _log.warning("%s", _handed_over(url, given))
+        else:
+            raise NotOwnedError(_handed_over(url, given))
     if torn := common(mine, meta.restoring):
         raise HomeError(
             f"a restore of key-groups {show_groups(torn)} into {url!r} is going on or was "
@@ -150,8 +171,33 @@ def _open_with(
         store.mark(0, store.leaves, "absent")
     for part in leaf_ranges(subtract((range(groups),), mine), subs):
         store.mark(part.start, part.stop, "away")
-    return KVProvider(
-        url, Residence(store, ledger, budget), meta, mine, HomeShare(ledger), Family()
+    residence = Residence(store, ledger, budget)
+    kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
+    if given and reclaim:
+        kv._record_taken(given, ())  # before anything is done with them
+    return kv
+
+
+def _handed_over(url: str, given: tuple[range, ...]) -> str:
+    return (
+        f"key-groups {show_groups(given)} of {url!r} were handed over to another process, and are "
+        "not this provider's any more. To have them back, fetch them from there into a provider "
+        'of "memory:", and merge() that. If the other process is gone for good, '
+        "open(..., reclaim=True) takes them back as they were at the last commit."
+    )
+
+
+def _check_kept(url: str, meta: Meta, given: tuple[range, ...]) -> None:
+    """NotOwnedError if of key-groups that are to be taken back not all is there any more."""
+    gone = common(given, meta.deleted)
+    if not gone:
+        return
+    kept = subtract(given, gone)
+    others = f" {show_groups(kept)} can: name these as owned=, and reclaim them." if kept else ""
+    raise NotOwnedError(
+        f"key-groups {show_groups(gone)} of {url!r} cannot be taken back: they were handed over to "
+        "another process, which had them, and so they were deleted here, at least a part of them. "
+        f"Restore them from a checkpoint: restore(..., home={url!r}).{others}"
     )
 
 
@@ -439,7 +485,8 @@ def _restore_home(
         meta = Meta.read(home, url)
         _fix_geometry(meta, url, plan.key_groups, plan.subgroups)
         if not replace:
-            _check_empty(home, url, meta, subtract(mine, meta.restoring), plan.subgroups)
+            torn = (*meta.restoring, *meta.deleted)  # of which nobody expects to find all
+            _check_empty(home, url, meta, subtract(mine, torn), plan.subgroups)
         _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
         ledger = Ledger(home, plan.subgroups, len(meta.schemas))
         ledger.recover(mine)
@@ -453,7 +500,7 @@ def _restore_home(
         # From now on they are at the position of the checkpoint.
         positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
         residence.commit(mine, [one for one in positions if one[1]])
-        _change_restoring(home, url, meta, lambda there: subtract(there, mine))
+        _change_restoring(home, url, meta, lambda there: subtract(there, mine), mine)
     except BaseException:
         home.close()
         raise
@@ -478,11 +525,13 @@ def _change_restoring(
     url: str,
     meta: Meta,
     change: Callable[[tuple[range, ...]], tuple[range, ...]],
+    done: tuple[range, ...] = (),
 ) -> None:
-    """Changes the key-groups in the home's record that are on their way."""
+    """Changes the key-groups in the home's record that are on their way; done: they are here."""
 
     def set_restoring(found: Meta) -> None:
         found.restoring = group_ranges(change(found.restoring))
+        found.take(done)
 
     _change_meta(home, url, meta, set_restoring)
 
@@ -500,7 +549,7 @@ def _change_meta(home: Home, url: str, meta: Meta, change: Callable[[Meta], None
                     f"{theirs[1]} sub-groups; asked for was {meta.key_groups} x {meta.subgroups}. "
                     "Open it with the same numbers everywhere."
                 )
-            meta.schemas, meta.restoring = stored.schemas, stored.restoring
+            meta.refresh(stored)
         change(meta)
         if home.write_meta(meta.encode(), expected):
             meta.is_current = True

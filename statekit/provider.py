@@ -42,6 +42,7 @@ from statekit.errors import (
     BadValueError,
     ClosedError,
     CommitError,
+    HomeError,
     InProcess,
     KeyTypeError,
     KindError,
@@ -57,6 +58,7 @@ from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
+from statekit.migration.messages import Leases, cut_leases
 from statekit.migration.moving import MovingProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema, Type, check_evolution, value_kind
@@ -82,10 +84,11 @@ A = TypeVar("A")
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
+_log = logging.getLogger("statekit")
+
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
 
 
-_log = logging.getLogger("statekit")
 _unclosed: "weakref.WeakSet[KVProvider]" = weakref.WeakSet()  # providers with a home ...
 #: ... and their stores, by id: what is collected together is finalized in any order, and a store
 #: must live until its provider has read it out.
@@ -155,6 +158,9 @@ class KVProvider(InProcess, MovingProvider):
         self._has_position = False  # commit() was given one
         self._checkpointer = Checkpointer(residence, self._lock, self._holdings)
         self._pid = os.getpid()
+        #: Key-groups that are ours, though the home's record may say that they are another's.
+        self._unrecorded: tuple[range, ...] = ()
+        self._leases = cut_leases(meta.leases, leaf_ranges(mine, residence.store.subgroups))
         residence.register(meta.schemas)
         residence.keeper = self  # who has a state has its provider
         for group in (group for part in mine for group in part):
@@ -411,8 +417,7 @@ class KVProvider(InProcess, MovingProvider):
             if expected is not None:
                 stored_meta = Meta.decode(expected, self.url)
                 self._check_geometry(stored_meta)
-                self._meta.schemas = stored_meta.schemas
-                self._meta.restoring = stored_meta.restoring
+                self._meta.refresh(stored_meta)
             schemas = self._meta.schemas
             if schema in schemas:
                 break
@@ -571,6 +576,7 @@ class KVProvider(InProcess, MovingProvider):
             self._flush()
 
     def _flush(self) -> None:
+        self._settle_record()
         residence = self._residence
         if residence.ledger is not None:
             residence.commit(self._mine, residence.ledger.positions_of(self._mine))
@@ -918,14 +924,47 @@ class KVProvider(InProcess, MovingProvider):
             if self._family.owners.get(group) is self:
                 del self._family.owners[group]
 
-    def _since(self, url: str, number: int) -> "array[int] | None":
-        return self._checkpointer.since(url, number)
+    # What the home's record says of who owns what. Siblings share it, and so may processes.
+
+    def _record_given(self, part: tuple[range, ...], leases: Leases) -> None:
+        self._record(lambda meta: meta.give(part, leases))
+
+    def _record_taken(self, part: tuple[range, ...], leases: Leases) -> None:
+        self._unrecorded = (*subtract(self._unrecorded, part), *part)
+        self._record(lambda meta: meta.take(part, leases))
+
+    def _record_deleted(self, part: tuple[range, ...]) -> None:
+        self._record(lambda meta: meta.delete(part))
+
+    def _settle_record(self) -> None:
+        """What could not be written before must be there when a flush is done."""
+        if self._unrecorded:
+            with self._lock:
+                self._record(lambda meta: None)
+
+    def _record(self, change: Callable[[Meta], None]) -> None:
+        """Changes the home's record, durably. The provider's lock is held."""
+        home = self._residence.home
+        while home is not None:
+            expected = home.read_meta()
+            stored = self._meta.encode() if expected is None else expected
+            meta = Meta.decode(stored, self.url)
+            meta.take(self._unrecorded)
+            change(meta)
+            data = meta.encode()
+            if data == expected or home.write_meta(data, expected):
+                self._meta.refresh(meta)
+                break
+        self._unrecorded = ()
+
+    def _since(self, digest: bytes) -> "array[int] | None":
+        return self._checkpointer.since(digest)
 
     def _figures(self) -> dict[str, Any]:
         return self.metrics().as_dict()
 
     def _take_over(self, part: tuple[range, ...]) -> None:
-        self._mine = group_ranges([group for r in (*self._mine, *part) for group in r])
+        self._mine = group_ranges((*self._mine, *part))
         self._checkpointer.came(leaf_ranges(part, self.subgroups))
         for group in (group for r in part for group in r):
             self._family.owners[group] = self
@@ -963,12 +1002,21 @@ class KVProvider(InProcess, MovingProvider):
                 # Their memory comes with them; a provider that had given all away and takes from
                 # one without a limit needs some again.
                 self._residence.set_budget(here + (there or 0) or MEMORY_DEFAULT)
+            leaves = leaf_ranges(part, self.subgroups)
+            self._residence.let_in(leaves)
+            if not is_moved:
+                self._record_deleted(part)  # of what was handed over before: it is overwritten
             try:
-                other._residence.give(self._residence, leaf_ranges(part, self.subgroups))
+                other._residence.give(self._residence, leaves)
             except BaseException:
                 if here is not None:
                     self._residence.set_budget(here)
                 raise
+            if not is_moved:
+                try:
+                    self._record_taken(part, other._leases_of(part))
+                except HomeError as error:  # the next flush() tries it again, or fails
+                    _log.warning("the home does not say yet what is its own: %s", error)
             other._gave(part)
             self._take_over(part)
             other._hand_on(self, part)

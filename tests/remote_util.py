@@ -83,7 +83,7 @@ class Service:
     def begin(self, call: BeginCall) -> BeginReply:
         self._note(call)
         leaves = [leaf for part in call.key_groups for leaf in range(part.start, part.stop)]
-        grants = tuple(Grant(leaf, 1 << 32, leaf // 8) for leaf in leaves)
+        grants = tuple(Grant(range(leaf, leaf + 1), 1 << 32, leaf // 8) for leaf in leaves)
         return BeginReply(
             Offer(call.migration, call.generation, 1, "alpha", grants),
             7, (SCHEMA,), 128, 16, -5, (range(3, 5),), array("Q", leaves), False,

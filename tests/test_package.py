@@ -26,6 +26,7 @@ LAYERS = [
     {"errors"},
     {"failpoints", "interrupts", "keys", "store.kinds", "store.buffers", "store.digest"},
     {"migration", "migration.messages"},
+    {"migration.known"},
     {"migration.coordinator", "migration.participant"},
     {"store.arrow", "store.columns", "store.frames"},
     {"store.batch"},

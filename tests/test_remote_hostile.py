@@ -96,7 +96,7 @@ def requests_of(server: PeerServer) -> list[tuple[bytes, Callable[[bytes], Any]]
     leases = ((1, 9), (2, 9), (300, 2**40))
     fetch = FetchCall("m", 1, leases)
     pick = PickCall("m", 1, leases, (("visits", (b"alice", b"bob")), ("x", (b"",))))
-    begin = BeginCall("m", 1, "beta", (range(3), range(7, 9)), 4, "file:/x", 2)
+    begin = BeginCall("m", 1, "beta", (range(3), range(7, 9)), 4, bytes(range(32)))
     propose = ProposeCall("m", 1, "127.0.0.1:1", (range(1), range(4, 90)), "fetch")
     return [
         (wire.put_hello_request(), server._hello),

@@ -83,7 +83,7 @@ def test_every_call_reaches_the_service_and_its_answer_comes_back(
     service: Service, channel: PeerChannel
 ) -> None:
     calls: list[Any] = [
-        BeginCall("m", 1, "beta", (range(3), range(7, 9)), 4, "file:/x", 2),
+        BeginCall("m", 1, "beta", (range(3), range(7, 9)), 4, bytes(range(32))),
         InstalledCall("m", 1, leases(1, 2)),
         GiveBackCall("m", 1, leases(3)),
         ProposeCall("m", 1, "127.0.0.1:1", (range(1),), "fetch"),

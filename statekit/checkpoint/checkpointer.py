@@ -115,16 +115,18 @@ class Checkpointer:
         for part in leaves:
             self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
 
-    def since(self, url: str, number: int) -> "array[int] | None":
+    def since(self, digest: bytes) -> "array[int] | None":
         """Per leaf: since when its changes are changes to a checkpoint; 0: all of it is.
 
-        None if the checkpoint is not the last one that was taken there, or taken up from there.
+        None if the checkpoint is not one that we took last in some place, or were restored from.
         The provider's lock is held.
         """
-        lineage = self._lineages.get(url)
-        if lineage is None or lineage.checkpoint.number != number:
-            return None
-        return self._changes(self._residence.store, lineage, self._holdings())
+        with self._lock:
+            lineages = [*self._lineages.values()]
+        for lineage in lineages:
+            if lineage.checkpoint.digest == digest:
+                return self._changes(self._residence.store, lineage, self._holdings())
+        return None
 
     # ---- Taking one
 
@@ -145,7 +147,7 @@ class Checkpointer:
         gives_way: to those who use the state; not if somebody waits for it.
         must_own: NothingOwnedError if no key-group is owned at that moment.
         choose: asked at that moment which of the owned key-groups belong into it.
-        is_extra: not one that the next one can be based on.
+        is_extra: not one that the next one can be based on; also of key-groups that are shut.
         """
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
@@ -178,7 +180,7 @@ class Checkpointer:
                 if choose is not None:
                     holdings = holdings._replace(owned=choose())
                 frozen = self._residence.freeze(
-                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
+                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, is_extra
                 )
                 if not self._lineages:
                     self._residence.store.track(frozen.snapshot.epoch)
@@ -242,7 +244,9 @@ class Checkpointer:
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
         since = None if lineage is None else self._changes(store, lineage, holdings)
         owned = self._holdings().owned
-        if owned != holdings.owned and (left_out := subtract(owned, holdings.owned)):
+        if owned != holdings.owned:
+            # Not only of those that are owned: others may be shut, and in the snapshot too.
+            left_out = subtract((range(store.key_groups),), holdings.owned)
             since = since or array("I", bytes(4 * store.leaves))
             for part in leaf_ranges(left_out, store.subgroups):
                 since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none

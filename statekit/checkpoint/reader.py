@@ -12,6 +12,7 @@ that a newer one replaces, and blocks under a full one of the same state are not
 """
 
 import contextlib
+import hashlib
 import html
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -74,6 +75,9 @@ class Checkpoint(InProcess):
         self._head = None if data is None else data[:HEAD_BYTES]  # data: the manifest's file
         self._packs_checked: set[int] = set()
         self.seen = manifest.number  # the highest number in the place when this one was looked for
+        #: Which one it is, wherever it lies: places and numbers may be used again by others, and
+        #: one path is another place on another machine. It names its packs, and these are unique.
+        self.digest = hashlib.sha256(manifest.encode() if data is None else data).digest()
 
     @property
     def url(self) -> str:

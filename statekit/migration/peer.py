@@ -14,7 +14,7 @@ The two sides of a hand-over are in giving.py and taking.py; what is here is abo
 
 import logging
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from statekit.assignment import leaf_ranges, show_groups, subtract
 from statekit.errors import (
     ArgumentError,
+    HomeError,
     KeyTypeError,
     MigrationError,
     NotOwnedError,
@@ -33,6 +34,7 @@ from statekit.metrics import MovedMetrics, StateCounters
 from statekit.migration.departure import Departure, pieces_of
 from statekit.migration.giving import Giver
 from statekit.migration.member import Credentials, Owner, check_id, leaves_of
+from statekit.migration.messages import Fence, Leases
 from statekit.migration.participant import Participant
 from statekit.migration.taking import Taker, check_strategy
 from statekit.remote.calls import (
@@ -63,8 +65,8 @@ WARM_SECONDS = 1.0  # for a server to be reached by the process that it is in
 class Peer(Giver, Taker):
     """One per provider, from the first time it serves, fetches or passes a barrier."""
 
-    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
-        super().__init__(owner, residence, epochs)
+    def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
+        super().__init__(owner, residence, leases)
         self._server: PeerServer | None = None
         self._proposals: dict[str, Future[None]] = {}  # by migration: what others proposed to us
 
@@ -86,6 +88,12 @@ class Peer(Giver, Taker):
             **options,
         )
         self._server, self.credentials, self.limits = server, credentials, limits
+        if not credentials.knows_callers:
+            _log.warning(
+                "%s asks nobody who they are: whoever can connect may read all state here, and "
+                "take key-groups over. Give serve() a token=, or tls= with a ca.",
+                server.address,
+            )
         # The first channel of a process takes gRPC 20 ms. No record should wait for that when the
         # first hand-over comes. (Where the certificate is not one for this address, it fails.)
         with (
@@ -124,8 +132,11 @@ class Peer(Giver, Taker):
                 )
             if generation > self.generation:
                 barrier = self._participant.barrier
+                owned = self._owner.owned()
+                leases = self.leases(owned)
                 self._participant = Participant(self.name, generation)
-                self._participant.own(leaves_of(self._owner.owned(), self.subgroups), barrier)
+                leaves = leaves_of(owned, self.subgroups)
+                self._participant.own(leaves, barrier, leases=leases)
 
     def migrate(
         self,
@@ -174,11 +185,11 @@ class Peer(Giver, Taker):
         """Somebody wants to hand over: fetches from there. Done when it has begun."""
         self._check_open()
         check_strategy(call.strategy)
-        self._check_generation(call.generation)
+        self._check_generation(call.generation, self.credentials.knows_callers)
         if self._residence.home is not None:
             raise MigrationError("a provider whose state is at home takes no key-groups over.")
         credentials = self.credentials
-        if not (credentials.token or credentials.tls or parse_address(call.address).is_local):
+        if not (credentials.knows_callers or parse_address(call.address).is_local):
             raise PeerError(
                 f"{call.address} is not on this machine, and whoever proposed it did not have to "
                 "say who it is. Serve with a token or mutual TLS to take key-groups from there."
@@ -253,8 +264,8 @@ class Peer(Giver, Taker):
             for leaf, blocks in frozen.leaves(leaf_ranges(call.key_groups, self.subgroups)):
                 yield from pieces_of(leaf, 0, blocks)
 
-    def _fenced(self) -> None:
-        super()._fenced()
+    def _fenced(self, action: Fence) -> None:
+        super()._fenced(action)
         for arrival in self.arrivals:
             arrival.abandoned(arrival.missing())
 
@@ -283,19 +294,37 @@ class Peer(Giver, Taker):
         self.is_closed = True
         with self._idle:
             self._idle.notify_all()
+        self.return_unanswered()
         for departure in self.departures:
-            if self._residence.home is not None:  # where what nobody fetched must be found again
-                with suppress(MigrationError):
-                    self._abort(departure, False)
-            if not departure.done:
-                done, total, _ = departure.progress
-                _log.warning(
-                    "closed while %s had fetched %d of %d leaves of key-groups %s; what it has "
-                    "not is lost with this provider",
-                    departure.target,
-                    done,
-                    total,
-                    show_groups(departure.key_groups),
-                )
+            self._leave_behind(departure)
+        if self._residence.home is not None:
+            try:
+                self._free_doomed(0)  # what others have is deleted by the flush that comes now
+            except HomeError as error:
+                _log.warning("what was handed over is not deleted at home: %s", error)
         if self._server is not None:
             self._server.close()
+
+    def _leave_behind(self, departure: Departure) -> None:
+        """What becomes of a hand-over that is not done when the provider goes."""
+        has_home = self._residence.home is not None
+        if has_home:  # where what nobody fetched must be found again
+            try:
+                self._abort(departure, False)
+            except MigrationError:
+                pass  # the new owner has some of it: see below
+            except HomeError as error:
+                _log.warning("%s cannot be ended: %s", departure, error)
+        if departure.done:
+            return
+        done, total, _ = departure.progress
+        _log.warning(
+            "closed while %s had fetched %d of %d leaves of key-groups %s; what it has not is %s",
+            departure.target,
+            done,
+            total,
+            show_groups(departure.key_groups),
+            "at home, as it was when it was handed over: open(..., reclaim=True) if it is gone"
+            if has_home
+            else "lost with this provider",
+        )

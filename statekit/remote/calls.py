@@ -19,6 +19,7 @@ PROTOCOL = 1  # of the wire; peers of another one refuse each other
 
 # Bytes of one Piece. Larger ones make the stream no faster, and each is copied some times.
 CHUNK_BYTES = 1024 * 1024
+RANGES_MAX = 65536  # of leaves or key-groups, in one message
 
 
 class Limits(NamedTuple):
@@ -68,8 +69,7 @@ class BeginCall(NamedTuple):
     target: str
     key_groups: tuple[range, ...]
     barrier: int  # the last checkpoint the target has taken
-    base_url: str = ""  # of a checkpoint that the target has loaded; "" if none
-    base_number: int = 0
+    base: bytes = b""  # the digest of a checkpoint that the target can read; b"" if none
 
 
 class BeginReply(NamedTuple):

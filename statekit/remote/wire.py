@@ -18,7 +18,6 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, NoReturn, TypeVar
 
 from statekit import errors, remote
@@ -29,6 +28,7 @@ from statekit.migration.messages import Grant, Offer
 from statekit.remote import fields
 from statekit.remote.calls import (
     PROTOCOL,
+    RANGES_MAX,
     BeginCall,
     BeginReply,
     FetchCall,
@@ -61,7 +61,7 @@ KEY_BYTES_MAX: int = lib.SK_KEY_BYTES_MAX
 STATE_BYTES_MAX: int = lib.SK_NAME_BYTES_MAX
 NUMBER_MAX = 2**63 - 1
 NAME_CHARS_MAX = 256  # of migrations, processes, strategies
-URL_CHARS_MAX = 4096
+DIGEST_BYTES = 32  # SHA-256
 # Leases, keys or pieces in one message: as Python objects they take some 100 bytes each, so that a
 # message never becomes much more than 8 MB of them. PeerChannel cuts longer calls.
 ITEMS_MAX = 65536
@@ -109,6 +109,12 @@ def _number(value: int, what: str, most: int = NUMBER_MAX) -> int:
     return value
 
 
+def _digest(value: bytes) -> bytes:
+    if len(value) not in (0, DIGEST_BYTES):
+        _bad(f"a checkpoint's digest of {len(value)} bytes")
+    return value
+
+
 def _geometry(key_groups: int, subgroups: int) -> int:
     """How many leaves there are."""
     leaves = key_groups * subgroups
@@ -122,7 +128,7 @@ def _put_ranges(ranges: Iterable[range]) -> list[int]:
 
 
 def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]:
-    if len(ends) % 2 or len(ends) > 2 * ITEMS_MAX:
+    if len(ends) % 2 or len(ends) > 2 * RANGES_MAX:
         _bad(f"{len(ends)} ends of ranges of {what}")
     found = []
     before = -1
@@ -234,8 +240,7 @@ def put_begin(call: BeginCall) -> bytes:
         target=call.target,
         key_groups=_put_ranges(call.key_groups),
         barrier=call.barrier,
-        base_url=call.base_url,
-        base_number=call.base_number,
+        base=call.base,
     )
 
 
@@ -247,33 +252,22 @@ def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
         _name(found.target, "a target"),
         _read_ranges(found.key_groups, key_groups, "key-groups"),
         _number(found.barrier, "a checkpoint"),
-        _name(found.base_url, "a checkpoint's URL", URL_CHARS_MAX, 0),
-        _number(found.base_number, "a checkpoint"),
+        _digest(found.base),
     )
 
 
 def put_begin_reply(reply: BeginReply) -> bytes:
     offer = reply.offer
-    first, lengths, epochs, covered = [], [], [], []
-    # Leaves that follow each other have the same difference to their place in the list.
-    for (_, epoch, cover), run in groupby(
-        enumerate(offer.grants), lambda at: (at[1].leaf - at[0], at[1].epoch, at[1].covered)
-    ):
-        grants = [grant for _, grant in run]
-        first.append(grants[0].leaf)
-        lengths.append(len(grants))
-        epochs.append(epoch)
-        covered.append(cover)
     return _put(
         pb.BeginReply,
         migration=offer.migration,
         generation=offer.generation,
         sequence=offer.sequence,
         source=offer.source,
-        first_leaf=first,
-        leaves=lengths,
-        epoch=epochs,
-        covered=covered,
+        first_leaf=[grant.leaves.start for grant in offer.grants],
+        leaves=[len(grant.leaves) for grant in offer.grants],
+        epoch=[grant.epoch for grant in offer.grants],
+        covered=[grant.covered for grant in offer.grants],
         sizes=reply.sizes,
         barrier=reply.barrier,
         key_groups=reply.key_groups,
@@ -288,8 +282,8 @@ def read_begin_reply(data: bytes) -> BeginReply:
     found = _parse(pb.BeginReply, data)
     leaves = _geometry(found.key_groups, found.subgroups)
     grants = _read_grants(found, leaves)
-    if len(found.sizes) != len(grants):
-        _bad(f"{len(found.sizes)} sizes of {len(grants)} leaves")
+    if len(found.sizes) != sum(found.leaves):
+        _bad(f"{len(found.sizes)} sizes of {sum(found.leaves)} leaves")
     description = _read_description(found.description, found.key_groups)
     return BeginReply(
         Offer(
@@ -326,9 +320,8 @@ def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
         end = first + length
     runs = zip(found.first_leaf, found.leaves, found.epoch, found.covered, strict=True)
     return tuple(
-        Grant(leaf, epoch, covered)
+        Grant(range(first, first + length), epoch, covered)
         for first, length, epoch, covered in runs
-        for leaf in range(first, first + length)
     )
 
 

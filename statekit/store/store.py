@@ -393,6 +393,20 @@ class Store(InProcess):
         self._expect(lib.sk_leaf_heat(self._ptr, ffi.from_buffer("uint64_t[]", heat)))
         return heat
 
+    def leaf_sizes(self) -> "array[int]":
+        """How many bytes the entries of each leaf take, those of leaves that are shut too."""
+        sizes = array("Q", bytes(8 * self.leaves))
+        out = ffi.from_buffer("uint64_t[]", sizes)
+        self._expect(lib.sk_leaf_sizes(self._ptr, _id(None), ffi.NULL, out))
+        return sizes
+
+    def leaf_entries(self, state: State) -> "array[int]":
+        """How many entries of a state each leaf has, those of leaves that are shut too."""
+        entries = array("Q", bytes(8 * self.leaves))
+        out = ffi.from_buffer("uint64_t[]", entries)
+        self._expect(lib.sk_leaf_sizes(self._ptr, _id(state), out, ffi.NULL))
+        return entries
+
     def clear(
         self, state: State, start: int = 0, stop: int | None = None, *, blind: bool = False
     ) -> None:

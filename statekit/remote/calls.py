@@ -36,10 +36,11 @@ class Limits(NamedTuple):
     connections: int = 256  # at once; more are closed
     threads: int = 8  # for all calls that send one message: streams cannot take them
     call_s: float = 30.0  # a peer that sends or takes nothing for so long is cut off
+    idle_s: float = 5.0  # a connection without a call is closed after so long; calls open another
 
     def check(self) -> "Limits":
         """Itself. ArgumentError if no server could work with it."""
-        least = Limits(2 * CHUNK_BYTES, 1, 1, 1, 1, 1, 0.001)
+        least = Limits(2 * CHUNK_BYTES, 1, 1, 1, 1, 1, 0.001, 0.001)
         for name, value, bound in zip(self._fields, self, least, strict=True):
             if not value >= bound:
                 raise ArgumentError(f"Limits.{name} is {value}; it must be {bound} at least.")

@@ -8,7 +8,8 @@ Whoever calls, it stays within Limits:
     time      a peer that sends nothing or takes nothing for `call_s` is cut off (watch.py). When
               many calls wait for what they were to send, those that wait longest go sooner
     memory    messages above `message_bytes` are refused before they are read, calls above `calls`
-              and connections above `connections` as soon as they come
+              and connections above `connections` as soon as they come. A connection without a call
+              is closed after `idle_s`, so that those who hold many keep nobody out for long
     access    the token is looked at before anything of the call is read
 
 The methods are all written as ones that take a stream of requests, on the wire there is no
@@ -96,12 +97,13 @@ def options(limits: Limits) -> list[tuple[str, int]]:
 
 def _server_options(limits: Limits) -> list[tuple[str, int]]:
     call_ms = max(1000, int(limits.call_s * 1000))
+    idle_ms = max(1, int(limits.idle_s * 1000))
     return [
         *options(limits),
         ("grpc.so_reuseport", 0),  # else two servers may have one port, and each half of the calls
         ("grpc.max_concurrent_streams", limits.calls),  # of one connection
         ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.server_handshake_timeout_ms", min(call_ms, 10_000)),
+        ("grpc.server_handshake_timeout_ms", min(call_ms, max(idle_ms, 1000))),
         # A peer that is gone without a word is found out by pings, in 15 s at most.
         ("grpc.keepalive_time_ms", min(call_ms, 10_000)),
         ("grpc.keepalive_timeout_ms", min(call_ms, 5_000)),
@@ -109,7 +111,9 @@ def _server_options(limits: Limits) -> list[tuple[str, int]]:
         # Pings more often than channels send them are an attack.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 4),
-        ("grpc.max_connection_idle_ms", 10 * call_ms),
+        # There are so many connections, and somebody who opens them all and says nothing would keep
+        # the others out. Opening another takes a peer a few milliseconds, if it was idle for long.
+        ("grpc.max_connection_idle_ms", idle_ms),
     ]
 
 

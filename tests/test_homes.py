@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 import rocksdict
-from servers import HOST, RedisServer, free_port, redis_cluster, redis_server
+from servers import HOST, RedisServer, free_port, need_redis_tls, redis_cluster, redis_server
 from test_docs import python_blocks
 
 import statekit as sk
@@ -653,6 +653,7 @@ def test_redis_url_with_a_mistake_never_shows_the_password() -> None:
 def test_redis_with_tls_checks_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_redis_tls()
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed, so there is no certificate")
     key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
@@ -675,7 +676,7 @@ def test_redis_with_tls_checks_the_certificate(
 
 
 def test_redis_replica_takes_no_writes(tmp_path: Path, server: RedisServer) -> None:
-    with redis_server(tmp_path, "--replicaof", f"{HOST} {server.port}") as replica:
+    with redis_server(tmp_path, "--replicaof", HOST, str(server.port)) as replica:
         home = redis_home(replica)
         uses: list[Callable[[], object]] = [
             lambda: home.write([(A, b"1")]),
@@ -691,7 +692,7 @@ def test_redis_that_is_full_refuses_writes_and_keeps_rows(tmp_path: Path) -> Non
     with redis_server(tmp_path) as one, one.client() as admin:
         home = redis_home(one)
         home.write([(A, b"1")])
-        admin.config_set("maxmemory", "1mb")
+        admin.config_set("maxmemory", "1")  # less than it has
         fails(lambda: home.write([(A, b"2")]), f"{HOST}:{one.port}", "Raise maxmemory")
         assert home.get([A]) == [b"1"]
         admin.config_set("maxmemory-policy", "allkeys-lru")

@@ -284,8 +284,8 @@ def is_exact_any(value: Any) -> bool:
         return True
     if value.__class__ is datetime:
         return value.tzinfo is UTC  # other zones may be equal, or in the fold, not
-    if value.__class__ is Ext and value.code < 0:
-        return False  # MessagePack's own, and rows.py uses one
+    if value.__class__ is Ext:
+        return bool(value.code >= 0)  # those below are MessagePack's own, and rows.py uses one
     try:
         return bool(_decode_any(pack(value)) == value)
     except VALUE_FAULTS:
@@ -322,7 +322,7 @@ def _convert_any_scalar(value: Any) -> Any:
         return value
     if isinstance(value, Enum) and not isinstance(value, int | str):
         raise _forgotten(value)
-    if value.__class__ is Ext and value.code >= 0:  # those below are MessagePack's own
+    if value.__class__ is Ext and value.code >= 0:
         return value
     if isinstance(value, datetime):
         if value.tzinfo is None:

@@ -153,7 +153,7 @@ _decode_ints = Decoder(list[Annotated[int, msgspec.Meta(ge=INT_MIN, le=INT_MAX)]
 
 def _are_ints(items: Iterable[Any]) -> bool:
     # Packing and unpacking all of them is several times as fast as a call for each.
-    numbers = list(items)
+    numbers = items if items.__class__ is list else list(items)
     return bool(_decode_ints(pack(numbers)) == numbers)
 
 

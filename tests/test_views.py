@@ -39,6 +39,16 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 ENCODED = 64, 256  # elements, bytes: what a packed container outgrows
 
 
+def check_repr(view: Any, model: Any) -> None:
+    """A view shows itself as what it stands for, or the beginning of that."""
+    shown, whole = repr(view), repr(model)
+    if len(whole) < 2000:
+        assert shown == whole
+    else:
+        assert len(shown) < 5000
+        assert whole[:900] == shown[:900]
+
+
 @dataclass(frozen=True, order=True)
 class Click:
     url: str
@@ -204,7 +214,7 @@ def test_a_list_view_is_a_list(name: str, data: st.DataObject) -> None:
     assert list(view) == model
     assert list(reversed(view)) == model[::-1]
     assert state["k"].copy() == model
-    assert repr(view) == repr(model)
+    check_repr(view, model)
     assert (view != model) is False
     assert (view == [*model, None]) is False
     assert view != tuple(model)
@@ -355,7 +365,8 @@ def test_a_map_view_is_a_dict(key_name: str, data: st.DataObject) -> None:
     assert list(reversed(view)) == list(reversed(model))
     assert list(reversed(view.items())) == list(reversed(model.items()))
     assert list(reversed(view.values())) == list(reversed(model.values()))
-    assert (len(view), bool(view), repr(view)) == (len(model), bool(model), repr(model))
+    assert (len(view), bool(view)) == (len(model), bool(model))
+    check_repr(view, model)
     others = dict.fromkeys(data.draw(st.lists(st.sampled_from(pool), max_size=3), "others"))
     for op in (operator.and_, operator.or_, operator.sub, operator.xor, operator.le, operator.eq):
         assert op(view.keys(), others.keys()) == op(model.keys(), others.keys())

@@ -215,7 +215,7 @@ def test_a_position_of_an_earlier_process_counts_as_use_of_positions(url: str) -
     with opened(url) as kv:
         fill(kv, 1)
         kv.commit({"at": 1})
-    with pytest.raises(KeyError), opened(url) as kv:
+    with suppress(KeyError), opened(url) as kv:
         fill(kv, 2)
         raise KeyError
     with opened(url) as kv:
@@ -241,7 +241,7 @@ def test_siblings_have_positions_of_their_own_until_they_commit_as_one(url: str)
     spill(other)
     kv.merge(other)
     for _ in range(2):
-        with pytest.raises(CommitError, match="0-1 at .*left.*; 2-3 at .*right|2-3.*; 0-1"):
+        with pytest.raises(CommitError, match=r"0-1 at .*left.*; 2-3 at .*right|2-3.*; 0-1"):
             _ = kv.committed
         assert sorted(kv.positions, key=str) == [
             ((LEFT,), {"at": "left"}),

@@ -62,6 +62,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"disk:{name}?atomic={int(request.param == 'disk-atomic')}&{MEMORY}"
 
 
+@pytest.fixture(autouse=True)
+def vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of a leaf are learned when a few were asked for in vain."""
+    monkeypatch.setattr(residence_module, "_VAIN_MIN", 2)
+
+
 @pytest.fixture(params=["in one step", "in two phases"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a home that is atomic commits what was evicted before."""
@@ -162,7 +168,7 @@ class Life:
                 self.model.now[kv.key_group_of(key)]["texts"][key] = f"{number}"
 
     def look(self) -> None:
-        for _ in range(4):
+        for _ in range(self.rng.choice([4, 20])):
             name, key = self.rng.choice(["counts", "texts", "lists"]), self.rng.choice(KEYS)
             kv, group = self.owner(key)
             found = kv[name].get(key, None)

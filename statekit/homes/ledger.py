@@ -268,7 +268,7 @@ class Ledger:
         if self._doubt is not None:
             self._resolve()
         if leaf not in self._since:
-            if self.is_bare or (leaf, state) in self._cleared:
+            if self.is_bare or (leaf, state) in self._hidden:
                 return None
             return self.home.get_one(leaf, state, key)
         if not self.is_bare:
@@ -397,9 +397,8 @@ class Ledger:
             return others
         newest: dict[int, int] = {}
         for one in sorted([*others, commit], key=lambda one: one.number):
-            newest |= dict.fromkeys(
-                (group for part in one.key_groups for group in part), one.number
-            )
+            for part in one.key_groups:
+                newest |= dict.fromkeys(part, one.number)
         return [
             other
             for other in others

@@ -40,7 +40,7 @@ from statekit.homes.looking import PrivateCopy
 _MARK = "STATEKIT"  # the file that makes a directory a home
 _MARK_TEXT = "This directory is a home of statekit: sk.open('rocksdb:...').\n"
 _PROBE = "statekit-probe"  # tells whether there is room on the disk
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 20  # and as much as opening it again may write
 _PREFIX = Struct(">IH")  # leaf, state
 _META = b"\xff\xff\xff\xffmeta"
 
@@ -89,10 +89,11 @@ _ADVICE = (
         "Name a directory on a disk (/proc and the like take none), and see to it that nobody "
         "removes files from it.",
     ),
-    (("Writer has previous error",), "An earlier write failed. Do it again."),
+    (("Writer has previous error", "earlier write failed"), "Write to it again, which opens it."),
     (("Too many open files",), "Raise the limit of open files (ulimit -n)."),
     (("Closed", "closed"), "Open it again."),
 )
+_NOT_REOPENED = "after an earlier write failed it could not be opened again"
 _ADVICE_ELSE = "Look into the file LOG in that directory."
 
 
@@ -313,9 +314,8 @@ class _RocksdbHome(Home):
             probe = os.path.join(self._path, _PROBE)
             try:
                 try:
-                    with open(probe, "wb", buffering=0) as file:
-                        file.write(bytes(_PROBE_BYTES))
-                        os.fsync(file.fileno())
+                    with open(probe, "wb") as file:
+                        os.posix_fallocate(file.fileno(), 0, self._reopening_bytes())
                 finally:
                     with suppress(FileNotFoundError):
                         os.unlink(probe)
@@ -330,8 +330,18 @@ class _RocksdbHome(Home):
                     self._db = None
                 self._db = self._open_db(_rocksdict())
             except BaseException as error:
-                raise self._failed("written", error) from error
+                raise self._failed("written", error, str(error)) from error
             self._is_stuck = False
+
+    def _reopening_bytes(self) -> int:
+        """How much room opening again needs: what is in logs is written to tables then.
+
+        If it fails half-way, the home cannot be read any more until there is room.
+        """
+        logs = sum(
+            file.stat().st_size for file in os.scandir(self._path) if file.name.endswith(".log")
+        )
+        return logs + logs // 8 + _PROBE_BYTES
 
     def write(self, changes: Sequence[Change]) -> None:
         if self._is_stuck:
@@ -464,12 +474,13 @@ class _RocksdbHome(Home):
             raise self._failed("read", error) from error
         return {name: float(figure) for name, figure in figures.items() if figure is not None}
 
-    def _failed(self, done: str, error: BaseException) -> HomeError:
+    def _failed(self, done: str, error: BaseException, reason: str = "") -> HomeError:
         """The exception for one of rocksdict's, which are plain Exceptions with RocksDB's words."""
         # A panic of its Rust is no Exception, so that nobody takes it for one; we do.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise error
-        reason = "it could not be opened again" if self._db is None else str(error)
+        if not reason:
+            reason = str(error) if self._db is not None else _NOT_REOPENED
         if done in ("written", "flushed") and any(word in reason for word in _STUCK):
             self._is_stuck = True
         advice = next(

@@ -14,8 +14,12 @@ and then once for each place, with the interrupt there:
 
 A place is a line (or with calls=True also each return from a call) and how often it was visited
 before: the first few visits and the last one count, since a loop over leaves would not end else.
-Other threads are not interrupted, as they are not in life. Nothing waits: what hangs afterwards (a
-lock that was not released) ends the process with the place on stderr.
+Other threads are not interrupted, as they are not in life. What hangs afterwards (a lock that was
+not released) ends the process with all tracebacks on stderr.
+
+One kind of line is left out: that of a `with` whose block has ended, before it calls __exit__.
+There the interpreter looks for no signal, so `with lock:` is safe; a trace function is called there,
+and what it raises would leave the lock locked.
 """
 
 import dis
@@ -24,6 +28,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -96,6 +101,8 @@ def _places(
     visits_max: int,
 ) -> list[Place]:
     """All places that the step comes by, in their order."""
+    subject = make()
+    check(subject, Run(Place(step.__code__, 0), False, step(subject)))  # imports what it needs
     subject = make()
     seen: Counter[Place] = Counter()
     found: list[Place] = []
@@ -179,7 +186,8 @@ class _Tracing:
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            self._visit(Place(frame.f_code, frame.f_lineno))
+            if frame.f_lasti not in _ends_of_with(frame.f_code):
+                self._visit(Place(frame.f_code, frame.f_lineno))
         elif event == "opcode":
             last = self._last.get(frame, -1)
             self._last[frame] = frame.f_lasti
@@ -190,3 +198,20 @@ class _Tracing:
         elif event in ("return", "exception"):
             self._last.pop(frame, None)
         return self._trace
+
+
+@cache
+def _ends_of_with(code: CodeType) -> frozenset[int]:
+    """Where a block of a `with` has ended and __exit__(None, None, None) is about to be called."""
+    found = set()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
+    for at in range(len(steps) - 3):
+        is_none = all(
+            step.opname == "LOAD_CONST" and step.argval is None for step in steps[at : at + 3]
+        )
+        if is_none and steps[at + 3].opname == "CALL" and steps[at + 3].arg == 2:
+            found.add(steps[at].offset)
+            # Before it, what is returned is put below; or nothing is done, as the last of the block.
+            if at and steps[at - 1].opname in ("SWAP", "NOP"):
+                found.add(steps[at - 1].offset)
+    return frozenset(found)

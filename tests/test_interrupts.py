@@ -105,3 +105,25 @@ def test_other_threads_are_left_alone() -> None:
     names: set[str] = set()
     list(each_point(Account, step, done, files=[__file__]))
     assert names == {"step"}
+
+
+def with_lock(account: Account) -> int:
+    with account.lock:
+        before = account.paid
+        if before > 100:
+            return before
+        for _ in range(2):
+            with account.lock if before else threading.Lock():
+                pass
+    with account.lock:
+        return account.paid
+
+
+def test_a_lock_of_a_with_is_safe_as_it_is_in_life() -> None:
+    def unlocked(account: Account, run: Run) -> None:
+        assert account.lock.acquire(blocking=False), "the lock is held for ever"
+
+    for calls in (False, True):
+        runs = list(each_point(Account, with_lock, unlocked, files=[__file__], calls=calls))
+        assert all(run.is_interrupted for run in runs)
+        assert len(runs) >= 6

@@ -18,8 +18,8 @@ Other threads are not interrupted, as they are not in life. What hangs afterward
 not released) ends the process with all tracebacks on stderr.
 
 One kind of line is left out: that of a `with` whose block has ended, before it calls __exit__.
-There the interpreter looks for no signal, so `with lock:` is safe; a trace function is called there,
-and what it raises would leave the lock locked.
+There the interpreter looks for no signal, so `with lock:` is safe; a trace function is called
+there, and what it raises would leave the lock locked.
 """
 
 import dis
@@ -211,7 +211,7 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
         )
         if is_none and steps[at + 3].opname == "CALL" and steps[at + 3].arg == 2:
             found.add(steps[at].offset)
-            # Before it, what is returned is put below; or nothing is done, as the last of the block.
+            # Before it, what is returned is put below; or nothing is done, as the block ends.
             if at and steps[at - 1].opname in ("SWAP", "NOP"):
                 found.add(steps[at - 1].offset)
     return frozenset(found)

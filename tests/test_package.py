@@ -23,7 +23,7 @@ PACKAGE = ROOT / "statekit"
 LAYERS = [
     {"_native", "version"},
     {"errors"},
-    {"failpoints", "keys", "store.kinds", "store.buffers", "store.digest"},
+    {"failpoints", "keys", "uninterrupted", "store.kinds", "store.buffers", "store.digest"},
     {"migration", "migration.messages"},
     {"migration.coordinator", "migration.participant"},
     {"store.arrow", "store.columns", "store.frames"},

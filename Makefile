@@ -108,11 +108,12 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## store, typed state, checkpoints, migration against their peers; writes benchmarks/results
+bench: .venv/.built ## store, typed state, checkpoints, migration, commits against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_state_types.py
 	$(BIN)/python benchmarks/bench_checkpoint.py
 	$(BIN)/python benchmarks/bench_migration.py
+	$(BIN)/python benchmarks/bench_commits.py
 
 wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty environment
 	rm -rf dist build/wheel-venv

@@ -1,8 +1,12 @@
 """State of four times the memory budget, read and rewritten under Zipf keys.
 
-Run by bench_state_types.py, in a process of its own for each contender and round:
+Run by bench_state_types.py and bench_commits.py, in a process of its own for each contender and
+round:
 
-    python benchmarks/beyond_memory.py statekit|rocksdict BUDGET_BYTES OPERATIONS
+    python benchmarks/beyond_memory.py statekit|rocksdict BUDGET_BYTES OPERATIONS [COMMIT [TIMES]]
+
+COMMIT: sync=0 and a commit every so many operations, 0 for none at all. TIMES: the size of the
+state, in budgets, instead of four.
 
 Prints JSON: ns per read-modify-write, and how far resident memory grew over what it was after the
 imports and the making of the keys, at most during the operations and at most in all.
@@ -26,7 +30,7 @@ KEY_BYTES, VALUE_BYTES = 12, 100
 TIMES_BUDGET = 4
 _CHUNK = 10_000
 _WARM_TIMES = 10  # as many operations before: then few keys are met for the first time
-_STEP = 5_000  # operations between two looks at resident memory
+_STEP = 10_000  # operations between two looks at resident memory
 
 
 def memory_figure(name: str) -> int:
@@ -56,7 +60,11 @@ Steps = tuple[Callable[[list[str], list[bytes]], Any], Callable[[list[str]], Non
 
 
 def open_statekit(path: str, budget: int) -> Steps:
-    kv = sk.open(f"rocksdb:{path}?memory={budget}")
+    return _open_home(f"rocksdb:{path}?memory={budget}")
+
+
+def _open_home(url: str) -> Steps:
+    kv = sk.open(url)
     state = kv.value("values", bytes)
 
     def change(keys: list[str]) -> None:
@@ -67,7 +75,18 @@ def open_statekit(path: str, budget: int) -> Steps:
     return state.put_many, change, kv
 
 
-def open_rocksdict(path: str, budget: int) -> Steps:
+def open_committing(path: str, budget: int, every: int) -> Steps:
+    put_many, change, kv = _open_home(f"rocksdb:{path}?memory={budget}&sync=0")
+
+    def change_and_commit(keys: list[str]) -> None:
+        for first in range(0, len(keys), every):
+            change(keys[first : first + every])
+            kv.commit({"offset": first})
+
+    return put_many, change_and_commit if every else change, kv
+
+
+def tuned_rocksdict(path: str, budget: int) -> Any:
     """RocksDB with the same memory for its block cache and write buffers, all in one cache.
 
     Tuned as the home is: with filters and indexes in one piece, which do not fit into a cache of
@@ -91,7 +110,11 @@ def open_rocksdict(path: str, budget: int) -> Steps:
     options.set_write_buffer_size(budget // 8)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_max_background_jobs(2)
-    db = rocksdict.Rdict(path, options)
+    return rocksdict.Rdict(path, options)
+
+
+def open_rocksdict(path: str, budget: int) -> Steps:
+    db = tuned_rocksdict(path, budget)
 
     def put_many(keys: list[str], values: list[bytes]) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -110,15 +133,21 @@ def open_rocksdict(path: str, budget: int) -> Steps:
 
 def main() -> None:
     name, budget, operations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    entries = TIMES_BUDGET * budget // (KEY_BYTES + VALUE_BYTES)
+    commit = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    times = float(sys.argv[5]) if len(sys.argv) > 5 else TIMES_BUDGET
+    entries = int(times * budget) // (KEY_BYTES + VALUE_BYTES)
     warm = zipf_keys(entries, _WARM_TIMES * operations, 2)
     timed = zipf_keys(entries, operations, 3)
     sk.open("memory:").value("warm", bytes).put_many(["k"], [b"v"])
     ctypes.CDLL(None).malloc_trim(0)  # or what follows would hide in memory that was freed
     before = memory_figure("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
-        opener = {"statekit": open_statekit, "rocksdict": open_rocksdict}[name]
-        put_many, change, handle = opener(f"{folder}/state", budget)
+        path = f"{folder}/state"
+        if commit is not None:
+            put_many, change, handle = open_committing(path, budget, commit)
+        else:
+            opener = {"statekit": open_statekit, "rocksdict": open_rocksdict}[name]
+            put_many, change, handle = opener(path, budget)
         began = time.perf_counter()
         for keys, values in chunks(entries):
             put_many(keys, values)

@@ -431,9 +431,13 @@ static void expect_more(batch *b, int64_t n) {
 }
 
 static void unlock_chunk(batch *b) {
+    bool writes_back = b->store->writes_back;
     for (uint32_t k = 0; k < b->leaf_count; k++) {
         sk_leaf *leaf = &b->store->leaves[b->leaves[k]];
-        if (b->touched[b->leaves[k]] & LEAF_CHANGED) leaf->changed = b->epoch;
+        if (b->touched[b->leaves[k]] & LEAF_CHANGED) {
+            leaf->changed = b->epoch;
+            if (writes_back) sk_leaf_note_dirty(b->store, b->leaves[k]);
+        }
         sk_leaf_unlock(leaf);
     }
 }

@@ -92,7 +92,9 @@ static void end(sk_at *at) { sk_leaf_unlock(at->leaf); }
 
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
     *slot = sk_table_find(at->table, at->env.leaf_bits, key->hash, key->data, key->len);
-    if (*slot == NULL) return at->env.is_whole ? SK_MISSING : SK_UNKNOWN;
+    if (*slot == NULL && at->env.is_whole) return SK_MISSING;
+    if (*slot == NULL)
+        return sk_home_may_have(at->state, at->leaf_no, key->hash) ? SK_UNKNOWN : SK_MISSING;
     if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
     if (sk_slot_is_expired(&at->env, *slot)) {
         if (!sk_may_expire(at->store, at->leaf)) { /* so this call does not change anything */
@@ -302,6 +304,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     if (status != SK_OK) return status;
     if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
         uint32_t changed = at.leaf->changed;
+        at.env.writes_back = false; /* what is clean in the end is not noted as dirty */
         if (at.env.timing != NULL && sk_is_expired(at.env.timing, stamp_ms)) value = NULL;
         status = value != NULL ? sk_entry_put_encoded(&at, &key, value, value_len)
                                : sk_entry_delete(&at, &key, true);
@@ -321,6 +324,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
             at.table->dirty--;
             at.leaf->changed = changed;
         }
+        if (store->writes_back && at.table->dirty > 0) sk_leaf_note_dirty(store, at.leaf_no);
     }
     /* What was expected begins to come. */
     if (status == SK_OK && at.leaf->residency == SK_LEAF_EXPECTED) at.leaf->residency = SK_PARTIAL;

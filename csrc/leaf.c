@@ -1,6 +1,6 @@
 /*
- * leaf.c: leaves as units: encoded and decoded, marked, cleared, written home, evicted,
- * taken out of one store and put into another.
+ * leaf.c: leaves as units: encoded and decoded, marked, cleared, evicted, taken out of one store
+ * and put into another.
  */
 #include "failpoint.h"
 #include "store.h"
@@ -67,6 +67,7 @@ static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint
     if (drops) {
         store->leaves[leaf_no].residency = (uint8_t)residency; /* nothing is left to shut in */
         store->leaves[leaf_no].is_writing = false;
+        sk_filter_drop(store, leaf_no);
         forget_leaf(store, leaf_no, epoch);
     }
 }
@@ -120,10 +121,12 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
         int residency = store->leaves[i].residency;
         bool is_empty = table->live + table->tombs == 0;
         if (residency >= SK_AWAY || (residency == SK_WHOLE && is_empty)) continue;
-        if (store->writes_back && residency == SK_WHOLE)
+        if (store->writes_back && residency == SK_WHOLE) {
             entomb_all(table, state->kind, epoch); /* the home has them still, and must be told */
-        else
+            sk_leaf_note_dirty(store, i);
+        } else {
             sk_table_clear(table, state->kind);
+        }
         table->forgot = epoch;
         store->leaves[i].changed = epoch;
     }
@@ -326,6 +329,7 @@ static void commit_replace(sk_store *store, uint32_t leaf_no, fresh_list *list, 
     for (size_t k = 0; k < list->count; k++) swap_in(store, leaf_no, &list->items[k]);
     store->leaves[leaf_no].residency = SK_WHOLE;
     store->leaves[leaf_no].is_writing = false;
+    sk_filter_drop(store, leaf_no);
     forget_leaf(store, leaf_no, epoch);
 }
 
@@ -452,55 +456,7 @@ int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts,
     return status;
 }
 
-/* ---- Write-back and eviction ---- */
-
-int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf) {
-    if (leaf_no >= store->leaf_count) return -sk_leaf_range_check(store, leaf_no, leaf_no + 1);
-    sk_leaf *leaf = &store->leaves[leaf_no];
-    size_t start = buf->len;
-    bool is_cold = flags & SK_COLD;
-    sk_leaf_lock(leaf);
-    /* A shut leaf's too: it may yet come back, and flush must not have passed over its changes. */
-    int status =
-        leaf->is_writing
-            ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
-            : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
-                                    is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, NULL, buf);
-    for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
-        const sk_table *table = &store->states[s]->tables[leaf_no];
-        sk_slot *slot;
-        for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;)
-            if (is_cold ? sk_slot_is_dirty_and_cold(slot) : (slot->marks & SK_MARK_DIRTY) != 0)
-                slot->marks = (uint8_t)((slot->marks & ~SK_MARK_DIRTY) | SK_MARK_WRITING);
-    }
-    if (status == SK_OK) leaf->is_writing = buf->len > start;
-    sk_leaf_unlock(leaf);
-    return status == SK_OK ? (int64_t)(buf->len - start) : -status;
-}
-
-/* Entries that were being written are clean, or dirty again. The lock is held. */
-static void end_writing(sk_store *store, uint32_t leaf_no, bool written) {
-    sk_leaf *leaf = &store->leaves[leaf_no];
-    for (uint32_t s = 0; s < store->state_count && leaf->is_writing; s++) {
-        sk_table *table = &store->states[s]->tables[leaf_no];
-        sk_slot *slot;
-        for (size_t at = 0; table->dirty > 0 && (slot = sk_table_next(table, &at)) != NULL;) {
-            if (!(slot->marks & SK_MARK_WRITING)) continue;
-            slot->marks &= (uint8_t)~SK_MARK_WRITING;
-            if (!written) slot->marks |= SK_MARK_DIRTY;
-            table->dirty -= !(slot->marks & SK_MARK_DIRTY);
-        }
-    }
-    leaf->is_writing = false;
-}
-
-int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
-    if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
-    sk_leaf_lock(&store->leaves[leaf_no]);
-    end_writing(store, leaf_no, written);
-    sk_leaf_unlock(&store->leaves[leaf_no]);
-    return SK_OK;
-}
+/* ---- Eviction ---- */
 
 /* Moves the hand through one table until enough is free; *slot_at is where it goes on. */
 static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
@@ -656,7 +612,7 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         return sk_detach(store, from, to, out); /* at most SK_STATES_MAX times */
     }
     /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
-    for (uint32_t i = from; i < to; i++) end_writing(store, i, false);
+    for (uint32_t i = from; i < to; i++) sk_leaf_end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++) {
         uint64_t operations = 0;
         for (uint32_t i = from; i < to; i++) {
@@ -673,6 +629,7 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
         leaf->residency = SK_AWAY;
         leaf->changed = leaves->epoch;
+        sk_filter_drop(store, i);
     }
     sk_leaves_unlock(store, from, to);
     atomic_fetch_sub(&store->budget.used, leaves->budget.used);
@@ -741,8 +698,11 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
         sk_leaf *leaf = &store->leaves[from + i];
         if (leaves->leaves[i].seq > leaf->seq) leaf->seq = leaves->leaves[i].seq;
         leaf->residency = leaves->leaves[i].residency;
+        sk_filter_drop(store, from + i);
         /* states that the leaves do not have, too: no delta of theirs reaches back over this */
         forget_leaf(store, from + i, epoch);
+        if (store->writes_back && sk_leaf_is_dirty(store, from + i))
+            sk_leaf_note_dirty(store, from + i);
     }
     return SK_OK;
 }

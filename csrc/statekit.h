@@ -487,14 +487,51 @@ int64_t sk_spread(sk_store *store, const uint8_t *blocks, size_t len, uint8_t *t
 int sk_install(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
                const uint8_t *value, size_t value_len, int64_t stamp_ms);
 
-/* on: deletions stay remembered, even in whole leaves, until they are written home. */
+/* on: deletions stay remembered, even in whole leaves, until they are written home, and dirty
+ * leaves are noted as such. To be called while no other thread uses the store. */
 int sk_write_back(sk_store *store, int on);
-/* Write-back: appends the dirty entries and tombstones of a leaf as delta blocks and holds
- * them as being written; sk_dirty_done says how that went. One write-back a leaf at a time:
- * after marking, replacing or moving a leaf in between, wait for its sk_dirty_done before the
- * next sk_dirty_take. SK_COLD: only entries not used since the hand of sk_evict last passed, and
- * tombstones, so that what is changed all the time is not written all the time. */
+
+/* Only entries not used since the hand of sk_evict last passed, and tombstones, so that what is
+ * changed all the time is not written all the time. */
 #define SK_COLD 1
+/* For sk_rows_take: all that is dirty in the store at one moment, though other threads go on. If
+ * that is more than bytes_max, nothing is taken and *leaf stays as it is. */
+#define SK_MOMENT 2
+/*
+ * Write-back: takes what is dirty in leaves from *leaf on, whole leaves at a time, until it has
+ * rows_max rows or bytes_max bytes or more; clean leaves cost nothing. Appends an array to buf: for
+ * each entry or tombstone the name of its row and the row, as csrc/dirty.c describes them. *leaf is
+ * where to go on then, sk_leaf_count if nothing is left. Returns how many rows there are.
+ *
+ * numbers[states]: what each state is called at home, by id. SK_BAD_ARGUMENT if a state with
+ * changes has none (it is negative, or its id not below `states`). counts[states] is set to the
+ * rows of each.
+ *
+ * The entries are held as being written until sk_rows_done says how that went. If they change
+ * meanwhile they are dirty again, written or not. Callers serialize themselves: between a take and
+ * its sk_rows_done there is no sk_rows_take of the same leaves by another. What an interrupted
+ * caller left as being written is dirty again for the next one who comes by, with no other trace.
+ * The same holds for leaves that are marked, replaced or moved while they are being written.
+ */
+int64_t sk_rows_take(sk_store *store, uint32_t *leaf, int flags, uint64_t rows_max,
+                     uint64_t bytes_max, const int32_t *numbers, uint64_t *counts, uint32_t states,
+                     sk_buf *buf);
+/* Ends what sk_rows_take began in leaves [from, to): its rows are home, or (written 0) dirty again.
+ */
+int sk_rows_done(sk_store *store, uint32_t from, uint32_t to, int written);
+/*
+ * Tells all keys that the home has of a leaf and a state: keys[offsets[i] .. offsets[i + 1]), n of
+ * them. From then on a key that is neither here nor among them, nor was taken by sk_rows_take
+ * since, is missing and not unknown (csrc/filter.c says how, and when that ends). No row may be
+ * taken between reading the home and this call.
+ */
+int sk_home_keys(sk_store *store, uint32_t state, uint32_t leaf, const uint8_t *keys,
+                 const int64_t *offsets, uint32_t n);
+
+/* One leaf's write-back, as blocks: appends the dirty entries and tombstones of a leaf as delta
+ * blocks and holds them as being written; sk_dirty_done says how that went. One write-back a leaf
+ * at a time: after marking, replacing or moving a leaf in between, wait for its sk_dirty_done
+ * before the next sk_dirty_take. */
 int64_t sk_dirty_take(sk_store *store, uint32_t leaf, int flags, sk_buf *buf);
 int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
 /* Drops clean entries (timers aside) not used since the clock's hand last passed, until

@@ -16,6 +16,7 @@ static int init_locks(sk_store *store) {
     pthread_mutex_init(&store->states_lock, NULL);
     pthread_mutex_init(&store->snapshots_lock, NULL);
     pthread_mutex_init(&store->clock_lock, NULL);
+    pthread_mutex_init(&store->rows_lock, NULL);
     for (uint32_t i = 0; i < store->leaf_count; i++) {
         pthread_mutex_init(&store->leaves[i].lock, NULL);
         store->leaves[i].guard = 1;
@@ -39,15 +40,20 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->leaf_bits = (uint8_t)__builtin_ctz(store->leaf_count);
     store->leaves = sk_raw_zalloc_lines((size_t)store->leaf_count * sizeof(sk_leaf));
     store->records = sk_raw_zalloc((size_t)store->leaf_count * sizeof *store->records);
+    size_t words = (store->leaf_count + 63) / 64;
+    store->dirty = sk_raw_zalloc((words + (words + 63) / 64) * sizeof *store->dirty);
+    store->dirty_words = store->dirty + words;
     store->budget.max = bytes_max;
     store->epoch = 1;
     store->users = 1;
     store->keep_after = SK_NO_TRACKING;
     store->fixed_now = store->last_now = SK_NO_TIME;
     store->watermark = store->first_watermark = SK_NO_TIME;
-    if (store->leaves == NULL || store->records == NULL || init_locks(store) != SK_OK) {
+    if (store->leaves == NULL || store->records == NULL || store->dirty == NULL ||
+        init_locks(store) != SK_OK) {
         sk_raw_free(store->leaves);
         sk_raw_free(store->records);
+        sk_raw_free((void *)store->dirty);
         sk_raw_free(store);
         return sk_fail(SK_NO_MEMORY, "could not allocate %u leaves", key_groups * subgroups);
     }
@@ -68,15 +74,18 @@ void sk_store_release(sk_store *store) {
             sk_table_clear(&state->tables[i], state->kind);
         sk_raw_free(state->tables);
         sk_raw_free((void *)state->due_min);
+        sk_filters_free(store, state);
         sk_raw_free(state);
     }
     for (uint32_t i = 0; i < store->leaf_count; i++) pthread_mutex_destroy(&store->leaves[i].lock);
     pthread_mutex_destroy(&store->states_lock);
     pthread_mutex_destroy(&store->snapshots_lock);
     pthread_mutex_destroy(&store->clock_lock);
+    pthread_mutex_destroy(&store->rows_lock);
     pthread_cond_destroy(&store->snapshots_moved);
     sk_raw_free(store->leaves);
     sk_raw_free(store->records);
+    sk_raw_free((void *)store->dirty);
     sk_raw_free(store);
 }
 
@@ -237,11 +246,6 @@ int sk_bytes_limit(sk_store *store, uint64_t bytes_max) {
 }
 
 uint32_t sk_epoch(sk_store *store) { return atomic_load(&store->epoch); }
-
-int sk_write_back(sk_store *store, int on) {
-    atomic_store(&store->writes_back, on != 0);
-    return SK_OK;
-}
 
 int sk_track(sk_store *store, uint32_t epoch) {
     pthread_mutex_lock(&store->snapshots_lock);

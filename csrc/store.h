@@ -1,6 +1,6 @@
 /*
- * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, gate.c,
- * spread.c, snapshot.c, ttl.c, timers.c and rewrite.c.
+ * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, dirty.c,
+ * gate.c, spread.c, snapshot.c, ttl.c, timers.c and rewrite.c.
  *
  *   sk_store ── leaves[ ]   lock, epochs, residency and gate           128 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
@@ -12,7 +12,7 @@
  * Locking rules
  *  1. A leaf's lock guards the leaf and its table in every state.
  *  2. Several leaf locks are taken in ascending order only.
- *  3. Order: leaf locks, then states_lock or snapshots_lock; clock_lock before all.
+ *  3. Order: leaf locks, then states_lock or snapshots_lock; clock_lock or rows_lock before all.
  *  4. Whoever changes a leaf takes its lock through sk_leaf_lock_write, which first serves the
  *     snapshots that still need the leaf as it is (snapshot.c).
  *  5. Nobody waits for anything but a lock while holding a leaf's lock.
@@ -40,9 +40,11 @@ typedef struct sk_leaf {
     /* Both are written under the lock, and read without it by sk_leaf_residencies. */
     _Atomic uint8_t residency; /* sk_residency, or one of the above; sk_leaf_held, sk_leaf_seen */
     _Atomic uint8_t kept;      /* SK_LEAF_SHUT: what residency is when the gate opens */
-    bool is_writing;           /* between sk_dirty_take and sk_dirty_done */
+    bool is_writing;           /* between sk_dirty_take and sk_dirty_done, or those of rows */
     uint64_t past; /* operations no longer counted in a table's head: it wrapped, or left */
 } __attribute__((aligned(128))) sk_leaf;
+
+typedef struct sk_filter sk_filter;
 
 typedef struct sk_state {
     uint32_t id;
@@ -57,6 +59,8 @@ typedef struct sk_state {
     _Atomic int64_t timed_since; /* processing time when it was first given one; SK_NO_TIME */
     _Atomic uint8_t clock;       /* sk_clock */
     _Atomic bool on_read;
+    sk_filter *
+        *_Atomic filters; /* per leaf, what its home has (filter.c); NULL: nothing is known */
     _Atomic int64_t
         *due_min; /* timers: per leaf, no timer is due before it (timers.c); else NULL */
 } sk_state;
@@ -79,6 +83,10 @@ struct sk_store {
     _Atomic uint32_t epoch;      /* starts at 1; entries of epoch 0 never changed here */
     _Atomic uint32_t keep_after; /* deletions after this epoch are remembered; SK_NO_TRACKING */
     _Atomic bool writes_back;    /* deletions are remembered until written home */
+
+    pthread_mutex_t rows_lock;     /* one sk_rows_take or sk_rows_done at a time */
+    _Atomic uint64_t *dirty;       /* a bit for each leaf that may have dirty entries (dirty.c) */
+    _Atomic uint64_t *dirty_words; /* a bit for each word of them that may not be 0 */
 
     pthread_mutex_t states_lock; /* for adding; readers need none */
     _Atomic uint32_t state_count;
@@ -241,10 +249,24 @@ int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf);
 /* Sets the time of a changed entry (ttl.c). */
 void sk_entry_stamp(sk_at *at, sk_slot *slot);
 
+/* ---- What is dirty (dirty.c) ---- */
+
+/* Sets the bit of a locked leaf that has dirty entries. */
+void sk_leaf_set_dirty(sk_store *store, uint32_t leaf_no);
+static inline void sk_leaf_note_dirty(sk_store *store, uint32_t leaf_no) {
+    uint64_t word = atomic_load_explicit(&store->dirty[leaf_no / 64], memory_order_relaxed);
+    if (!(word >> leaf_no % 64 & 1)) sk_leaf_set_dirty(store, leaf_no);
+}
+/* True if the locked leaf has entries that are dirty or being written. */
+bool sk_leaf_is_dirty(const sk_store *store, uint32_t leaf_no);
+/* Entries of a locked leaf that were being written are clean, or dirty again. */
+void sk_leaf_end_writing(sk_store *store, uint32_t leaf_no, bool written);
+
 /* Stamps a changed entry. */
 static inline void sk_entry_changed(sk_at *at, sk_slot *slot) {
     slot->epoch = at->env.epoch;
-    sk_slot_mark_dirty(at->table, slot);
+    if (sk_slot_mark_dirty(at->table, slot) && at->env.writes_back)
+        sk_leaf_note_dirty(at->store, at->leaf_no);
     at->leaf->changed = at->env.epoch;
     if (at->leaf->residency == SK_ABSENT) at->leaf->residency = SK_PARTIAL;
     if (at->env.timing != NULL) sk_entry_stamp(at, slot);
@@ -288,5 +310,16 @@ int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts,
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);
 /* Moves the store's epoch up to `epoch` if it is below. */
 void sk_epoch_at_least(sk_store *store, uint32_t epoch);
+
+/* ---- What the home does not have (filter.c). The leaf is locked. ---- */
+
+/* False: the home has no such key. */
+bool sk_home_may_have(const sk_state *state, uint32_t leaf_no, uint64_t hash);
+/* A key is about to go home. False if there is no filter, or no more. */
+bool sk_filter_add(sk_store *store, const sk_state *state, uint32_t leaf_no, const uint8_t *key,
+                   size_t len);
+/* Nothing is known of what the leaf's home has. */
+void sk_filter_drop(sk_store *store, uint32_t leaf_no);
+void sk_filters_free(sk_store *store, sk_state *state);
 
 #endif

@@ -343,9 +343,11 @@ static inline bool sk_slot_is_dirty_and_cold(const sk_slot *slot) {
            (!(slot->marks & SK_MARK_USED) || !sk_slot_is_live(slot));
 }
 
-static inline void sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
-    if (!(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) table->dirty++;
+/* True if nothing else in the table was dirty: who writes home must look here from now on. */
+static inline bool sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
+    bool is_first = !(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) && table->dirty++ == 0;
     slot->marks |= SK_MARK_DIRTY | SK_MARK_USED;
+    return is_first;
 }
 
 /* Iterates over taken slots: for (size_t at = 0; (slot = sk_table_next(t, &at)) != NULL;). */

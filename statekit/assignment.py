@@ -61,6 +61,11 @@ def subtract(ranges: tuple[range, ...], gone: tuple[range, ...]) -> tuple[range,
     return group_ranges([group for part in ranges for group in part if group not in taken])
 
 
+def common(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
+    """The key-groups that are in both."""
+    return subtract(a, subtract(a, b))
+
+
 def leaf_ranges(ranges: Iterable[range], subgroups: int) -> tuple[range, ...]:
     """The leaves of key-groups."""
     return tuple(range(part.start * subgroups, part.stop * subgroups) for part in ranges)

@@ -20,10 +20,12 @@ __all__ = [
     "CheckpointError",
     "ClosedError",
     "ColumnError",
+    "CommitError",
     "CorruptBlockError",
     "DamagedError",
     "FencedError",
     "HomeError",
+    "HomeLockedError",
     "KeyTypeError",
     "KindError",
     "LeaseError",
@@ -117,6 +119,10 @@ class CheckpointError(StateKitError):
     """A checkpoint that cannot be taken, read or changed as asked."""
 
 
+class CommitError(StateKitError):
+    """A commit or rollback of a provider that has none, or a position that is not one."""
+
+
 class StorageError(CheckpointError):
     """The storage of checkpoints failed: a disk that is full, a server that does not answer."""
 
@@ -144,6 +150,10 @@ class DamagedError(CheckpointError):
 
 class HomeError(StateKitError, OSError):
     """The home of the state failed: a file, a server or a peer. What memory holds is safe."""
+
+
+class HomeLockedError(HomeError):
+    """The home is open already, here or in another process."""
 
 
 class PeerError(StateKitError, ConnectionError):

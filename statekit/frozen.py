@@ -34,8 +34,8 @@ from statekit.errors import (
     temporary_failed,
     where,
 )
-from statekit.homes import Home
 from statekit.homes.home import HomeSnapshot
+from statekit.homes.ledger import Ledger
 from statekit.loading import LeafSource, decode_steps
 from statekit.rows import native_value, split_stamp
 from statekit.schema import StateSchema
@@ -83,7 +83,7 @@ def bad_row(raw: State, error: BadValueError) -> CorruptBlockError:
 class Guard:
     """The rows of a home without snapshots, as they were when the guard was set up."""
 
-    def __init__(self, home: Home, numbers: Sequence[int], snapshot: Snapshot) -> None:
+    def __init__(self, home: Ledger, numbers: Sequence[int], snapshot: Snapshot) -> None:
         self._home = home
         self._numbers = numbers
         self._snapshot = snapshot  # tells which leaves had more at home than here

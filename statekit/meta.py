@@ -5,9 +5,12 @@ import threading
 
 from statekit.errors import SchemaError
 from statekit.homes import Home
+from statekit.homes.ledger import Ledger
 from statekit.schema import StateSchema
 
-META_VERSION = 1
+#: 2: homes have pending rows and records of commits (homes/ledger.py), which version 1 would
+#: not see. A home of version 1 is one that was never committed.
+META_VERSION, META_VERSION_MIN = 2, 1
 
 
 class Meta:
@@ -19,6 +22,7 @@ class Meta:
         self.key_groups = key_groups
         self.subgroups = subgroups
         self.schemas = schemas  # a state's number at home is its place in this list
+        self.is_current = False  # what is stored has our version, and our geometry
         #: Key-groups that are being restored into the home. If one is still here when the home is
         #: opened, a restore was interrupted: its rows are there only in part.
         self.restoring: tuple[range, ...] = ()
@@ -32,14 +36,16 @@ class Meta:
     def decode(cls, data: bytes, url: str) -> "Meta":
         try:
             found = json.loads(data)
-            if found["statekit"] != META_VERSION:
+            if not META_VERSION_MIN <= found["statekit"] <= META_VERSION:
                 raise SchemaError(
                     f"{url!r} was written by a statekit whose homes have version "
-                    f"{found['statekit']}; this one reads version {META_VERSION}. Update statekit."
+                    f"{found['statekit']}; this one reads versions {META_VERSION_MIN} to "
+                    f"{META_VERSION}. Update statekit."
                 )
             schemas = [StateSchema(**schema) for schema in found["states"]]
             meta = cls(found["key_groups"], found["subgroups"], schemas)
             meta.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
+            meta.is_current = found["statekit"] == META_VERSION
             return meta
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, SchemaError):
@@ -67,9 +73,8 @@ class Meta:
 class HomeShare:
     """A home, and how many providers use it: the last one closes it."""
 
-    def __init__(self, home: Home | None) -> None:
-        self.home = home
-        self.write_lock = threading.RLock()
+    def __init__(self, ledger: Ledger | None) -> None:
+        self.ledger = ledger
         self._users = 1
         self._lock = threading.Lock()
 
@@ -81,6 +86,6 @@ class HomeShare:
     def release(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users or self.home is None:
+            if self._users or self.ledger is None:
                 return
-        self.home.close()
+        self.ledger.home.close()

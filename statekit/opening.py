@@ -24,7 +24,14 @@ from datetime import datetime
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
-from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.assignment import (
+    KeyGroups,
+    common,
+    group_ranges,
+    leaf_ranges,
+    show_groups,
+    subtract,
+)
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
@@ -34,6 +41,7 @@ from statekit.errors import (
     shorten,
 )
 from statekit.homes import Home, HomeUrl, open_home
+from statekit.homes.ledger import Ledger
 from statekit.loading import CheckpointSource, open_pinned
 from statekit.meta import HomeShare, Meta
 from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
@@ -108,22 +116,29 @@ def _open_with(
     budget: int | None,
 ) -> KVProvider:
     meta = Meta.read(home, url)
-    is_new = meta.key_groups is None
+    is_new = home is None
     groups, subs = _fix_geometry(meta, url, key_groups, subgroups)
     mine = group_ranges(range(groups) if owned is None else owned, groups)
-    if torn := _common(mine, meta.restoring):
+    if torn := common(mine, meta.restoring):
         raise HomeError(
             f"a restore of key-groups {show_groups(torn)} into {url!r} is going on or was "
             "interrupted, so they are there only in part. Wait for it, or restore them again."
         )
+    ledger = None
+    if home is not None:
+        if not meta.is_current:
+            # The geometry is fixed from now on.
+            is_new = _change_meta(home, url, meta, lambda found: None)
+        ledger = Ledger(home, subs, len(meta.schemas), is_bare=is_new)
+        ledger.recover(mine)
     store = Store(groups, subs)
     if not is_new:
         store.mark(0, store.leaves, "absent")
     for part in leaf_ranges(subtract((range(groups),), mine), subs):
         store.mark(part.start, part.stop, "away")
-    share = HomeShare(home)
-    residence = Residence(store, home, budget, share.write_lock)
-    return KVProvider(url, residence, meta, mine, share, Family())
+    return KVProvider(
+        url, Residence(store, ledger, budget), meta, mine, HomeShare(ledger), Family()
+    )
 
 
 def _fix_geometry(
@@ -144,10 +159,6 @@ def _fix_geometry(
         geometry.append(known if asked is None else asked)
     meta.key_groups, meta.subgroups = geometry
     return geometry[0], geometry[1]
-
-
-def _common(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
-    return subtract(a, subtract(a, b))
 
 
 # ---- Restoring
@@ -250,7 +261,7 @@ class _Plan(NamedTuple):
             return self.covered
         asked = self.torn if key_groups is None else group_ranges(key_groups, self.key_groups)
         if missing := subtract(asked, self.covered):
-            part = _common(missing, self.torn)
+            part = common(missing, self.torn)
             partly = f", of {show_groups(part)} only a part" if part else ""
             raise ArgumentError(
                 f"key-groups {show_groups(missing)} of {self.key_groups} are not in {self.names}: "
@@ -334,15 +345,14 @@ def _restore_here(
     """A provider in memory. The source is its own, also if this fails."""
     try:
         store = Store(plan.key_groups, plan.subgroups)
-        share = HomeShare(None)
-        residence = Residence(store, None, budget, share.write_lock)
+        residence = Residence(store, None, budget)
         residence.restore_from(source, background)
     except BaseException:
         source.release()
         raise
     meta = Meta(plan.key_groups, plan.subgroups, [*plan.schemas])
     url = _CHECKPOINT + ", ".join(one.url for one in plan.checkpoints)
-    kv = KVProvider(url, residence, meta, mine, share, Family())
+    kv = KVProvider(url, residence, meta, mine, HomeShare(None), Family())
     try:
         _prepare(kv, plan, mine)
         if lazy:
@@ -392,17 +402,19 @@ def _restore_home(
         _fix_geometry(meta, url, plan.key_groups, plan.subgroups)
         _check_empty(home, url, meta, subtract(mine, meta.restoring), plan.subgroups)
         _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
-        store = Store(plan.key_groups, plan.subgroups)
-        share = HomeShare(home)
-        residence = Residence(store, home, budget, share.write_lock)
-        kv = KVProvider(url, residence, meta, mine, share, Family())
+        ledger = Ledger(home, plan.subgroups, len(meta.schemas))
+        ledger.recover(mine)
+        residence = Residence(Store(plan.key_groups, plan.subgroups), ledger, budget)
+        kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
         for schema in plan.schemas:
             kv._register(schema)
         _prepare(kv, plan, mine)
         leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
         residence.fill_home(source, leaves)
+        # From now on they are at the position of the checkpoint.
+        positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
+        residence.commit(mine, [one for one in positions if one[1]])
         _change_restoring(home, url, meta, lambda there: subtract(there, mine))
-        home.flush()
     except BaseException:
         home.close()
         raise
@@ -428,11 +440,28 @@ def _change_restoring(
     change: Callable[[tuple[range, ...]], tuple[range, ...]],
 ) -> None:
     """Changes the key-groups in the home's record that are on their way."""
+
+    def set_restoring(found: Meta) -> None:
+        found.restoring = group_ranges(change(found.restoring))
+
+    _change_meta(home, url, meta, set_restoring)
+
+
+def _change_meta(home: Home, url: str, meta: Meta, change: Callable[[Meta], None]) -> bool:
+    """Changes the home's record, which others may be changing too; whether there was none."""
     while True:
         expected = home.read_meta()
         if expected is not None:
             stored = Meta.decode(expected, url)
+            theirs = (stored.key_groups, stored.subgroups)
+            if theirs != (meta.key_groups, meta.subgroups):  # it was new a moment ago
+                raise ArgumentError(
+                    f"{url!r} was just made by another process with {theirs[0]} key-groups x "
+                    f"{theirs[1]} sub-groups; asked for was {meta.key_groups} x {meta.subgroups}. "
+                    "Open it with the same numbers everywhere."
+                )
             meta.schemas, meta.restoring = stored.schemas, stored.restoring
-        meta.restoring = group_ranges(change(meta.restoring))
+        change(meta)
         if home.write_meta(meta.encode(), expected):
-            return
+            meta.is_current = True
+            return expected is None

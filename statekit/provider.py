@@ -6,7 +6,11 @@ a native store (store/), a home for what memory does not hold (homes/), the traf
 (residence.py), types (schema.py, codecs.py) and the states themselves (state/).
 """
 
+import atexit
+import logging
+import os
 import threading
+import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +22,7 @@ from typing import Any, TypeVar, overload
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
 from statekit.checkpoint.checkpointer import Checkpointer, Holdings
+from statekit.checkpoint.description import plain_metadata
 from statekit.checkpoint.job import CheckpointJob
 from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
@@ -35,12 +40,14 @@ from statekit.errors import (
     ArgumentError,
     BadValueError,
     ClosedError,
+    CommitError,
     KeyTypeError,
     NotOwnedError,
     OccupiedError,
     SchemaError,
     shorten,
 )
+from statekit.interrupts import uninterrupted
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta
@@ -71,6 +78,21 @@ I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
+
+
+_log = logging.getLogger("statekit")
+_unclosed: "weakref.WeakSet[KVProvider]" = weakref.WeakSet()  # providers with a home ...
+#: ... and their stores, by id: what is collected together is finalized in any order, and a store
+#: must live until its provider has read it out.
+_kept: dict[int, Store] = {}
+
+
+def _leave_all() -> None:
+    for provider in [*_unclosed]:
+        provider._leave()
+
+
+atexit.register(_leave_all)
 
 
 class Family:
@@ -120,10 +142,16 @@ class KVProvider(MovingProvider):
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # all that are in use
         self._sweeper: Sweeper | None = None
         self._is_closed = False
+        self._has_position = False  # commit() was given one
         self._checkpointer = Checkpointer(residence, self._lock, self._holdings)
+        self._pid = os.getpid()
         residence.register(meta.schemas)
+        residence.keeper = self  # who has a state has its provider
         for group in (group for part in mine for group in part):
             family.owners[group] = self
+        if residence.ledger is not None:
+            _unclosed.add(self)
+            _kept[id(self)] = residence.store
 
     # ---- Declaring states
 
@@ -452,10 +480,78 @@ class KVProvider(MovingProvider):
 
     # ---- Homes
 
-    def flush(self) -> None:
-        """Writes all changes home and makes them durable there. Memory has nothing to do."""
+    def commit(self, metadata: dict[str, Any] | None = None) -> None:
+        """Makes everything since the last commit durable at once: all states, and the timers.
+
+        After a crash at any instant, reopening gives exactly the last commit, whatever left memory
+        in between. metadata: what it belongs to, such as the offsets of your sources; `committed`
+        gives it back. Without it, `committed` is None from now on.
+        """
         self._check_open()
-        self._residence.flush()
+        with self._lock:
+            residence = self._committing("commit()")
+            positions = []
+            if metadata is not None:
+                positions.append((self._mine, plain_metadata(metadata)))
+                self._has_position = True
+            residence.commit(self._mine, positions)
+
+    @property
+    def committed(self) -> dict[str, Any] | None:
+        """What the last commit() was given; None if there was none, or nothing was given.
+
+        CommitError if key-groups were committed with different metadata and then came together
+        (siblings on one home that were merged, or are now opened as one): see `positions`.
+        """
+        found = self.positions
+        if len(found) > 1:
+            raise CommitError(
+                f"the key-groups of {self.url!r} were committed at {len(found)} different "
+                "positions: "
+                + "; ".join(f"{show_groups(groups)} at {shorten(at)}" for groups, at in found)
+                + ". Look at kv.positions, and replay each from its own."
+            )
+        return found[0][1] if found else None
+
+    @property
+    def positions(self) -> "_list[tuple[tuple[range, ...], dict[str, Any]]]":
+        """The metadata of the last commit of each key-group, with the key-groups it is of."""
+        self._check_open()
+        ledger = self._residence.ledger
+        return [] if ledger is None else ledger.positions_of(self._mine)
+
+    def rollback(self) -> None:
+        """Back to the last commit: all changes since then, in all states, are undone.
+
+        Only what this provider owns: a key-group that was handed over does not come back, and one
+        that has come since the last commit is as it was when it came.
+        """
+        self._check_open()
+        with self._lock:
+            residence = self._committing("rollback()")
+            mine = self._mine
+            uninterrupted(lambda: residence.rollback(mine))
+
+    def _committing(self, call: str) -> Residence:
+        """The residence, if its home can be committed."""
+        if self._residence.ledger is None:
+            raise CommitError(
+                f"{self.url!r} has no home: a provider in memory has nothing that {call} could "
+                'keep. Open "rocksdb:/path" or "redis://host/0", or use kv.checkpoint().'
+            )
+        return self._residence
+
+    def flush(self) -> None:
+        """Commits all changes, with the metadata of the last commit. Memory has nothing to do."""
+        self._check_open()
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        residence = self._residence
+        if residence.ledger is not None:
+            residence.commit(self._mine, residence.ledger.positions_of(self._mine))
+            residence.drop_rows()
 
     @property
     def loading(self) -> Loading | None:
@@ -473,7 +569,10 @@ class KVProvider(MovingProvider):
         self._check_open()
 
     def close(self) -> None:
-        """Flushes and lets go. From then on the provider and its states raise ClosedError."""
+        """Commits and lets go. From then on the provider and its states raise ClosedError."""
+        self._close(is_kept=True)
+
+    def _close(self, is_kept: bool) -> None:
         # First and without the lock, which a checkpoint that is being started waits for.
         self._close_peer()
         self._checkpointer.close()
@@ -486,7 +585,8 @@ class KVProvider(MovingProvider):
             for handle in handles:
                 handle._ptr = None
             try:
-                self._residence.flush()
+                if is_kept:
+                    self._flush()
             except BaseException:
                 for handle in handles:
                     handle._ptr = native
@@ -494,8 +594,38 @@ class KVProvider(MovingProvider):
                 raise
             self._let_go()
 
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):  # True: it was never quite made
+            self._leave()
+
+    def _leave(self) -> None:
+        """Commits what nobody will commit any more, where that is possible; and says so."""
+        if self._residence.ledger is None or self._pid != os.getpid():
+            return  # nothing to keep; or it is the provider of the process we were forked from
+        is_kept, shown = not self._uses_positions(), repr(self)
+        done = (
+            "What was not committed is lost, as commit() was used."
+            if not is_kept
+            else ("It was flushed now.")
+        )
+        try:
+            self._close(is_kept)
+        except Exception as error:
+            done = f"It cannot be flushed now, so what was not committed is lost: {error}"
+            _log.error("%s was left without close(). %s", shown, done)
+        warnings.warn(
+            f"{shown} was left without close(). {done} Call close(), or use it in a with "
+            "statement.",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
     def _let_go(self) -> None:
         self._is_closed = True
+        _unclosed.discard(self)
+        _kept.pop(id(self), None)
+        self._residence.keeper = None
         if self._sweeper is not None:
             self._sweeper.stop()
         for state in self._handles:
@@ -515,7 +645,13 @@ class KVProvider(MovingProvider):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # Half a batch must not appear under the position of the batch before.
+        self._close(is_kept=error is None or not self._uses_positions())
+
+    def _uses_positions(self) -> bool:
+        """Whether commits have a position, so that only the user can tell when one is due."""
+        ledger = self._residence.ledger
+        return ledger is not None and (self._has_position or bool(ledger.positions_of(self._mine)))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -710,10 +846,11 @@ class KVProvider(MovingProvider):
         store = Store(self.key_group_count, self.subgroups)
         store.mark(0, store.leaves, "away")
         own = self._residence
-        residence = Residence(store, own.home, budget, own.home_lock)
+        residence = Residence(store, own.ledger, budget)
         residence.share_source(own)
         meta = Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
         other = KVProvider(self.url, residence, meta, (), self._home.share(), self._family)
+        other._has_position = self._has_position
         event_time = self._residence.store.time("event")
         if event_time is not None:
             store.set_time("event", event_time)
@@ -780,7 +917,7 @@ class KVProvider(MovingProvider):
             for name, declaration in other._declared.items():
                 if name not in self._declared:
                     self._attach_state(declaration)
-            is_moved = self._residence.home is other._residence.home
+            is_moved = self._residence.ledger is other._residence.ledger
             for schema in other._meta.schemas:
                 self._register(schema)
                 if not is_moved:

@@ -11,6 +11,12 @@ Invariant: an entry that is not here and whose leaf is not whole is at home, in 
 version. It holds because only clean entries are evicted, and an entry is clean only after the
 home has confirmed it.
 
+What was written back is at home, but not committed: the ledger (homes/ledger.py) keeps it apart,
+so that whoever opens the home after a crash finds the last commit and nothing of what came after.
+A commit takes what is dirty in all leaves at one moment, in one native call that holds their
+locks. If that is more than a batch, it is written back first, without holding anybody up, until
+what has changed meanwhile is little.
+
 The danger is an answer that is older than what happened since it was asked for:
 
     thread A asks the home for k and gets v0
@@ -32,10 +38,11 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import repeat
+from itertools import islice, repeat
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
+from statekit.assignment import group_ranges, leaf_ranges
 from statekit.errors import (
     BadValueError,
     HomeError,
@@ -45,7 +52,8 @@ from statekit.errors import (
 )
 from statekit.frozen import Frozen, Guard, bad_row, empty_twin, read_row
 from statekit.homes import Home, Row
-from statekit.homes.home import Change, HomeSnapshot
+from statekit.homes.home import HomeSnapshot, Named, row_name
+from statekit.homes.ledger import Ledger, Position
 from statekit.loading import LeafSource, Loading, Wanted, decode_steps
 from statekit.metrics import StateCounters
 from statekit.rows import block_rows, native_read, read_value, split_stamp
@@ -59,30 +67,33 @@ T = TypeVar("T")
 
 _TRIES_UNLOCKED = 2
 _FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
+_VAIN_MIN = 32  # entries of a leaf asked for in vain, before its keys at home are read, ...
+_VAIN_ROWS = 8  # ... if there are no more than so many for each that was asked for
+_BUDGET_MIN = 16 << 10  # of bytes, however often a budget was split: an entry must fit
 _EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
 _WRITE_ROWS_MAX = 8192  # rows that are written home at a time
 _WRITE_BYTES_MAX = 8 << 20
+_COMMIT_BYTES_MAX, _COMMIT_BYTES_MIN = 16 << 20, 1 << 20  # what a commit writes in one step ...
+_COMMIT_SHARE = 8  # ... but not more than this part of the budget
+_COMMIT_ROUNDS = 8  # of writing back before a commit holds up those who write
+_FAILED_SECONDS = 1.0  # after which a read tries again to write to a home that failed
 BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
 
 
 class Residence:
     """A store and its home. Every method may be called from any thread."""
 
-    def __init__(
-        self, store: Store, home: Home | None, budget: int | None, home_lock: Any = None
-    ) -> None:
+    def __init__(self, store: Store, ledger: Ledger | None, budget: int | None) -> None:
         self.store = store
-        self.home = home
+        self.ledger = ledger  # of the home, which siblings share; None without a home
         self.budget = budget  # bytes of memory; None for no limit
+        self.keeper: object = None  # the provider, which lives as long as one of its states
         self.loading: Loading | None = None  # while a source has what is not here
         self.schemas: Sequence[StateSchema] = ()  # of all states that are stored
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
-        self._lock = threading.RLock()
-        # Of all who share the home: it is written to by one at a time. Taken after _lock.
-        self.home_lock = home_lock or threading.RLock()
+        self._lock = threading.RLock()  # before the ledger's
         self._frozen: list[Frozen] = []  # that must be told before rows change
-        self._given: list[range] = []  # leaves whose rows are still to be deleted at home
         self.shut_leaves: set[int] = set()  # that are being handed over to another process
         self._doomed: set[int] = set()  # of these: another process has them, memory may go
         self._scratch: Store | None = None  # where leaves of a home are completed for it
@@ -90,14 +101,23 @@ class Residence:
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
+        self._vain: dict[int, int] = {}  # leaf << 16 | state -> entries asked of the home in vain
+        self._failed_at = -_FAILED_SECONDS  # when it last refused to take what was to go
         self._limit()
-        if home is not None:
+        if ledger is not None:
             store.write_back(True)
+
+    @property
+    def home(self) -> Home | None:
+        """Where the entries are that are not here; None if all are."""
+        return None if self.ledger is None else self.ledger.home
 
     def register(self, schemas: Sequence[StateSchema]) -> None:
         """Says what is stored; a state's number at home is its place in this list."""
         self.schemas = schemas
         self.numbers = {schema.name: at for at, schema in enumerate(schemas)}
+        if self.ledger is not None:
+            self.ledger.states = max(self.ledger.states, len(schemas))
 
     # ---- Leaves that are still to come
 
@@ -110,11 +130,11 @@ class Residence:
     @property
     def is_whole(self) -> bool:
         """Whether what is here is all that is ours: nothing is coming, going, or at home."""
-        return self.home is None and self.loading is None and not self.shut_leaves
+        return self.ledger is None and self.loading is None and not self.shut_leaves
 
     def restore_from(self, source: LeafSource, background: bool = True) -> None:
         """Says where leaves come from that are absent; the source is let go of in the end."""
-        assert self.home is None
+        assert self.ledger is None
         assert self.loading is None
         self.loading = Loading(self.store, source, self._end_loading, background)
 
@@ -123,7 +143,7 @@ class Residence:
         first, second = sorted((self, other), key=id)
         with first._lock, second._lock:
             loading = other.loading
-            if loading is None or self.loading is not None or self.home is not None:
+            if loading is None or self.loading is not None or self.ledger is not None:
                 return
             source = loading.source.without_peers()  # whose leaves are here before they move
             if source is not None:
@@ -188,7 +208,7 @@ class Residence:
 
         Nothing is read from them or written to them before something of them has come.
         """
-        assert self.home is None
+        assert self.ledger is None
         with self._lock:
             if self.loading is None:
                 self.loading = Loading(self.store, source, self._end_loading, background=False)
@@ -284,21 +304,37 @@ class Residence:
 
     def fetch_one(self, raw: State, key: bytes) -> None:
         """fetch() of one entry, for the single-key path."""
-        home = self.home
+        home = self.ledger
         if home is not None:
             began = perf_counter()
             evictions = self._evictions
-            (value,) = home.get([(raw.leaf_of_encoded(key), self.numbers[raw.name], key)])
+            value = home.get_one(raw.leaf_of_encoded(key), self.numbers[raw.name], key)
             with self._lock:
                 if evictions == self._evictions:
+                    if value is None:
+                        self._asked_in_vain(raw, home, key)
                     self._install(raw, key, value)
                     self.counters[raw.name].fetched(1, perf_counter() - began)
                     return
         self.fetch(raw, [key])
 
+    def _asked_in_vain(self, raw: State, home: Ledger, key: bytes) -> None:
+        """The home had no such entry. If that happens often, its keys are learned instead."""
+        place = raw.leaf_of_encoded(key) << 16 | self.numbers[raw.name]
+        count = self._vain[place] = self._vain.get(place, 0) + 1
+        if count < _VAIN_MIN or count & (count - 1):
+            return  # at powers of two only
+        leaf, rows_max = place >> 16, _VAIN_ROWS * count
+        rows = home.load(leaf, place & 0xFFFF)
+        keys = [key for key, _ in islice(rows, rows_max + 1)]
+        if len(keys) <= rows_max:  # else it is too large yet for what it would save
+            self._vain[place] = 0
+            self.store.home_keys(raw, leaf, keys)
+            self._trim()
+
     def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
         """Asks the home for entries and installs what it says."""
-        home = self.home
+        home = self.ledger
         leaf_of = raw.leaf_of_encoded
         if home is None:
             leaves: dict[int, list[bytes]] = {}
@@ -327,7 +363,7 @@ class Residence:
             tries += 1
         self.counters[raw.name].fetched(len(keys), perf_counter() - began)
 
-    def _fetch_once(self, raw: State, home: Home, rows: list[Row], locked: bool) -> bool:
+    def _fetch_once(self, raw: State, home: Ledger, rows: list[Row], locked: bool) -> bool:
         evictions = self._evictions
         values = None if locked else home.get(rows)
         with self._lock:
@@ -347,10 +383,10 @@ class Residence:
                 return
             except MemoryLimitError as limit:
                 try:
-                    self.make_room(limit)
-                except MemoryLimitError:
-                    # Nothing is left to evict: an entry that is at home must be readable, and
-                    # goes when room is next needed.
+                    self._make_room_to_read(limit)
+                except (MemoryLimitError, HomeError):
+                    # Nothing is left to evict, or the home takes nothing (its disk is full): an
+                    # entry that is at home must be readable, and goes when room is next needed.
                     self.store.limit(0)
                     try:
                         raw.install_encoded(key, encoded, stamp)
@@ -367,11 +403,11 @@ class Residence:
 
     def make_room(self, limit: MemoryLimitError | None) -> None:
         """Frees a part of the budget, writing home what must be; raises if nothing can go."""
-        if self.home is None:
+        if self.ledger is None:
             assert limit is not None
             raise limit
         with self._lock:
-            budget = self.budget or 0
+            budget = self._bytes_max
             wanted = max(budget // _EVICT_SHARE, 1, self.store.bytes_used - budget)
             freed = self._evict(wanted)
             for is_cold in (True, False):
@@ -384,45 +420,63 @@ class Residence:
             if freed == 0 and limit is not None:
                 raise limit
 
+    def _make_room_to_read(self, limit: MemoryLimitError) -> None:
+        """make_room(), but a home that has just failed is not asked again for every read."""
+        if monotonic() - self._failed_at < _FAILED_SECONDS:
+            with self._lock:
+                if not self._evict(self._bytes_max // _EVICT_SHARE):
+                    raise limit
+            return
+        try:
+            self.make_room(limit)
+        except HomeError:
+            self.failures += 1
+            self._failed_at = monotonic()
+            raise
+
     def _evict(self, wanted: int) -> int:
         self._evictions += 1  # before: an answer asked for earlier must not be installed after
         return self.store.evict(wanted)
 
     def _write_back(self, bytes_wanted: int, cold: bool) -> int:
-        """Writes some leaves' changes home, from where it last stopped; the number of rows."""
+        """Writes changes home ahead of the commit, from where it last stopped; how many rows."""
         store = self.store
         written = 0
-        for _ in range(store.leaves):
-            changes: list[Change] = []
-            size = 0
-            leaves: list[int] = []
-            is_written = False
-            try:
-                while size < _WRITE_BYTES_MAX and len(changes) < _WRITE_ROWS_MAX:
-                    leaf, self._hand = self._hand, (self._hand + 1) % store.leaves
-                    leaves.append(leaf)  # before: an interrupt may come between
-                    blocks = store.dirty_take(leaf, cold=cold)
-                    size += len(blocks)
-                    self._add_changes(blocks, changes)
-                    if self._hand == 0:
-                        break
-                self._write(changes)
-                is_written = True
-            finally:
-                for leaf in leaves:
-                    store.dirty_done(leaf, is_written)
-            written += len(changes)
+        while bytes_wanted > 0:
+            start = self._hand
+            rows, self._hand, counts, size = store.rows_take(
+                start, self.numbers, _WRITE_ROWS_MAX, _WRITE_BYTES_MAX, cold=cold
+            )
+            self._send(rows, counts, start, self._hand)
+            written += len(rows) // 2
             bytes_wanted -= size
-            if bytes_wanted <= 0 or self._hand == 0:
+            if self._hand >= store.leaves:
+                self._hand = 0
                 break
         return written
 
-    def _write(self, changes: list[Change]) -> None:
-        assert self.home is not None
-        if changes:
-            self._protect({row[0] for row, _ in changes})
-            with self.home_lock:
-                self.home.write(changes)
+    def _send(self, rows: Named, counts: dict[str, int], start: int, stop: int) -> None:
+        """Writes rows of leaves home that were taken, ahead of the commit."""
+        is_written = False
+        try:
+            self._put(rows)
+            is_written = True
+        finally:
+            # If an interrupt keeps us from it, rows_take() does it: they are dirty again.
+            self.store.rows_done(start, stop, is_written)
+        for name, count in counts.items():
+            self.counters[name].written_back(count)
+
+    def _put(self, rows: Named) -> None:
+        """Writes rows home that the next commit is to make count."""
+        assert self.ledger is not None
+        if rows:
+            self._protect_rows(rows)
+            self.ledger.put(rows)
+
+    def _protect_rows(self, rows: Named) -> None:
+        if self._frozen:
+            self._protect({int.from_bytes(name[:4]) for name in rows[::2] if name is not None})
 
     def _protect(self, leaves: Iterable[int]) -> None:
         """Tells who has frozen the state that rows of leaves are about to change, or to go."""
@@ -432,27 +486,78 @@ class Residence:
                 for guard in guards:
                     guard.protect(leaf)
 
-    def _add_changes(self, blocks: bytes, changes: list[Change]) -> None:
+    def _rows_of(self, blocks: bytes) -> dict[tuple[int, bytes], bytes | None]:
+        """The rows of a leaf's blocks, by the number of their state and their key."""
+        rows: dict[tuple[int, bytes], bytes | None] = {}
         for block in Block.each(blocks):
-            number, leaf = self.numbers[block.name], block.leaf
-            changes += [
-                ((leaf, number, key), row)
-                for key, row in zip(block.key_list(), block_rows(block), strict=True)
-            ]
-            self.counters[block.name].written_back(block.entries)
+            number = self.numbers[block.name]
+            for key, row in zip(block.key_list(), block_rows(block), strict=True):
+                rows[number, key] = row
+        return rows
 
-    def flush(self) -> None:
-        """Writes every change home and makes the home keep it."""
-        if self.home is None:
-            return
+    # ---- Commits
+
+    def commit(self, key_groups: tuple[range, ...], positions: Sequence[Position]) -> None:
+        """Makes everything since the last commit durable at once, with what it belongs to."""
+        ledger, store = self.ledger, self.store
+        assert ledger is not None
         with self._lock:
-            self._hand = 0
-            while True:
+            ledger.settle()
+            subgroups = store.subgroups
+            groups = key_groups
+            if self.shut_leaves:
+                # They may come back, and must not have been passed over.
+                shut = {leaf // subgroups for leaf in self.shut_leaves}
+                groups = group_ranges({*shut, *(group for part in groups for group in part)})
+            if not groups:
+                return
+            bytes_max = self._commit_bytes
+            rounds = 0
+            while (taken := store.rows_moment(self.numbers, bytes_max)) is None:
+                self._hand = 0
                 self._write_back(1 << 62, cold=False)
-                if self._hand == 0:
-                    break
-            self._forget_rows()
-            self.home.flush()
+                rounds += 1
+                if rounds == _COMMIT_ROUNDS:
+                    bytes_max = 1 << 62  # they write faster than the home does, and must wait
+            rows, counts = taken
+            is_written = False
+            self._evictions += 1  # answers on their way may be of rows that are moved
+            try:
+                self._protect_rows(rows)
+                leaves = leaf_ranges(groups, subgroups)
+                ledger.commit(groups, leaves, rows, positions, self._commit_bytes)
+                is_written = True
+            finally:
+                self._evictions += 1
+                store.rows_done(0, store.leaves, is_written)
+            for name, count in counts.items():
+                self.counters[name].written_back(count)
+
+    @property
+    def _commit_bytes(self) -> int:
+        share = (self.budget or 0) // _COMMIT_SHARE
+        return max(_COMMIT_BYTES_MIN, min(_COMMIT_BYTES_MAX, share))
+
+    def rollback(self, key_groups: tuple[range, ...]) -> None:
+        """Back to the last commit, in these key-groups."""
+        ranges = leaf_ranges(key_groups, self.store.subgroups)
+        with self._lock:
+            assert self.ledger is not None
+            self.ledger.settle()  # before anything is given up
+            self._evictions += 1  # answers on their way are of the time before
+            self._protect(leaf for part in ranges for leaf in part)
+            for part in ranges:
+                self.store.mark(part.start, part.stop, "absent")
+            self.ledger.rollback(ranges)
+            self._evictions += 1
+            self.load_timers(leaf for part in ranges for leaf in part)
+
+    def drop_rows(self) -> None:
+        """Deletes the rows of leaves at home that others have by now."""
+        with self._lock:
+            if (ledger := self.ledger) is not None and ledger.dropping:
+                self._protect([*ledger.dropping])
+                ledger.drop()
 
     # ---- Whole states
 
@@ -463,10 +568,9 @@ class Residence:
             self._evictions += 1  # answers on their way are of the time before
             for leaf in self.leaves():
                 self.load_leaves((leaf,))
-                if self.home is not None:
+                if self.ledger is not None:
                     self._protect((leaf,))
-                    with self.home_lock:
-                        self.home.clear(leaf, self.numbers[raw.name])
+                    self.ledger.clear(leaf, self.numbers[raw.name])
                 self.store.clear(raw, leaf, leaf + 1, blind=True)
             self._evictions += 1  # and those asked for meanwhile
 
@@ -496,9 +600,9 @@ class Residence:
                 if not gone:
                     yield key, value
         # Asked before and after: an eviction may have come in between.
-        if self.home is None or (was_whole and self.store.residency(leaf) == "whole"):
+        if self.ledger is None or (was_whole and self.store.residency(leaf) == "whole"):
             return
-        for key, row in self.home.load(leaf, self.numbers[raw.name]):
+        for key, row in self.ledger.load(leaf, self.numbers[raw.name]):
             if key in seen:
                 continue
             value, stamp = split_stamp(raw.kind, row)
@@ -524,7 +628,7 @@ class Residence:
 
     def load_state(self, raw: State, leaves: Iterable[int]) -> None:
         """Brings all entries of a state here that are in some leaves."""
-        if self.home is None:
+        if self.ledger is None:
             for leaf in leaves:
                 if (loading := self.loading) is None:
                     return
@@ -534,14 +638,14 @@ class Residence:
             with self._lock:
                 if self.store.residency(leaf) == "whole":
                     continue
-                for key, row in self.home.load(leaf, self.numbers[raw.name]):
+                for key, row in self.ledger.load(leaf, self.numbers[raw.name]):
                     self._install(raw, key, row)
 
     def sweep(self) -> int:
         """Removes all expired entries, at home too; how many."""
         self.load_leaves(self.leaves())
         removed = self.store.sweep(1 << 62)
-        home = self.home
+        home = self.ledger
         for raw in self.store.states():
             if home is None or not raw.timed or raw.name not in self.numbers:
                 continue
@@ -549,16 +653,16 @@ class Residence:
                 removed += self._sweep_home(home, raw, leaf)
         return removed
 
-    def _sweep_home(self, home: Home, raw: State, leaf: int) -> int:
+    def _sweep_home(self, home: Ledger, raw: State, leaf: int) -> int:
         # Memory may have a younger version of such a row, but then it is yet to be written.
         number = self.numbers[raw.name]
         with self._lock:
-            expired: list[Change] = [
-                ((leaf, number, key), None)
+            expired = [
+                row_name(leaf, number, key)
                 for key, row in home.load(leaf, number)
                 if self._is_expired(raw, split_stamp(raw.kind, row)[1])
             ]
-            self._write(expired)
+            self._put([part for name in expired for part in (name, None)])
         return len(expired)
 
     # ---- Moving leaves
@@ -571,7 +675,12 @@ class Residence:
             self._trim()
 
     def _limit(self) -> None:
-        self.store.limit(0 if self.budget is None else max(self.budget, 1))
+        self.store.limit(0 if self.budget is None else self._bytes_max)
+
+    @property
+    def _bytes_max(self) -> int:
+        """What memory may hold: the budget, or what works at all if that is less."""
+        return max(self.budget or 0, _BUDGET_MIN)
 
     def _trim(self) -> None:
         """Makes room if memory is above the budget, after something that succeeded.
@@ -579,7 +688,7 @@ class Residence:
         If the home fails now, that must not look as if what was done had failed; whoever needs
         room next will be told.
         """
-        if self.budget is None or self.home is None or self.store.bytes_used <= self.budget:
+        if self.budget is None or self.ledger is None or self.store.bytes_used <= self._bytes_max:
             return
         try:
             self.make_room(None)
@@ -591,7 +700,7 @@ class Residence:
 
         If it fails, the leaves are where they were.
         """
-        if self.home is target.home:
+        if self.ledger is target.ledger:
             target.share_source(self)
             self.move_leaves(target, ranges)
             try:
@@ -610,7 +719,7 @@ class Residence:
             aside = self._aside()
             self.move_leaves(aside, ranges)
             try:
-                if target.home is None:
+                if target.ledger is None:
                     aside._load_whole(ranges)
                     aside.move_leaves(target, ranges)
                 else:
@@ -620,22 +729,19 @@ class Residence:
                     target.store.mark(part.start, part.stop, "away")
                 aside.move_leaves(self, ranges)
                 raise
-            if self.home is not None:
-                self._given += ranges
+            if self.ledger is not None:
+                self.ledger.dropping.update(leaf for part in ranges for leaf in part)
 
     def forget_given(self) -> None:
         """Deletes the rows of what was given away. If the home fails, flush() tries again."""
         try:
-            with self._lock:
-                self._forget_rows()
+            self.drop_rows()
         except HomeError:
             self.failures += 1
 
     def _aside(self) -> "Residence":
         """A residence with the same states and times that has no leaves."""
-        aside = Residence(
-            empty_twin(self.store, self.store.time("event")), self.home, None, self.home_lock
-        )
+        aside = Residence(empty_twin(self.store, self.store.time("event")), self.ledger, None)
         aside.schemas, aside.numbers, aside.counters = self.schemas, self.numbers, self.counters
         return aside
 
@@ -673,7 +779,7 @@ class Residence:
 
     def _load_whole(self, ranges: Sequence[range]) -> None:
         """Brings all entries of leaves here."""
-        home = self.home
+        home = self.ledger
         assert home is not None
         states = {raw.name: raw for raw in self.store.states()}
         for leaf in (leaf for leaves in ranges for leaf in leaves):
@@ -686,25 +792,23 @@ class Residence:
 
     def _copy_rows(self, target: "Residence", ranges: Sequence[range]) -> None:
         """Writes leaves to the target's home, where they are from then on."""
-        home = target.home
-        assert home is not None
+        ledger, subgroups = target.ledger, self.store.subgroups
+        assert ledger is not None
         here = {raw.name for raw in self.store.states()}
+        arrival = ledger.begin_arrival(
+            tuple(range(part.start // subgroups, part.stop // subgroups) for part in ranges)
+        )
         for leaf in (leaf for part in ranges for leaf in part):
-            rows: dict[Row, bytes | None] = {}
+            rows: dict[tuple[int, bytes], bytes | None] = {}
             is_whole = self.store.residency(leaf) == "whole"
             for name, number in self.numbers.items():
-                if self.home is not None and not (is_whole and name in here):
-                    for key, row in self.home.load(leaf, number):
-                        rows[leaf, target.numbers[name], key] = row
-            changes: list[Change] = []
-            target._add_changes(self.store.encode_leaf(leaf), changes)
-            rows.update(changes)  # what is here is newer
+                if self.ledger is not None and not (is_whole and name in here):
+                    for key, row in self.ledger.load(leaf, number):
+                        rows[target.numbers[name], key] = row
+            rows.update(target._rows_of(self.store.encode_leaf(leaf)))  # what is here is newer
             target._protect((leaf,))
-            with target.home_lock:
-                for number in target.numbers.values():
-                    home.clear(leaf, number)  # what an earlier attempt may have left
-            target._write([(row, value) for row, value in rows.items() if value is not None])
-        home.flush()
+            ledger.replace(leaf, _named(leaf, rows))
+        ledger.end_arrival(arrival)
         for part in ranges:
             target.store.mark(part.start, part.stop, "absent")
         target.load_timers(leaf for part in ranges for leaf in part)
@@ -746,8 +850,8 @@ class Residence:
             leaf = self._doomed.pop()
             self.store.mark(leaf, leaf + 1, "away")
             self.shut_leaves.discard(leaf)
-            if self.home is not None:
-                self._given.append(range(leaf, leaf + 1))
+            if self.ledger is not None:
+                self.ledger.dropping.add(leaf)
             return True
 
     @property
@@ -768,8 +872,8 @@ class Residence:
         since: only what changed after that epoch, where that is known.
         """
         if self.store.residency(leaf) != "whole":
-            if self.home is not None:
-                blocks = bytearray(self._encode_completed(self.home, leaf, state))
+            if self.ledger is not None:
+                blocks = bytearray(self._encode_completed(self.ledger, leaf, state))
                 seal(blocks)
                 bind(blocks, pack_id, place)
                 return bytes(blocks)
@@ -779,7 +883,7 @@ class Residence:
                 raise LeaseError(f"leaf {leaf} cannot be read out: it is {residency}. Ask again.")
         return self.store.encode_bound(leaf, state, since, pack_id, place)
 
-    def _encode_completed(self, home: Home, leaf: int, state: State | None) -> bytes:
+    def _encode_completed(self, home: Ledger, leaf: int, state: State | None) -> bytes:
         with self._lock:
             if self._scratch is None:
                 self._scratch = empty_twin(self.store, None)
@@ -805,34 +909,15 @@ class Residence:
 
     def fill_home(self, source: LeafSource, leaves: Iterable[int]) -> None:
         """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""
-        assert self.home is not None
+        ledger = self.ledger
+        assert ledger is not None
         twin = empty_twin(self.store, self.store.time("event"))
         for leaf in leaves:
             twin.mark(leaf, leaf + 1, "absent")
             decode_steps(twin, leaf, source.read_leaf(leaf))
-            changes: list[Change] = []
-            with self._lock:
-                self._add_changes(twin.encode_leaf(leaf), changes)
-                with self.home_lock:
-                    for number in self.numbers.values():
-                        self.home.clear(leaf, number)  # what an earlier attempt may have left
-                for at in range(0, len(changes), _WRITE_ROWS_MAX):
-                    self._write(changes[at : at + _WRITE_ROWS_MAX])
+            ledger.replace(leaf, _named(leaf, self._rows_of(twin.encode_leaf(leaf))))
             twin.mark(leaf, leaf + 1, "away")
-        self.home.flush()
-
-    def _forget_rows(self) -> None:
-        """Deletes the rows of leaves that were given away, or reopening would bring them back."""
-        while self._given:
-            assert self.home is not None
-            for leaf in self._given[-1]:
-                if self.store.residency(leaf) == "away":  # it may have come back
-                    self._protect((leaf,))
-                    for number in self.numbers.values():
-                        with self.home_lock:
-                            self.home.clear(leaf, number)
-            self.home.flush()
-            self._given.pop()
+        ledger.home.flush()
 
     # ---- The state at one moment
 
@@ -853,12 +938,12 @@ class Residence:
             if source is not None:
                 undo.callback(source.release)
             rows: Guard | HomeSnapshot | None = None
-            if self.home is not None and (rows := self.home.snapshot()) is not None:
+            if self.ledger is not None and (rows := self.ledger.snapshot()) is not None:
                 undo.callback(rows.close)
             snapshot = self.store.snapshot(since, bytes_max)
             undo.callback(snapshot.close)
-            if self.home is not None and rows is None:
-                rows = Guard(self.home, range(len(self.schemas)), snapshot)
+            if self.ledger is not None and rows is None:
+                rows = Guard(self.ledger, range(len(self.schemas)), snapshot)
             frozen = Frozen(
                 self.store, snapshot, since, source, rows, [*self.schemas], self._frozen_closed
             )
@@ -884,3 +969,12 @@ class Residence:
         if self._scratch is not None:
             self._scratch.close()
         self.store.close()
+
+
+def _named(leaf: int, rows: dict[tuple[int, bytes], bytes | None]) -> list[bytes | None]:
+    """Rows of a leaf as one flat list; deletions are left out."""
+    named: list[bytes | None] = []
+    for (number, key), row in rows.items():
+        if row is not None:
+            named += (row_name(leaf, number, key), row)
+    return named

@@ -29,6 +29,7 @@ from statekit.errors import (
 )
 from statekit.homes import Home, HomeUrl, register_home
 from statekit.homes.home import Change, Row
+from statekit.homes.ledger import Ledger
 from statekit.residence import Residence
 from statekit.schema import refusal
 from statekit.store import Store
@@ -54,6 +55,11 @@ class HookHome(Home):
         self.meta: bytes | None = None
         self.hook: Callable[[str], None] = nothing
         self.closes = 0
+
+    @property
+    def entries(self) -> dict[Row, bytes]:
+        """Rows of the last commit, without the records of commits."""
+        return {row: data for row, data in self.rows.items() if row[0] < 2**20}
 
     @classmethod
     def open(cls, url: HomeUrl, cache_bytes: int) -> Home:
@@ -181,7 +187,7 @@ def test_timers_that_fired_do_not_fill_the_memory() -> None:
         assert len(timers.pop_due(turn)) == 100
         kv.flush()
     assert timers.next_due is None
-    assert not home_at().rows
+    assert not home_at().entries
 
 
 def test_timers_of_a_state_not_declared_by_the_other_fire_after_a_merge() -> None:
@@ -302,32 +308,37 @@ def test_the_clock_of_a_time_to_live_cannot_change() -> None:
 def test_clear_during_a_fetch_wins() -> None:
     kv = open_hook()
     kv.value("v", str)["k"] = "old"
-    values = reopened(kv).value("v", str)
+    kv = reopened(kv)
+    values = kv.value("v", str)
     home_at().once("got", lambda: in_thread(values.clear))
     assert values.get("k") is None
     assert "k" not in values
-    assert not home_at().rows
+    kv.flush()
+    assert not home_at().entries
 
 
-def test_a_fetch_during_clear_brings_nothing_back() -> None:
+def test_a_fetch_during_clear_brings_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = open_hook()
     kv.value("v", str)["k"] = "old"
-    values = reopened(kv).value("v", str)
+    kv = reopened(kv)
+    values = kv.value("v", str)
     reader = threading.Thread(target=values.get, args=("k",))
     got = threading.Event()
+    clear = Ledger.clear
 
-    def hook(call: str) -> None:
-        if call == "clear" and not reader.ident:
+    def read_first(ledger: Ledger, leaf: int, state: int) -> None:
+        if not reader.ident:
             reader.start()
             assert got.wait(SECONDS_MAX)
-        if call == "got":
-            got.set()
+        clear(ledger, leaf, state)
 
-    home_at().hook = hook
+    monkeypatch.setattr(Ledger, "clear", read_first)
+    home_at().hook = lambda call: got.set() if call == "got" else None
     values.clear()
     reader.join(SECONDS_MAX)
     assert "k" not in values
-    assert not home_at().rows
+    kv.flush()
+    assert not home_at().entries
 
 
 def test_an_append_to_a_list_of_most_of_the_budget_ends() -> None:
@@ -466,7 +477,7 @@ def test_a_merge_between_homes_that_fails_at_any_call_changes_nothing_and_can_be
         assert (giver.key_groups, other.key_groups) == ((), (range(4),))
         assert contents(other) == model
         giver.close()
-        assert not home_at("a").rows
+        assert not home_at("a").entries
         if taker == "hook":
             other.close()
             other = sk.open(other.url)
@@ -575,7 +586,7 @@ def test_an_interrupt_in_a_write_back_loses_nothing_and_later_ones_work(
     model = fill(kv)
     with monkeypatch.context() as patch:
         if place == "between":  # changes were taken, and are not yet rows
-            patch.setattr(Residence, "_add_changes", lambda *_: fail(KeyboardInterrupt())())
+            patch.setattr(Ledger, "commit", lambda *_: fail(KeyboardInterrupt())())
         else:
             home_at().once(place, fail(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -716,12 +727,19 @@ def test_a_reference_to_another_record_is_another_type() -> None:
 
 def test_of_two_who_open_a_new_home_with_other_numbers_the_second_is_refused() -> None:
     first = open_hook(key_groups=4, owned=range(2))
-    second = open_hook(key_groups=8, owned=range(4, 8))
-    first.value("v", str)
-    with pytest.raises(ArgumentError, match="4 key-groups x 2 sub-groups; this one has 8 x 2"):
-        second.value("w", str)
+    with pytest.raises(ArgumentError, match="made with key_groups=4; asked for was key_groups=8"):
+        open_hook(key_groups=8, owned=range(4, 8))
     first.close()
     assert open_hook(key_groups=None).key_group_count == 4
+
+
+def test_of_two_who_find_a_home_new_at_once_the_second_is_refused() -> None:
+    opened: list[sk.KVProvider] = []
+    home = HookHome.places["a"] = HookHome()
+    home.once("write_meta", lambda: opened.append(open_hook(key_groups=4, owned=range(2))))
+    with pytest.raises(ArgumentError, match="4 key-groups x 2 sub-groups; asked for was 8 x 2"):
+        open_hook(key_groups=8, owned=range(4, 8))
+    opened[0].close()
 
 
 def test_an_extension_type_that_looks_like_a_stamp_is_refused() -> None:
@@ -854,7 +872,7 @@ def damaged(hint: Any, value: Any, row: bytes) -> Any:
     kv = open_hook()
     kv.state("v", hint)["k"] = value
     kv.close()
-    home_at().rows = dict.fromkeys(home_at().rows, row)
+    home_at().rows |= dict.fromkeys(home_at().entries, row)
     return sk.open(kv.url).state("v", hint)
 
 

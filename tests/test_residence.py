@@ -194,9 +194,10 @@ def test_what_is_stored_at_home_is_msgpack_that_any_program_reads(home: DictHome
     kv.state("n", dict[str, list[int]])["k"]["a"].append(7)
     kv.state("t", set[int])["k"] |= {3}
     kv.flush()
-    assert {row[2] for row in home.rows} == {b"k"}
+    rows = {row: data for row, data in home.rows.items() if row[0] < 2**20}  # no commits
+    assert {row[2] for row in rows} == {b"k"}
     by_state = {row[1]: msgpack.unpackb(data, strict_map_key=False)
-                for row, data in home.rows.items()}  # fmt: skip
+                for row, data in rows.items()}  # fmt: skip
     assert by_state == {0: -5, 1: 2.5, 2: "ä", 3: {"a": [7]}, 4: {3: None}}
     kv.close()
 

@@ -5,6 +5,9 @@ holds the entry's value as bytes, which mean nothing to the home. Providers of o
 one at a time, but may read meanwhile, from several threads; a row that is being written may be
 seen as it was before or as it is after, and nothing else.
 
+Commits are made of these calls (ledger.py), so that every home has them: a home only has to keep
+rows. One that can write many rows in one step says so (`is_atomic`) and commits cost half.
+
 To add one, subclass Home and register a factory under the URL scheme, either with
 register_home() or as an entry point of the group "statekit.homes"; docs/homes.md shows one
 that takes thirty lines. statekit.testing.HomeConformance tells whether it is right.
@@ -15,17 +18,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TypeAlias
+from struct import Struct
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from statekit.errors import ArgumentError, shorten
 
 Row: TypeAlias = tuple[int, int, bytes]  # leaf, number of the state, encoded key
 Change: TypeAlias = tuple[Row, bytes | None]  # None: the row is deleted
+#: Rows as one flat list: name, value, name, value, ... A name is the leaf (4 bytes), the number of
+#: the state (2 bytes), both big endian, and the encoded key; the value None deletes the row. The
+#: same row may occur more than once: the last one counts.
+Named: TypeAlias = Sequence[bytes | None]
 
 ENTRY_POINTS = "statekit.homes"
+_PREFIX = Struct(">IH")
 _SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SIZES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def row_name(leaf: int, state: int, key: bytes) -> bytes:
+    """The name of a row, as Named has it."""
+    return _PREFIX.pack(leaf, state) + key
+
+
+def rows_of(named: Named) -> dict[Row, bytes | None]:
+    """What a flat list of rows comes to: each row once."""
+    pairs: Any = iter(named)
+    return {
+        (*_PREFIX.unpack_from(name), name[_PREFIX.size :]): value
+        for name, value in zip(pairs, pairs, strict=True)
+    }
 
 
 class HomeSnapshot(ABC):
@@ -46,6 +69,10 @@ class Home(ABC):
     @abstractmethod
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         """The values of rows, in their order; None for one that is not there."""
+
+    def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
+        """The value of one row: get() of it."""
+        return self.get([(leaf, state, key)])[0]
 
     @abstractmethod
     def load(self, leaf: int, state: int) -> Iterable[tuple[bytes, bytes]]:
@@ -69,6 +96,28 @@ class Home(ABC):
     def clear(self, leaf: int, state: int) -> None:
         """Deletes all rows of a leaf and state."""
         self.write([((leaf, state, key), None) for key, _ in self.load(leaf, state)])
+
+    def clear_leaves(self, leaves: range, states: int) -> None:
+        """Deletes all rows of leaves, of states with numbers below `states`."""
+        for leaf in leaves:
+            for state in range(states):
+                self.clear(leaf, state)
+
+    #: Whether write_rows() is one step: after a crash all of it is there, or nothing.
+    is_atomic = False
+
+    def write_rows(
+        self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
+    ) -> None:
+        """Clears leaves and states, then puts and deletes rows in their order.
+
+        durable: when it returns, all that was written so far survives a crash.
+        """
+        for leaf, state in cleared:
+            self.clear(leaf, state)
+        self.write([*rows_of(rows).items()])
+        if durable:
+            self.flush()
 
     def snapshot(self) -> HomeSnapshot | None:
         """The rows as they are now, to be read while they change; None if it has no such thing.

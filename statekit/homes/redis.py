@@ -8,6 +8,9 @@ The braces are part of the key. They make Redis Cluster place all states of a le
 leaves spread over the cluster. A write() goes out in chunks, each in one round trip, so a
 failure may leave the first ones written: the provider writes all of them again.
 
+A commit is one transaction (MULTI) on one server. A cluster has no transactions across its slots,
+so there it takes two phases (ledger.py), which promise the same and write each row twice.
+
 Redis has no snapshots for its users. A checkpoint copies the rows of a leaf before the provider
 changes them (statekit/frozen.py), which is exact as long as nobody but the provider that owns a
 leaf writes to it; the same rule that write-back rests on.
@@ -17,12 +20,12 @@ connection is tried again once before HomeError says so.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from statekit.errors import ArgumentError, HomeError
-from statekit.homes.home import Change, Home, HomeUrl, Row
+from statekit.homes.home import Change, Home, HomeUrl, Named, Row, rows_of
 
 _T = TypeVar("_T")
 
@@ -282,6 +285,33 @@ class _RedisHome(Home):
         if count:
             yield puts, deletes
 
+    @property
+    def is_atomic(self) -> bool:  # type: ignore[override]
+        """One server does it in a transaction; the slots of a cluster have none in common."""
+        return not self._server.is_cluster
+
+    def write_rows(
+        self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
+    ) -> None:
+        if self._server.is_cluster:
+            super().write_rows(rows, cleared, durable)
+            return
+        gone = [self._hash(leaf, state) for leaf, state in cleared]
+        puts: _Puts = defaultdict(dict)
+        deletes: _Deletes = defaultdict(list)
+        for (leaf, state, key), value in rows_of(rows).items():
+            if value is None:
+                deletes[self._hash(leaf, state)].append(key)
+            else:
+                puts[self._hash(leaf, state)][key] = value
+        # Twice is as good as once, so it may be sent again if the answer was lost.
+        self._call("written", _send(puts, deletes, gone, is_transaction=True))
+
+    def clear_leaves(self, leaves: range, states: int) -> None:
+        names = [self._hash(leaf, state) for leaf in leaves for state in range(states)]
+        for at in range(0, len(names), _CHUNK_ROWS):
+            self._call("written", _send({}, {}, names[at : at + _CHUNK_ROWS]))
+
     def clear(self, leaf: int, state: int) -> None:
         # UNLINK frees the memory of a large hash in the background; DEL would stop the server.
         self._call("written", lambda client: client.unlink(self._hash(leaf, state)))
@@ -385,9 +415,13 @@ def _scan(name: str, cursor: int, count: int) -> Callable[[Any], tuple[int, dict
     return lambda client: client.hscan(name, cursor, count=count)
 
 
-def _send(puts: _Puts, deletes: _Deletes) -> Callable[[Any], None]:
+def _send(
+    puts: _Puts, deletes: _Deletes, gone: Sequence[str] = (), is_transaction: bool = False
+) -> Callable[[Any], None]:
     def send(client: Any) -> None:
-        with client.pipeline(transaction=False) as pipe:
+        with client.pipeline(transaction=is_transaction) as pipe:
+            for name in gone:
+                pipe.unlink(name)
             for name, values in puts.items():
                 pipe.hset(name, mapping=values)
             for name, keys in deletes.items():

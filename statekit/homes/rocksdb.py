@@ -13,18 +13,31 @@ then it survives a loss of power too.
 
 RocksDB locks its directory: one process has it open at a time. A live iterator keeps that lock
 even after close(), so load() reads page by page and holds no iterator between two of them.
+
+A file named STATEKIT says that the directory is a home, so that nobody's else is opened: RocksDB
+changes what it opens, and the file formats of others would not survive it.
+
+After a failed write (a full disk, say) RocksDB takes no more, whatever happens to the disk, but
+goes on reading. So the next write sees whether there is room now, and opens the database again;
+what was written before is in its log.
 """
 
 import os
+import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import Any
 
-from statekit.errors import ArgumentError, HomeError
-from statekit.homes.home import Change, Home, HomeSnapshot, HomeUrl, Row
+from statekit.errors import ArgumentError, HomeError, HomeLockedError
+from statekit.homes.home import Change, Home, HomeSnapshot, HomeUrl, Named, Row
 
+_MARK = "STATEKIT"  # the file that makes a directory a home
+_MARK_TEXT = "This directory is a home of statekit: sk.open('rocksdb:...').\n"
+_PROBE = "statekit-probe"  # tells whether there is room on the disk
+_PROBE_BYTES = 1 << 20
 _PREFIX = Struct(">IH")  # leaf, state
 _META = b"\xff\xff\xff\xffmeta"
 
@@ -45,16 +58,19 @@ _METRICS = {
 }
 
 # What RocksDB says, and what to do about it; the first that occurs in its message counts.
+_LOCKED = ("/LOCK: ", "lock hold by current process")
+_FULL = ("No space left", "File too large", "Disk quota exceeded")
+_STUCK = (*_FULL, "Writer has previous error", "background error", "IO error")
 _ADVICE = (
     (
-        ("/LOCK: ", "lock hold by current process"),
+        _LOCKED,
         "It is open already, here or in another process. Close that one first, "
         "or use another directory.",
     ),
     (
-        ("No space left", "File too large", "Disk quota exceeded"),
-        "The disk is full. Free some space, then close the home and open it again; "
-        "what was flushed is safe.",
+        _FULL,
+        "The disk is full. Free some space and do it again: nothing is lost, the home can "
+        "be read meanwhile, and it is at its last commit if the process ends.",
     ),
     (
         ("Permission denied", "Operation not permitted", "Read-only file system"),
@@ -69,10 +85,7 @@ _ADVICE = (
         ("No such file or directory", "Not a directory"),
         "Check that a directory can be made there, and that nobody removes files from it.",
     ),
-    (
-        ("Writer has previous error",),
-        "An earlier write failed. Close the home and open it again.",
-    ),
+    (("Writer has previous error",), "An earlier write failed. Do it again."),
     (("Too many open files",), "Raise the limit of open files (ulimit -n)."),
     (("Closed", "closed"), "Open it again."),
 )
@@ -157,17 +170,21 @@ class _RocksdbHome(Home):
         self._path = path
         self._sync = sync
         self._new_batch = rocksdict.WriteBatch
+        self._synced = rocksdict.WriteOptions()
+        self._synced.sync = True
         self._prefixes = _Prefixes()
         self._meta_lock = threading.Lock()
         self._snapshots: weakref.WeakSet[_RocksdbSnapshot] = weakref.WeakSet()
         self._is_open = False
-        if os.path.lexists(path) and not os.path.isdir(path):
-            raise HomeError(
-                f"the RocksDB home at {path!r} cannot be opened: it is no directory. "
-                "Name a directory, or a path where one can be made."
-            )
+        self._db: Any = ()  # not opened yet; None: it could not be opened again
+        self._is_stuck = False  # RocksDB takes no more writes until it is opened again
+        self._reopening = threading.Lock()
+        self._cache_bytes = cache_bytes
         try:
-            self._db = rocksdict.Rdict(path, _options(rocksdict, cache_bytes))
+            _claim(path, rocksdict)
+            self._db = self._open_db(rocksdict)
+        except HomeError:
+            raise
         except BaseException as error:
             raise self._failed("opened", error) from error
         self._is_open = True
@@ -175,19 +192,37 @@ class _RocksdbHome(Home):
     def __repr__(self) -> str:
         return f"<RocksDB home at {self._path!r}{'' if self._is_open else ', closed'}>"
 
+    def _open_db(self, rocksdict: Any) -> Any:
+        return rocksdict.Rdict(self._path, _options(rocksdict, self._cache_bytes))
+
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
-        prefixes = self._prefixes
+        prefixes, db = self._prefixes, self._db
         try:
-            if len(rows) == 1:
-                leaf, state, key = rows[0]
-                return [self._db.get(prefixes[leaf << 16 | state] + key)]
             keys = [prefixes[leaf << 16 | state] + key for leaf, state, key in rows]
             values: list[bytes | None] = []
             for at in range(0, len(keys), _GET_ROWS):
-                values += self._db.get(keys[at : at + _GET_ROWS])
+                values += db.get(keys[at : at + _GET_ROWS])
             return values
         except BaseException as error:
+            if self._is_other(db):
+                return self.get(rows)
             raise self._failed("read", error) from error
+
+    def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
+        db = self._db
+        try:
+            found: bytes | None = db.get(self._prefixes[leaf << 16 | state] + key)
+            return found
+        except BaseException as error:
+            if self._is_other(db):
+                return self.get_one(leaf, state, key)
+            raise self._failed("read", error) from error
+
+    def _is_other(self, db: Any) -> bool:
+        """Whether the database was opened again since it was asked; it is, if it must be."""
+        if self._db is None:
+            self._reopen()
+        return self._db is not db
 
     def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
         start = self._prefixes[leaf << 16 | state]
@@ -201,9 +236,10 @@ class _RocksdbHome(Home):
         page: list[tuple[bytes, bytes]] = []
         size = 0
         key = b""
+        db = self._db
         try:
             # No upper bound in the read options: rocksdict keeps a pointer to it, not the bytes.
-            for key, value in self._db.items(from_key=start):
+            for key, value in db.items(from_key=start):
                 if key >= end:
                     return page, b""
                 page.append((key[_PREFIX.size :], value))
@@ -212,6 +248,8 @@ class _RocksdbHome(Home):
                     return page, key + b"\0"  # the least key after this one
             self._check_end(key or start, is_read=bool(page))
         except BaseException as error:
+            if self._is_other(db):
+                return self._page(start, end)
             raise self._failed("read", error) from error
         return page, b""
 
@@ -228,7 +266,37 @@ class _RocksdbHome(Home):
         finally:
             del rows  # or it lives, with the lock, as long as somebody keeps the traceback
 
+    def _reopen(self) -> None:
+        """Opens the database again after a write has failed, if the disk has room now."""
+        with self._reopening:
+            if not self._is_stuck or not self._is_open:
+                return
+            probe = os.path.join(self._path, _PROBE)
+            try:
+                try:
+                    with open(probe, "wb", buffering=0) as file:
+                        file.write(bytes(_PROBE_BYTES))
+                        os.fsync(file.fileno())
+                finally:
+                    with suppress(FileNotFoundError):
+                        os.unlink(probe)
+                # Its iterators hold the lock of the directory.
+                for snapshot in tuple(self._snapshots):
+                    snapshot.close()
+                # It says once more that a write failed. It is closed, and the lock free, when
+                # nobody has it any more.
+                if self._db is not None:
+                    with suppress(Exception):
+                        self._db.close()
+                    self._db = None
+                self._db = self._open_db(_rocksdict())
+            except BaseException as error:
+                raise self._failed("written", error) from error
+            self._is_stuck = False
+
     def write(self, changes: Sequence[Change]) -> None:
+        if self._is_stuck:
+            self._reopen()
         prefixes = self._prefixes
         batch = self._new_batch(raw_mode=True)
         put, delete = batch.put, batch.delete
@@ -242,11 +310,54 @@ class _RocksdbHome(Home):
         except BaseException as error:
             raise self._failed("written", error) from error
 
-    def clear(self, leaf: int, state: int) -> None:
-        start = self._prefixes[leaf << 16 | state]
-        end = self._prefixes[(leaf << 16 | state) + 1]
+    is_atomic = True
+
+    def write_rows(
+        self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
+    ) -> None:
+        if self._is_stuck:
+            self._reopen()
+        batch = self._new_batch(raw_mode=True)
+        put, delete = batch.put, batch.delete
         try:
-            self._db.delete_range(start, end)
+            for leaf, state in cleared:
+                at = leaf << 16 | state
+                batch.delete_range(self._prefixes[at], self._prefixes[at + 1])
+            pairs: Any = iter(rows)
+            for name, value in zip(pairs, pairs, strict=True):
+                if value is None:
+                    delete(name)
+                else:
+                    put(name, value)
+            if durable and self._sync:
+                self._db.write(batch, self._synced)
+            else:
+                self._db.write(batch)
+        except BaseException as error:
+            raise self._failed("written", error) from error
+
+    def clear(self, leaf: int, state: int) -> None:
+        self._clear_from(leaf << 16 | state, (leaf << 16 | state) + 1)
+
+    def clear_leaves(self, leaves: range, states: int) -> None:
+        self._clear_from(leaves.start << 16, leaves.stop << 16)
+
+    def _clear_from(self, at: int, end: int) -> None:
+        """Deletes all rows between two leaves and states."""
+        if self._is_stuck:
+            self._reopen()
+        start, stop = self._prefixes.make(at), self._prefixes.make(end)
+        try:
+            # A range that is empty leaves no tombstone: they make reading slow.
+            rows = self._db.iter()
+            try:
+                rows.seek(start)
+                rows.status()
+                is_any = rows.valid() and rows.key() < stop
+            finally:
+                del rows  # or it lives, with the lock, as long as somebody keeps the traceback
+            if is_any:
+                self._db.delete_range(start, stop)
         except BaseException as error:
             raise self._failed("written", error) from error
 
@@ -272,6 +383,8 @@ class _RocksdbHome(Home):
         with self._meta_lock:
             if self.read_meta() != expected:
                 return False
+            if self._is_stuck:
+                self._reopen()
             try:
                 self._db.put(_META, meta)
             except BaseException as error:
@@ -280,6 +393,8 @@ class _RocksdbHome(Home):
             return True
 
     def flush(self) -> None:
+        if self._is_stuck:
+            self._reopen()
         try:
             self._db.flush_wal(self._sync)
         except BaseException as error:
@@ -293,9 +408,11 @@ class _RocksdbHome(Home):
             snapshot.close()
         try:
             try:
-                self._db.flush_wal(self._sync)
+                if not self._is_stuck:
+                    self._db.flush_wal(self._sync)
             finally:
-                self._db.close()
+                if self._db is not None:
+                    self._db.close()
         except BaseException as error:
             raise self._failed("flushed", error) from error
 
@@ -311,14 +428,76 @@ class _RocksdbHome(Home):
         # A panic of its Rust is no Exception, so that nobody takes it for one; we do.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise error
-        reason = str(error)
+        reason = "it could not be opened again" if self._db is None else str(error)
+        if done in ("written", "flushed") and any(word in reason for word in _STUCK):
+            self._is_stuck = True
         advice = next(
             (advice for words, advice in _ADVICE if any(word in reason for word in words)),
             _ADVICE_ELSE,
         )
-        return HomeError(
+        cls = HomeLockedError if any(word in reason for word in _LOCKED) else HomeError
+        return cls(
             f"the RocksDB home at {self._path!r} cannot be {done}: {reason.rstrip('. ')}. {advice}"
         )
+
+
+def _claim(path: str, rocksdict: Any) -> None:
+    """Makes sure that a directory is a home, or can become one; HomeError with it untouched."""
+
+    def refused(why: str) -> HomeError:
+        return HomeError(
+            f"the RocksDB home at {path!r} cannot be opened: {why}. Nothing was changed. "
+            "Name a home, an empty directory, or a path where one can be made."
+        )
+
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise refused("it is no directory")
+    above = os.path.dirname(path)
+    while True:
+        if os.path.exists(os.path.join(above, _MARK)):
+            raise refused(f"it lies inside the home at {above!r}")
+        if _has_checkpoints(above):
+            raise refused(f"it lies inside the checkpoints at {above!r}")
+        if above == os.path.dirname(above):
+            break
+        above = os.path.dirname(above)
+    mark = os.path.join(path, _MARK)
+    there = set(os.listdir(path)) if os.path.isdir(path) else set()
+    if there and _MARK not in there:
+        if "CURRENT" not in there:
+            raise refused("the directory has other files and is no home")
+        if not _has_meta(path, there, rocksdict):
+            raise refused("it is a RocksDB of another program")
+    if _MARK not in there:
+        os.makedirs(path, exist_ok=True)
+        with open(mark, "w") as file:
+            file.write(_MARK_TEXT)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _has_checkpoints(path: str) -> bool:
+    if not os.path.exists(os.path.join(path, ".lock")):  # quicker than a look at all names
+        return False
+    return any(name.endswith(".manifest") for name in os.listdir(path))
+
+
+def _has_meta(path: str, files: set[str], rocksdict: Any) -> bool:
+    """Whether a RocksDB without our mark is a home of an earlier version. Changes nothing."""
+    # Even when it only reads, rocksdict writes its own file into the directory: it gets another
+    # directory, with links to the files in this one.
+    with tempfile.TemporaryDirectory() as aside:
+        for name in files - {"LOCK", "LOG", "rocksdict-config.json"}:
+            os.symlink(os.path.join(path, name), os.path.join(aside, name))
+        try:
+            access = rocksdict.AccessType.read_only()
+            found = rocksdict.Rdict(aside, rocksdict.Options(raw_mode=True), access_type=access)
+        except Exception:
+            return False  # whatever it is, we cannot read it
+        try:
+            return found.get(_META) is not None
+        finally:
+            found.close()
 
 
 class _RocksdbSnapshot(HomeSnapshot):
@@ -364,5 +543,9 @@ class _Prefixes(dict[int, bytes]):
     """The first bytes of a row's key, by leaf << 16 | state: made once."""
 
     def __missing__(self, number: int) -> bytes:
-        prefix = self[number] = _PREFIX.pack(number >> 16, number & 0xFFFF)
+        prefix = self[number] = self.make(number)
         return prefix
+
+    @staticmethod
+    def make(number: int) -> bytes:
+        return _PREFIX.pack(number >> 16, number & 0xFFFF)

@@ -81,6 +81,13 @@ class KeyedState(ABC, Generic[V]):
         """Removes the entry if there is one; True if there was."""
         return self._settle(self._raw.delete, key)
 
+    def drop(self, key: Any) -> None:
+        """Removes the entry, if there is one or not: discard() that does not ask the home."""
+        self._settle(self._drop, key)
+
+    def _drop(self, key: Any) -> None:
+        self._raw.delete(key, blind=True)
+
     # ---- All entries
 
     def keys(self) -> Iterator[Any]:

@@ -1,9 +1,11 @@
 """The store: an array of leaves, each with one table per state, in native memory."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, count, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, compress, count, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, overload
+
+from msgpack import unpackb
 
 from statekit._native import ffi, lib
 from statekit.errors import (
@@ -114,7 +116,15 @@ class Store:
     [0, 1]
     """
 
-    __slots__ = ("__weakref__", "_handles", "_native", "key_groups", "leaves", "subgroups")
+    __slots__ = (
+        "__weakref__",
+        "_handles",
+        "_native",
+        "_numbering",
+        "key_groups",
+        "leaves",
+        "subgroups",
+    )
 
     def __init__(self, key_groups: int = 128, subgroups: int = 16, bytes_max: int = 0) -> None:
         out = ffi.new("sk_store **")
@@ -130,6 +140,7 @@ class Store:
         # Native memory goes when the store and all handles made from it are gone.
         self._native = ffi.gc(out[0], lib.sk_close)
         self._handles: dict[str, State] = {}
+        self._numbering: _Numbering | None = None
         self.key_groups = key_groups
         self.subgroups = subgroups
         self.leaves = key_groups * subgroups
@@ -530,8 +541,92 @@ class Store:
     # ---- Homes
 
     def write_back(self, on: bool = True) -> None:
-        """Whether deletions stay remembered, even in whole leaves, until they are written home."""
+        """Whether changes go home: deletions stay remembered, even in whole leaves, until then.
+
+        To be called while no other thread uses the store.
+        """
         self._expect(lib.sk_write_back(self._ptr, on))
+
+    def rows_take(
+        self,
+        leaf: int,
+        numbers: Mapping[str, int],
+        rows_max: int,
+        bytes_max: int,
+        cold: bool = False,
+    ) -> tuple[list[bytes | None], int, dict[str, int], int]:
+        """Changes that are not home yet, as rows for it, from a leaf on; rows_done() must follow.
+
+        The rows as a list [name, row, name, row, ...], None in place of the row of a deletion
+        (csrc/dirty.c says what both are); the leaf to go on from, `leaves` if that is all; how
+        many rows each state has; and how many bytes all of it takes. Leaves come as a whole,
+        until there are rows_max rows or about bytes_max bytes. Clean leaves are not looked at.
+
+        numbers: of the states, at home. cold: only entries that were not used since evict() last
+        passed them, and deletions.
+
+        One caller at a time, until his rows_done(). If he is interrupted and there is none, the
+        changes are dirty for the next one as if nothing had happened.
+        """
+        flags = lib.SK_COLD if cold else 0
+        return self._rows(leaf, numbers, rows_max, bytes_max, flags)
+
+    def rows_moment(
+        self, numbers: Mapping[str, int], bytes_max: int
+    ) -> tuple[list[bytes | None], dict[str, int]] | None:
+        """All changes that are not home yet, at one moment; as rows_take() else.
+
+        None, and nothing is taken, if they are more than bytes_max.
+        """
+        rows, leaf, counts, _ = self._rows(0, numbers, 0, bytes_max, lib.SK_MOMENT)
+        return (rows, counts) if leaf else None
+
+    def _rows(
+        self, leaf: int, numbers: Mapping[str, int], rows_max: int, bytes_max: int, flags: int
+    ) -> tuple[list[bytes | None], int, dict[str, int], int]:
+        ptr = self._ptr
+        form = self._numbering
+        count = lib.sk_state_count(ptr)
+        if form is None or form.count != count or form.numbers != numbers:
+            form = self._numbering = _Numbering([state.name for state in self.states()], numbers)
+        (form.leaf[0],) = _leaves(leaf)
+        buffer = empty_buffer()
+        rows = lib.sk_rows_take(
+            ptr,
+            form.leaf,
+            flags,
+            rows_max,
+            bytes_max,
+            form.native,
+            form.counts,
+            form.count,
+            buffer.ptr,
+        )
+        if rows < 0:
+            push_buffer(buffer)
+            raise native_error(-rows)
+        counts = ffi.unpack(form.counts, form.count) if rows else ()
+        taken = {name: n for name, n in zip(form.names, counts, strict=False) if n}
+        size = buffer.length
+        data = buffer.take(size)
+        return unpackb(data) if rows else [], form.leaf[0], taken, size
+
+    def rows_done(self, start: int, stop: int, written: bool) -> None:
+        """Ends what rows_take() began in leaves [start, stop): rows are home, or dirty again."""
+        self._expect(lib.sk_rows_done(self._ptr, *_leaves(start, stop), written))
+
+    def home_keys(self, state: State, leaf: int, keys: Sequence[bytes]) -> None:
+        """Tells all keys that the home has of a leaf and a state: others are missing from now on.
+
+        No row may be taken between reading the home and this call. It holds until the leaf is
+        marked, moved or decoded, or as many rows again were taken.
+        """
+        offsets = ffi.new("int64_t[]", [0, *accumulate(map(len, keys))])
+        data = b"".join(keys)
+        (leaf,) = _leaves(leaf)
+        self._expect(
+            lib.sk_home_keys(self._ptr, state._id, leaf, ffi.from_buffer(data), offsets, len(keys))
+        )
 
     def dirty_take(self, leaf: int, *, cold: bool = False) -> bytes:
         """The leaf's changes not yet written home, as delta blocks; dirty_done() must follow.
@@ -669,6 +764,25 @@ class Scan:
             for entry, mark in zip(block, block.marks or repeat(0), strict=False)
             if not mark
         )
+
+
+class _Numbering:
+    """Numbers of states at home, as C takes them, and places for what rows_take() tells."""
+
+    __slots__ = ("count", "counts", "leaf", "names", "native", "numbers")
+
+    def __init__(self, names: Sequence[str], numbers: Mapping[str, int]) -> None:
+        self.numbers = dict(numbers)
+        self.names = names
+        self.count = len(names)
+        try:
+            self.native = ffi.new("int32_t[]", [numbers.get(name, -1) for name in names])
+        except (TypeError, OverflowError):
+            raise ArgumentError(
+                f"{shorten(numbers)} cannot be the numbers of states at home. Count from 0."
+            ) from None
+        self.counts = ffi.new("uint64_t[]", len(names))
+        self.leaf = ffi.new("uint32_t *")
 
 
 def _timed(timed: bool) -> str:

@@ -450,6 +450,26 @@ static int64_t call_dirty_take(fixture *f) { return sk_dirty_take(f->store, 1, 0
 static void take(fixture *f) { CHECK(sk_dirty_take(f->store, 1, 0, &f->blocks[1]) > 0); }
 static int64_t call_dirty_done(fixture *f) { return -sk_dirty_done(f->store, 1, 1); }
 
+static int64_t call_rows_take(fixture *f) {
+    static const int32_t numbers[STATES] = {0, 1, 2, 3, 4, 5};
+    uint64_t counts[STATES];
+    uint32_t leaf = 0;
+    size_t len = f->buf.len;
+    int64_t rows =
+        sk_rows_take(f->store, &leaf, 0, UINT64_MAX, UINT64_MAX, numbers, counts, STATES, &f->buf);
+    CHECK_EQ(leaf, rows < 0 ? 0 : LEAVES);
+    if (rows >= 0) CHECK_EQ(rows, STATES * 20);
+    if (rows < 0) CHECK_EQ(f->buf.len, len);
+    return rows;
+}
+
+static void take_rows(fixture *f) {
+    write_back(f);
+    CHECK(call_rows_take(f) > 0);
+}
+
+static int64_t call_rows_done(fixture *f) { return -sk_rows_done(f->store, 0, LEAVES, 1); }
+
 static void clean(fixture *f) {
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
         CHECK(sk_dirty_take(f->store, leaf, 0, &f->blocks[leaf]) > 0);
@@ -609,6 +629,9 @@ static const call calls[] = {
     CALL(other_blocks, call_block_find),
     CALL(nothing, call_dirty_take),
     CALL_SURE(take, call_dirty_done),
+    CALL(write_back, call_rows_take),
+    CALL(take_rows, call_rows_take), /* which was abandoned */
+    CALL_SURE(take_rows, call_rows_done),
     CALL_SURE(clean, call_evict),
     CALL_SURE(many_clean, call_evict),
     CALL(snapshot, call_evict),

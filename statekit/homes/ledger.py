@@ -1,0 +1,654 @@
+"""The ledger: what a home holds and what is not committed yet, read as one.
+
+A home is always exactly one moment, that of the last commit. What must leave memory before the
+next one lies beside it in *pending* rows, which count for this process only. A commit moves them
+into place, together with what is still in memory; whoever opens the home after a crash drops them.
+
+    row                            holds
+    (leaf, state, key)             the value as of the last commit
+    (leaf + 2^31, state, key)      pending: token (8 bytes) generation (4) 1 value
+                                   or, if the row is deleted:  token  generation  0
+    (2^31 - 1, 0, id)              a commit of some key-groups, as JSON: see Commit
+
+Which pending rows count is told by their first bytes, never by whether they are there, so that
+rows which could not be deleted do no harm. A pending row counts if and only if
+
+    1. its token is this ledger's, drawn when the home was opened, and
+    2. its generation is not below that since which its leaf has pending rows (`_since`), and
+    3. not below that in which its leaf and state were cleared (`_cleared`), if they were.
+
+A generation ends with each commit, rollback and clear, so what was written before never counts
+after it. `_since` and `_cleared` are in memory only: a crash ends their generation, too.
+
+A commit takes one of two ways:
+
+    one step    if the home can write many rows at once (`is_atomic`) and they fit into a batch:
+                clears, rows, the deletion of pending rows and the record of the commit
+    two phases  else: everything goes to pending rows first and is made durable. Then one row, the
+                record, says that they count (`rolling`): that is the commit. Then they are moved
+                into place, each as often as it takes; a crash meanwhile is finished by whoever
+                opens the home. What is cleared is cleared before any row moves, and the record
+                says when that is done, or else a second try would clear what has been moved.
+
+A write that fails may have happened all the same (a lost answer, an interrupt after it). Then the
+record tells, before anything else is read or written (`_doubt`).
+
+Leaves that come from elsewhere were not in the last commit, and whoever gave them deletes its own:
+they are written in place at once. A record made before says that they are `arriving`; if it is
+still there when the home is opened, what has arrived of them is deleted, for its giver has it.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from statekit.assignment import common, group_ranges, leaf_ranges
+from statekit.errors import HomeError, SchemaError
+from statekit.homes.home import Home, HomeSnapshot, Named, Row, row_name
+
+PENDING = 1 << 31  # added to the number of a row's leaf
+_COMMITS = PENDING - 1  # where a leaf would be, the records of commits are
+_TOKEN_BYTES, _HEAD_BYTES = 8, 13
+_ROLL_ROWS_MAX, _ROLL_BYTES_MAX = 4096, 4 << 20  # that are moved into place at a time
+
+Ranges = tuple[range, ...]
+Position = tuple[Ranges, dict[str, Any]]  # key-groups, and what the user committed them with
+
+
+@dataclass(frozen=True, slots=True)
+class _Roll:
+    """Pending rows that count, though they are not in place yet."""
+
+    token: bytes
+    since: tuple[tuple[int, int], ...]  # leaf, generation
+    cleared: tuple[tuple[int, int, int], ...]  # leaf, state, generation
+    is_cleared: bool = False  # the committed rows of these are gone already
+
+
+@lru_cache(maxsize=64)
+def _id_of(key_groups: Ranges) -> bytes:
+    text = repr([(part.start, part.stop) for part in key_groups])
+    return blake2b(text.encode(), digest_size=12).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The record of a commit. For each key-group the one with the highest number holds."""
+
+    number: int
+    key_groups: Ranges
+    positions: tuple[Position, ...] = ()  # of key-groups that have one
+    rolling: _Roll | None = None
+    arriving: bool = False  # no commit: rows of these key-groups are being written
+
+    @property
+    def id(self) -> bytes:
+        return _id_of(self.key_groups)
+
+    @property
+    def name(self) -> bytes:
+        return row_name(_COMMITS, 0, self.id)
+
+    def encode(self) -> bytes:
+        told: dict[str, Any] = {
+            "number": self.number,
+            "key_groups": [(part.start, part.stop) for part in self.key_groups],
+            "positions": [
+                ([(part.start, part.stop) for part in groups], metadata)
+                for groups, metadata in self.positions
+            ],
+        }
+        if self.arriving:
+            told["arriving"] = True
+        if self.rolling is not None:
+            told["rolling"] = {
+                "token": self.rolling.token.hex(),
+                "since": self.rolling.since,
+                "cleared": self.rolling.cleared,
+                "is_cleared": self.rolling.is_cleared,
+            }
+        return msgspec.json.encode(told)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Commit":
+        try:
+            told = json.loads(data)
+            roll = told.get("rolling")
+            return cls(
+                number=told["number"],
+                key_groups=tuple(range(*pair) for pair in told["key_groups"]),
+                positions=tuple(
+                    (tuple(range(*pair) for pair in groups), metadata)
+                    for groups, metadata in told["positions"]
+                ),
+                rolling=roll
+                and _Roll(
+                    bytes.fromhex(roll["token"]),
+                    tuple((leaf, since) for leaf, since in roll["since"]),
+                    tuple((leaf, state, since) for leaf, state, since in roll["cleared"]),
+                    roll["is_cleared"],
+                ),
+                arriving=told.get("arriving", False),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise SchemaError(
+                f"the home holds a record of a commit that cannot be read ({error!r}). "
+                "Was it written by a newer statekit, or by another program?"
+            ) from None
+
+    def only(self, groups: Iterable[int]) -> "Commit":
+        """What it says of some of its key-groups."""
+        kept = group_ranges(groups)
+        positions = ((common(kept, theirs), metadata) for theirs, metadata in self.positions)
+        return replace(self, key_groups=kept, positions=tuple(one for one in positions if one[0]))
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A commit whose write failed: it may have happened."""
+
+    commit: Commit
+    leaves: Sequence[int]
+    cleared: Sequence[tuple[int, int]]
+
+
+@dataclass
+class Ledger:
+    """A home and what is not committed there. Providers that share the home share it.
+
+    Any thread may read. Who writes holds `lock`, and is the only one who changes these leaves.
+    """
+
+    home: Home
+    subgroups: int
+    states: int = 0  # numbers of states are below this
+    is_bare: bool = False  # the home is new: no row was ever committed
+    lock: Any = field(default_factory=threading.RLock)
+    #: Leaves whose rows are to be deleted: others have them. One that comes back is taken out.
+    dropping: set[int] = field(default_factory=set)
+    _token: bytes = field(default_factory=lambda: os.urandom(_TOKEN_BYTES))
+    _generation: int = 1
+    _since: dict[int, int] = field(default_factory=dict)  # leaf -> generation
+    _cleared: dict[tuple[int, int], int] = field(default_factory=dict)  # leaf, state -> generation
+    _pending_bytes: int = 0  # about, of all leaves
+    _commits: dict[bytes, Commit] = field(default_factory=dict)
+    _rolling: Commit | None = None  # is committed, and its rows are not all in place
+    _fresh: Named | None = None  # these are all its rows: there is no need to read them
+    _doubt: _Doubt | None = None
+
+    # ---- Opening
+
+    def recover(self, key_groups: Ranges) -> None:
+        """To be called before anything else is: finishes or undoes what a crash has left.
+
+        Of these key-groups only. Other processes may have opened the home for the others (Redis).
+        """
+        for _, data in self.home.load(_COMMITS, 0):
+            commit = Commit.decode(data)
+            self._commits[commit.id] = commit
+        for held in self.commits_of(key_groups):
+            if held.rolling is not None:
+                self._finish(held)
+            elif held.arriving:
+                for part in self._leaves(held.key_groups):
+                    self.home.clear_leaves(part, self.states)
+                self._write_record(replace(held, number=self._next_number(), arriving=False))
+        for part in self._leaves(key_groups):
+            self.home.clear_leaves(range(part.start + PENDING, part.stop + PENDING), self.states)
+
+    def _finish(self, held: Commit) -> None:
+        """Moves pending rows into place, of the key-groups for which the commit holds."""
+        roll, leaves = held.rolling, self._leaves(held.key_groups)
+        assert roll is not None
+        self._rolling = replace(
+            held,
+            number=self._next_number(),
+            rolling=replace(
+                roll,
+                since=tuple(one for one in roll.since if _is_in(one[0], leaves)),
+                cleared=tuple(one for one in roll.cleared if _is_in(one[0], leaves)),
+            ),
+        )
+        self.settle()
+
+    def _leaves(self, key_groups: Ranges) -> Ranges:
+        return leaf_ranges(key_groups, self.subgroups)
+
+    def _write_record(self, commit: Commit) -> None:
+        """Writes a record by itself, and forgets those that it supersedes."""
+        self.home.write_rows(self._record(commit), durable=True)
+        self._note(commit)
+
+    def _note(self, commit: Commit) -> None:
+        for other in self._superseded(commit):
+            del self._commits[other.id]
+        self._commits[commit.id] = commit
+
+    # ---- Reading
+
+    def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
+        """The values of rows: pending ones before committed ones."""
+        if self._doubt is not None:
+            self._resolve()
+        since, cleared = self._since, self._cleared
+        if not since and not cleared:
+            return self.home.get(rows)
+        floors = [self._floor(leaf, state) for leaf, state, _ in rows]
+        asked: list[Row] = []
+        for (leaf, state, key), floor in zip(rows, floors, strict=True):
+            if floor is not None:
+                asked.append((leaf + PENDING, state, key))
+            asked.append((leaf, state, key))
+        found = iter(self.home.get(asked))
+        values: list[bytes | None] = []
+        for (leaf, state, _), floor in zip(rows, floors, strict=True):
+            held = None if floor is None else next(found)
+            value = next(found)
+            if held is not None and self._counts(held, floor):
+                value = held[_HEAD_BYTES:] if held[_HEAD_BYTES - 1] else None
+            elif (leaf, state) in cleared:
+                value = None
+            values.append(value)
+        return values
+
+    def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
+        """get() of one row."""
+        if self._doubt is not None:
+            self._resolve()
+        if leaf not in self._since:
+            if self.is_bare or (leaf, state) in self._cleared:
+                return None
+            return self.home.get_one(leaf, state, key)
+        if not self.is_bare:
+            return self.get([(leaf, state, key)])[0]
+        held = self.home.get_one(leaf + PENDING, state, key)
+        if held is None or not self._counts(held, self._floor(leaf, state)):
+            return None
+        return held[_HEAD_BYTES:] if held[_HEAD_BYTES - 1] else None
+
+    def _floor(self, leaf: int, state: int) -> int | None:
+        """The generation from which on pending rows count; None if there are none."""
+        floor = self._since.get(leaf)
+        return None if floor is None else max(floor, self._cleared.get((leaf, state), 0))
+
+    def _counts(self, held: bytes, floor: int | None) -> bool:
+        return (
+            floor is not None
+            and held[:_TOKEN_BYTES] == self._token
+            and int.from_bytes(held[_TOKEN_BYTES : _HEAD_BYTES - 1]) >= floor
+        )
+
+    def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
+        """All (key, value) of a leaf and state."""
+        if self._doubt is not None:
+            self._resolve()
+        floor = self._floor(leaf, state)
+        cleared = (leaf, state) in self._cleared
+        yield from self._overlaid(self.home, leaf, state, floor, cleared)
+
+    def _overlaid(
+        self, rows: Home | HomeSnapshot, leaf: int, state: int, floor: int | None, cleared: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        # Pending rows first: a commit moves them to where we look next, never the other way.
+        seen: set[bytes] = set()
+        if floor is not None:
+            for key, held in rows.load(leaf + PENDING, state):
+                if self._counts(held, floor):
+                    seen.add(key)
+                    if held[_HEAD_BYTES - 1]:
+                        yield key, held[_HEAD_BYTES:]
+        if not cleared:
+            for key, value in rows.load(leaf, state):
+                if key not in seen:
+                    yield key, value
+
+    def snapshot(self) -> HomeSnapshot | None:
+        """All rows as they are now; None if the home has no snapshots."""
+        if self._doubt is not None:
+            self._resolve()
+        rows = self.home.snapshot()
+        return None if rows is None else _Snapshot(self, rows)
+
+    # ---- Changes that the next commit makes count
+
+    def put(self, rows: Named) -> None:
+        """Rows that leave memory before the commit."""
+        with self.lock:
+            self.settle()
+            head = self._token + self._generation.to_bytes(_HEAD_BYTES - 1 - _TOKEN_BYTES)
+            dead, alive = head + b"\0", head + b"\1"
+            held: list[bytes | None] = []
+            size = 0
+            pairs: Any = iter(rows)
+            for name, value in zip(pairs, pairs, strict=True):
+                held.append(b"\x80" + name[1:])
+                held.append(dead if value is None else alive + value)
+                size += len(name) + len(held[-1])  # type: ignore[arg-type]
+            for leaf in {name[:4] for name in rows[::2]}:  # type: ignore[index]
+                self._since.setdefault(int.from_bytes(leaf), self._generation)
+            self._pending_bytes += size
+            self.home.write_rows(held)
+
+    def clear(self, leaf: int, state: int) -> None:
+        """All rows of a leaf and state are deleted."""
+        with self.lock:
+            self.settle()
+            self._generation += 1
+            self._cleared[leaf, state] = self._generation
+
+    # ---- Commits
+
+    def commit(
+        self,
+        key_groups: Ranges,
+        leaves: Ranges,
+        rows: Named,
+        positions: Sequence[Position],
+        bytes_max: int,
+    ) -> None:
+        """Makes everything since the last commit durable at once: pending rows, and these.
+
+        bytes_max: how much may be written in one step.
+        """
+        with self.lock:
+            self.settle()
+            commit = Commit(self._next_number(), key_groups, tuple(positions))
+            marked = [leaf for leaf in self._since if _is_in(leaf, leaves)]
+            cleared = [place for place in self._cleared if _is_in(place[0], leaves)]
+            if self.home.is_atomic and (not marked or self._pending_bytes <= bytes_max):
+                self._commit_at_once(commit, marked, cleared, rows)
+            else:
+                self._commit_in_phases(commit, leaves, rows)
+
+    def _next_number(self) -> int:
+        return 1 + max((commit.number for commit in self._commits.values()), default=0)
+
+    def _record(self, commit: Commit) -> list[bytes | None]:
+        """The record of a commit, and the deletion of those that it supersedes."""
+        rows: list[bytes | None] = [commit.name, commit.encode()]
+        for other in self._superseded(commit):
+            rows += [other.name, None]
+        return rows
+
+    def _superseded(self, commit: Commit) -> list[Commit]:
+        others = [other for other in self._commits.values() if other.id != commit.id]
+        if not others:
+            return others
+        groups = {group for part in commit.key_groups for group in part}
+        return [
+            other
+            for other in others
+            if all(group in groups for part in other.key_groups for group in part)
+        ]
+
+    def _commit_at_once(
+        self,
+        commit: Commit,
+        marked: Sequence[int],
+        cleared: Sequence[tuple[int, int]],
+        rows: Named,
+    ) -> None:
+        batch: list[bytes | None] = []
+        gone: list[bytes | None] = []
+        for leaf in marked:
+            for name, held, value, counts in self._pending(leaf):
+                gone += (held, None)
+                if counts:
+                    batch += (name, value)
+        batch += rows
+        batch += gone
+        batch += self._record(commit)
+        self.is_bare = self.is_bare and not batch[2:]  # the record alone is no row
+        self._doubt = _Doubt(commit, marked, cleared)  # before: an interrupt may come after it
+        self.home.write_rows(batch, cleared, durable=True)
+        self._is_made(self._doubt)
+
+    def _commit_in_phases(self, commit: Commit, leaves: Ranges, rows: Named) -> None:
+        is_all = not any(_is_in(leaf, leaves) for leaf in self._since)
+        if rows:
+            self.put(rows)
+        self._fresh = rows if is_all else None
+        marked = [leaf for leaf in self._since if _is_in(leaf, leaves)]
+        cleared = [place for place in self._cleared if _is_in(place[0], leaves)]
+        self.home.flush()  # before the record says that they count
+        rolling = _Roll(
+            self._token,
+            tuple((leaf, self._since[leaf]) for leaf in marked),
+            tuple((leaf, state, self._cleared[leaf, state]) for leaf, state in cleared),
+        )
+        is_any = marked or cleared
+        commit = replace(commit, rolling=rolling if is_any else None)
+        self.is_bare = self.is_bare and not marked
+        self._doubt = _Doubt(commit, marked, cleared)
+        self.home.write_rows([commit.name, commit.encode()], durable=True)
+        self._is_made(self._doubt)
+
+    def _is_made(self, doubt: _Doubt) -> None:
+        """A commit is known to have happened."""
+        commit = doubt.commit
+        if commit.rolling is None:
+            self._note(commit)
+            self._end_generation(doubt.leaves, doubt.cleared)
+            self._doubt = None
+            return
+        self._commits[commit.id] = commit
+        self._rolling = commit
+        self._doubt = None
+        self._roll_or_leave()
+
+    def _roll_or_leave(self) -> None:
+        """Moves rows into place; if the home fails now, the commit is made all the same."""
+        try:
+            self.settle()
+        except HomeError:
+            return  # who writes next tries again, and is told
+
+    def _resolve(self) -> None:
+        """Finds out whether a commit happened whose write failed."""
+        with self.lock:
+            if (doubt := self._doubt) is None:
+                return
+            (data,) = self.home.get([(_COMMITS, 0, doubt.commit.id)])
+            if data == doubt.commit.encode():
+                self._is_made(doubt)
+            else:
+                self._doubt = None
+
+    def settle(self) -> None:
+        """Finishes what an earlier commit has begun."""
+        if self._doubt is not None:
+            self._resolve()
+        if (commit := self._rolling) is None:
+            return
+        with self.lock:
+            roll = commit.rolling
+            assert roll is not None
+            if not roll.is_cleared:
+                for leaf, state, _ in roll.cleared:
+                    self.home.clear(leaf, state)
+                roll = replace(roll, is_cleared=True)
+                commit = replace(commit, rolling=roll)
+                if roll.cleared:
+                    self.home.flush()
+                    self.home.write_rows([commit.name, commit.encode()], durable=True)
+                self._rolling = commit
+            self._move(roll)
+            self.home.flush()
+            self._write_record(replace(commit, rolling=None))
+            self._rolling = self._fresh = None
+            self._end_generation(
+                [leaf for leaf, _ in roll.since], [place[:2] for place in roll.cleared]
+            )
+
+    def _move(self, roll: _Roll) -> None:
+        """Puts the pending rows of a commit into place."""
+        if (rows := self._fresh) is not None:
+            gone = [
+                part and b"\x80" + part[1:] if at % 2 == 0 else None for at, part in enumerate(rows)
+            ]
+            self._move_some([*rows], gone)
+            return
+        puts: list[bytes | None] = []
+        gone = []
+        size = 0
+        for leaf, since in roll.since:
+            floors = {state: at for place, state, at in roll.cleared if place == leaf}
+            for name, held, value, counts in self._pending(leaf, roll.token, since, floors):
+                gone += (held, None)
+                if counts:
+                    puts += (name, value)
+                    size += len(name) + len(value or b"")
+                if len(gone) >= 2 * _ROLL_ROWS_MAX or size >= _ROLL_BYTES_MAX:
+                    self._move_some(puts, gone)
+                    puts, gone, size = [], [], 0
+        self._move_some(puts, gone)
+
+    def _move_some(self, puts: list[bytes | None], gone: list[bytes | None]) -> None:
+        if not gone:
+            return
+        if self.home.is_atomic:
+            self.home.write_rows(puts + gone)
+            return
+        self.home.write_rows(puts, durable=True)  # before what they are made of goes
+        self.home.write_rows(gone)
+
+    def _pending(
+        self,
+        leaf: int,
+        token: bytes | None = None,
+        since: int | None = None,
+        floors: Mapping[int, int] | None = None,
+    ) -> Iterator[tuple[bytes, bytes, bytes | None, bool]]:
+        """The pending rows of a leaf: name in place, own name, value, and whether it counts."""
+        token = self._token if token is None else token
+        for state in range(self.states):
+            if floors is None:
+                floor = self._floor(leaf, state) or 0
+            else:
+                floor = max(since or 0, floors.get(state, 0))
+            for key, held in self.home.load(leaf + PENDING, state):
+                counts = held[:_TOKEN_BYTES] == token and (
+                    int.from_bytes(held[_TOKEN_BYTES : _HEAD_BYTES - 1]) >= floor
+                )
+                value = held[_HEAD_BYTES:] if held[_HEAD_BYTES - 1 : _HEAD_BYTES] == b"\1" else None
+                yield (
+                    row_name(leaf, state, key),
+                    row_name(leaf + PENDING, state, key),
+                    value,
+                    counts,
+                )
+
+    def _end_generation(
+        self, leaves: Iterable[int], cleared: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """Nothing that was pending in leaves counts any more."""
+        self._generation += 1
+        for leaf in leaves:
+            self._since.pop(leaf, None)
+        for place in cleared:
+            self._cleared.pop(place, None)
+        if not self._since:
+            self._pending_bytes = 0
+
+    def rollback(self, leaves: Ranges) -> None:
+        """Back to the last commit: nothing since then counts."""
+        with self.lock:
+            self.settle()
+            marked = [leaf for leaf in self._since if _is_in(leaf, leaves)]
+            cleared = [place for place in self._cleared if _is_in(place[0], leaves)]
+            self._end_generation(marked, cleared)
+            for leaf in marked:  # they count no more, and only take up room
+                self.home.clear_leaves(range(leaf + PENDING, leaf + PENDING + 1), self.states)
+
+    def commits_of(self, key_groups: Ranges) -> list[Commit]:
+        """The commits that hold for key-groups, each with those of them that it holds for."""
+        if self._doubt is not None:
+            self._resolve()
+        found: dict[bytes, tuple[Commit, list[int]]] = {}
+        by_number = sorted(self._commits.values(), key=lambda commit: -commit.number)
+        for group in (group for part in key_groups for group in part):
+            for commit in by_number:
+                if any(group in part for part in commit.key_groups):
+                    found.setdefault(commit.id, (commit, []))[1].append(group)
+                    break
+        return [commit.only(groups) for commit, groups in found.values()]
+
+    def positions_of(self, key_groups: Ranges) -> list[Position]:
+        """What key-groups were committed with; those without a position are left out."""
+        found: dict[str, Position] = {}
+        for commit in self.commits_of(key_groups):
+            for groups, metadata in commit.positions:
+                text = json.dumps(metadata, sort_keys=True)
+                known = found.get(text, ((), metadata))[0]
+                found[text] = group_ranges([*known, *groups]), metadata
+        return [*found.values()]
+
+    # ---- Outside of commits: leaves that come and go
+
+    def begin_arrival(self, key_groups: Ranges) -> Commit:
+        """Says that rows of key-groups are about to be written that others still have."""
+        with self.lock:
+            self.settle()
+            commit = Commit(self._next_number(), key_groups, arriving=True)
+            self.home.write_rows([commit.name, commit.encode()], durable=True)
+            self._commits[commit.id] = commit
+            return commit
+
+    def replace(self, leaf: int, rows: Named) -> None:
+        """Writes the rows of a leaf that arrives, in place of whatever is there."""
+        with self.lock:
+            self.is_bare = False
+            self.dropping.discard(leaf)
+            self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
+            self.home.clear_leaves(range(leaf, leaf + 1), self.states)
+            self.home.write_rows(rows)
+
+    def end_arrival(self, commit: Commit) -> None:
+        """Everything is there: from now on it is this home's."""
+        with self.lock:
+            self.home.flush()
+            self._write_record(replace(commit, arriving=False))
+
+    def drop(self) -> None:
+        """Deletes the rows of leaves that others have, or reopening would bring them back."""
+        with self.lock:
+            if not self.dropping:
+                return
+            self.settle()
+            for leaf in sorted(self.dropping):
+                self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
+                for place in (leaf, leaf + PENDING):
+                    self.home.clear_leaves(range(place, place + 1), self.states)
+            self.home.flush()
+            self.dropping.clear()
+
+
+class _Snapshot(HomeSnapshot):
+    """A home's snapshot, with what counted of the pending rows at that moment."""
+
+    def __init__(self, ledger: Ledger, rows: HomeSnapshot) -> None:
+        self._ledger = ledger
+        self._rows = rows
+        self._since = dict(ledger._since)
+        self._cleared = dict(ledger._cleared)
+
+    def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
+        cleared = self._cleared.get((leaf, state))
+        floor = self._since.get(leaf)
+        if floor is not None and cleared is not None:
+            floor = max(floor, cleared)
+        return self._ledger._overlaid(self._rows, leaf, state, floor, cleared is not None)
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def _is_in(leaf: int, leaves: Ranges) -> bool:
+    return any(leaf in part for part in leaves)

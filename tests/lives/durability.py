@@ -2,9 +2,8 @@
 
 What must be there after a kill:
 
-    memory                    nothing
-    a home that has commits   the last commit, exactly; or the one that was going on
-    any other home            of each entry the version of the last flush, or a later one
+    memory    nothing
+    a home    the last commit, exactly; or the one that was going on
 """
 
 import random
@@ -12,15 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .forms import FORMS, MISSING, canon
-from .host import Host, HostError
-from .model import Cut, HomeModel, Kv, World, copied, differences
+from .host import Host
+from .model import HomeModel, Kv, World, copied
 
 if TYPE_CHECKING:
     from .life import Life, Options
 
 MEMORY = ("100KB", "300KB", "2MiB", "64MiB")
 SMALL = ("100KB", "300KB")
+UNKNOWN = "unknown"  # a position: a commit was killed, and it may or may not have been made
 
 
 class DurabilitySteps:
@@ -32,12 +31,8 @@ class DurabilitySteps:
     directory: Path
     hosts: dict[int, Host]
     kinds: list[str]
-    has_commit: bool
 
     # ---- Opening
-
-    def has_commits(self: "Life", home: HomeModel) -> bool:
-        return self.has_commit and home.kind == "rocksdb"
 
     def open_lost(self: "Life") -> None:
         """Providers for all key-groups that nobody has, with nothing in them."""
@@ -168,8 +163,7 @@ class DurabilitySteps:
         kv = self.open_provider(home, rng.sample(groups, count))
         if rng.random() < 0.5:
             self.check(kv)
-        if self.has_commits(home) and len(groups) == count and home.metadata is not MISSING:
-            self.expect_metadata(kv, home.metadata)
+        self.check_position(kv)
 
     # ---- Flushing and committing
 
@@ -189,45 +183,53 @@ class DurabilitySteps:
                 raise AssertionError(f"{kv}: dirty after a flush: {dirty}")
 
     def step_commit(self: "Life") -> None:
-        if not self.world.kvs or not self.has_commit:
+        if not self.world.kvs:
             return
         kv, rng = self.rng.choice(self.world.kvs), self.rng
         metadata = rng.choice((None, {"offset": rng.randrange(100)}))
         self.say(f"{kv}: commit {metadata}")
-        if kv.home is None or not self.has_commits(kv.home):
-            self._refuse_commit(kv, metadata)
+        if kv.home is None:
+            for call in (("commit",), ("commit", {"offset": 1}), ("rollback",)):
+                command = lambda call=call: self.call(kv, "call", *call)  # noqa: E731
+                if not self.refused(("CommitError",), command):
+                    raise AssertionError(f"{kv}: {call} of memory was accepted")
             return
         self.call(kv, "call", "commit", *([] if metadata is None else [metadata]))
-        self.world.settle(kv)
-        if metadata is not None:
-            is_alone = self.world.users_of(kv.home) == [kv]
-            kv.home.metadata = metadata if is_alone else MISSING
-            self.expect_metadata(kv, metadata)
+        self.committed(kv, metadata)
+        self.check_position(kv)
         self.check_clean(kv)
 
-    def _refuse_commit(self: "Life", kv: Kv, metadata: Any) -> None:
-        if kv.home is not None:
-            return  # of another kind: it may be able to
-        for call in (("commit",), ("commit", metadata), ("rollback",)):
-            try:
-                self.call(kv, "call", *call)
-            except HostError:
-                continue
-            raise AssertionError(f"{kv}: {call} of memory was accepted")
+    def committed(self: "Life", kv: Kv, metadata: Any) -> None:
+        assert kv.home is not None
+        self.world.settle(kv)
+        for group in kv.owned:
+            kv.home.positions[group] = metadata
 
-    def expect_metadata(self: "Life", kv: Kv, metadata: Any) -> None:
+    def check_position(self: "Life", kv: Kv) -> None:
+        """What key-groups were committed with is there; several are told apart."""
+        assert kv.home is not None
+        known = [kv.home.positions.get(group) for group in kv.owned]
+        if UNKNOWN in known:
+            return
+        expected: list[Any] = []
+        expected += [one for at, one in enumerate(known) if one and one not in known[:at]]
+        if len(expected) > 1:
+            if not self.refused(("CommitError",), lambda: self.call(kv, "committed")):
+                raise AssertionError(f"{kv}: there is one position, should be {expected}")
+            return
         found = self.call(kv, "committed")
-        if found != metadata:
-            raise AssertionError(f"{kv}: committed is {found}, should be {metadata}")
+        if found != (expected[0] if expected else None):
+            raise AssertionError(f"{kv}: committed is {found}, should be {expected}")
 
     def step_rollback(self: "Life") -> None:
-        able = [kv for kv in self.world.kvs if kv.home is not None and self.has_commits(kv.home)]
+        able = [kv for kv in self.world.kvs if kv.home is not None]
         if able:
             kv = self.rng.choice(able)
             self.say(f"{kv}: rollback")
             self.call(kv, "call", "rollback")
             self.rolled_back(kv)
-            self.check(kv)
+            if self.rng.random() < 0.6:
+                self.check(kv)
 
     def rolled_back(self: "Life", kv: Kv) -> None:
         assert kv.home is not None
@@ -245,25 +247,20 @@ class DurabilitySteps:
             return
         kv = rng.choice(able)
         assert kv.home is not None
-        cuts = []
-        ops = []
         before = {**kv.home.base}
-        for _ in range(rng.choice((5, 20))):
-            ops += self.make_ops(kv, 1)
-            cuts.append(world.cut(kv))
-        if not ops:
-            return
-        commits = self.has_commits(kv.home)
-        method = "commit" if commits and rng.random() < 0.7 else "flush"
+        ops, cuts = self.make_steps(kv, rng.choice((5, 20)))
+        method = rng.choice(("commit", "commit", "flush"))
         self.say(f"{kv}: {method} beside {len(ops)} operations")
         _, results = self.call(kv, "beside", [op for op, _ in ops], ("call", kv.pid, method))
         self.expect_ops(kv, ops, results)
-        if not commits:
-            return  # what may be there after a kill is what was there at any time
+        if method == "commit":
+            self.committed(kv, None)
         then = rng.choice(("rollback", "kill", "commit"))
+        if then == "kill" and not self.may_kill(kv.host):
+            then = "commit"
         if then == "commit":
             self.call(kv, "call", "commit")
-            world.settle(kv)
+            self.committed(kv, None)
             return
         kv.home.alternatives = [{**before, **cut} for cut in cuts]
         if then == "kill":
@@ -284,8 +281,6 @@ class DurabilitySteps:
         assert home is not None
         lines = int(10 ** rng.uniform(0, 4))
         what = rng.choice(("commit", "flush", "close", "ops", "sweep"))
-        if what == "commit" and not self.has_commits(home):
-            what = "flush"
         self.say(f"{kv}: {what}, killed after {lines} lines")
         before, after = {**home.base}, world.cut(kv)
         if what == "ops":
@@ -296,6 +291,10 @@ class DurabilitySteps:
         else:
             command = ("close", kv.pid) if what == "close" else ("call", kv.pid, what)
             is_done, _ = self.on(kv).call_doomed(lines, *command)
+            if what == "commit" and is_done:
+                self.committed(kv, None)
+            elif what == "commit":
+                home.positions.update(dict.fromkeys(kv.owned, UNKNOWN))
             if what != "sweep":
                 home.alternatives = [{**before, **after}] + ([] if is_done else [before])
         self.kill(kv.host)
@@ -304,9 +303,9 @@ class DurabilitySteps:
         """Whether the model knows what must be there then."""
         world = self.world
         for kv in world.kvs:
-            if kv.host == host and kv.home is not None and world.moves_of(kv):
-                if self.knows("1.3", "1.4") or not self.has_commits(kv.home):
-                    return False
+            is_moving = kv.host == host and kv.home is not None and world.moves_of(kv)
+            if is_moving and self.knows("1.3", "1.4"):
+                return False
         return True
 
     def step_kill(self: "Life") -> None:
@@ -328,15 +327,14 @@ class DurabilitySteps:
         self.bereave(moves, number)
         self.start_host(number)
         for home in [*world.homes]:
-            if home.is_torn and not world.users_of(home):
-                if self.rng.random() < 0.8:
-                    self.open_torn(home)
+            if home.is_torn and not world.users_of(home) and self.rng.random() < 0.8:
+                self.open_torn(home)
 
     def torn(self: "Life", home: HomeModel) -> None:
         """A process was killed that had it open."""
         home.is_torn = True
-        if not home.alternatives and self.has_commits(home):
-            home.alternatives = [home.base]
+        if not home.alternatives:
+            home.alternatives = [{**home.base}]
 
     def open_torn(self: "Life", home: HomeModel) -> None:
         """Opens a home after a kill, and finds out what is there."""
@@ -349,10 +347,8 @@ class DurabilitySteps:
         for group in groups:
             world.content[group] = copied(home.base[group])
         kv = self.open_provider(home, groups, evolve=False)
-        if self.has_commits(home):
-            self.resolve(kv)
-        else:
-            self.adopt(kv)
+        self.resolve(kv)
+        self.check_position(kv)
 
     def resolve(self: "Life", kv: Kv) -> None:
         """One of several cuts is there, all of it."""
@@ -370,64 +366,4 @@ class DurabilitySteps:
                     world.content[group] = copied(upgraded[group])
                 return
         told = "\n    ".join(min(wrong, key=len))
-        raise AssertionError(f"{kv} is none of {len(cuts)} that it may be. The nearest:\n    {told}")
-
-    def adopt(self: "Life", kv: Kv) -> None:
-        """A home without commits: of each entry any version since the last flush is there."""
-        world = self.world
-        home = kv.home
-        assert home is not None
-        home.is_torn, home.alternatives = False, []
-        dump = self.call(kv, "dump")
-        unclear: list[tuple[str, Any]] = []
-        for name, (items, _, _) in dump.items():
-            spec = world.specs[name]
-            found = {key: value for key, value in items}
-            shown = FORMS[spec.form].shown
-            for group in kv.owned:
-                held = world.content[group].get(name)
-                known = {} if held is None else held.entries
-                past = home.history.get(group, {})
-                keys = {*known, *(key for state, key in past if state == name)}
-                keys |= {key for key in found if world.group_of(spec.key, key) == group}
-                for key in keys:
-                    versions = [known.get(key), *past.get((name, key), ())]
-                    there = canon(found.get(key, MISSING))
-                    fits = [
-                        one
-                        for one in versions
-                        if there == canon(MISSING if not one or not world.is_alive(spec, one[1])
-                                          else shown(one[0]))
-                    ]
-                    if not fits:
-                        seen = {canon(one and one[0]) for one in versions}
-                        raise AssertionError(
-                            f"{kv}: after a kill {name} has {key!r}: {found.get(key, MISSING)!r}; "
-                            f"since the last flush it was {seen}"
-                        )
-                    entries = world.content[group].setdefault(name, _nothing(kv, name)).entries
-                    if fits[-1] is None:
-                        entries.pop(key, None)
-                    else:
-                        entries[key] = fits[-1]
-                    if len({canon(one and [*one]) for one in fits}) > 1 and key in found:
-                        unclear.append((name, key))  # whose stamp nobody knows
-        for group in kv.owned:
-            home.history.pop(group, None)
-        ops = [(name, ("discard", key)) for name, key in unclear]
-        self.call(kv, "ops", ops)
-        for name, op in ops:
-            self.do_model(kv, world.specs[name], op)
-        self.say(f"{kv}: adopted; {len(ops)} are unclear and dropped")
-        self.call(kv, "call", "flush")
-        world.settle(kv)
-        self.check(kv)
-
-
-def _nothing(kv: Kv, name: str) -> Any:
-    from .model import Held
-
-    return Held(kv.stored.get(name, 0), {})
-
-
-__all__ = ["Cut", "DurabilitySteps", "differences"]
+        raise AssertionError(f"{kv} is none of {len(cuts)} that it may be, but:\n    {told}")

@@ -433,9 +433,7 @@ class ContainerForm(Form):
         ]
         if hint.__origin__ is list:
             item = hint.__args__[0]
-            made += 2 * [
-                lambda: ("append_many", some := keys(), [sample(rng, item) for _ in some])
-            ]
+            made += 2 * [lambda: ("append_many", some := keys(), [sample(rng, item) for _ in some])]
         if hint.__origin__ is dict and hint.__args__[1] in (int, float, str):
             made += 2 * [
                 lambda: (
@@ -476,7 +474,9 @@ class ContainerForm(Form):
             view = view[step]
         return plain(getattr(view, method)(*args))
 
-    def model_view(self, entries: Entries, key: Any, path: list[Any], method: str, args: Any) -> Any:
+    def model_view(
+        self, entries: Entries, key: Any, path: list[Any], method: str, args: Any
+    ) -> Any:
         found = entries.read(key) if method in READING else entries.get(key)
         root = empty(self._hint) if found is MISSING else deepcopy(found)
         chain, here, hint = [], root, self._hint
@@ -550,7 +550,14 @@ class ContainerForm(Form):
             entries.put(key, {**({} if found is MISSING else found), name: value})
 
 
-READING = frozenset("__getitem__ __len__ __contains__ index count copy get".split())
+READING = {"__getitem__", "__len__", "__contains__", "index", "count", "copy", "get"}
+
+
+def is_one_step(op: Op) -> bool:
+    """Whether nobody can see the half of it: no batch, and nothing that writes several times."""
+    if op[0] == "view":
+        return op[3] not in ("difference_update", "intersection_update")
+    return not op[0].endswith("_many") and op[0] not in ("update", "clear", "move", "pop_due")
 
 
 def _list_method(dice: Dice, hint: Any, here: list[Any]) -> Op:

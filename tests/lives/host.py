@@ -235,7 +235,13 @@ class Worker:
         return self._take(pid, sk.open(url, **settings), times, declared, first)
 
     def restore(
-        self, pid: str, places: Any, settings: dict[str, Any], times: Any, declared: Any, first: bool
+        self,
+        pid: str,
+        places: Any,
+        settings: dict[str, Any],
+        times: Any,
+        declared: Any,
+        first: bool,
     ) -> Any:
         points = []
         for url, number in places:
@@ -429,5 +435,3 @@ class Worker:
             return None
         made = job.wait(ANSWER_SECONDS_MAX / 2)
         return made.url, made.number
-
-

@@ -49,25 +49,19 @@ class HomeModel:
     name: str
     kind: str
     url: str  # without options
-    base: Cut = field(default_factory=dict)  # as of the last flush or commit
-    #: Where a home keeps no commits: all that entries have been since, and may be after a kill.
-    history: dict[int, dict[tuple[str, Any], list[Entry | None]]] = field(default_factory=dict)
+    base: Cut = field(default_factory=dict)  # as of the last commit
+    positions: dict[int, Any] = field(default_factory=dict)  # what key-groups were committed with
     stored: dict[str, int] = field(default_factory=dict)  # versions of its states
-    metadata: Any = None  # of the last commit
     is_torn: bool = False  # a process was killed: what is there is to be found out
     alternatives: list[Cut] = field(default_factory=list)  # of which one is there
-
-    def note(self, group: int, name: str, key: Any, entry: Entry | None) -> None:
-        self.history.setdefault(group, {}).setdefault((name, key), []).append(entry)
 
     def settle(self, group: int, content: Content) -> None:
         """A key-group is durable as it is."""
         self.base[group] = copied(content)
-        self.history.pop(group, None)
 
     def forget(self, group: int) -> None:
         self.base.pop(group, None)
-        self.history.pop(group, None)
+        self.positions.pop(group, None)
 
 
 @dataclass(eq=False)
@@ -82,7 +76,6 @@ class Kv:
     declared: dict[str, int] = field(default_factory=dict)
     family: int = 0  # providers that were split from each other
     address: str = ""
-    has_metadata: bool = False  # a commit with a position was made
     is_small: bool = False  # memory is short
 
     def __repr__(self) -> str:
@@ -100,6 +93,7 @@ class Move:
     groups: set[int]
     strategy: str
     frozen: Cut  # as it was when it began
+    positions: dict[int, Any]  # the same of the last commits
     begun_by_source: bool
 
 
@@ -254,46 +248,34 @@ class Scope:
         self._kv = kv
         self._spec = spec
 
-    def _held(self, key: Any) -> tuple[int, dict[Any, Entry]]:
+    def _held(self, key: Any) -> dict[Any, Entry]:
         group = self._world.group_of(self._spec.key, key)
         assert group in self._kv.owned
-        return group, self._entries(group)
-
-    def _entries(self, group: int) -> dict[Any, Entry]:
         content, name = self._world.content[group], self._spec.name
         if name not in content:
             content[name] = Held(self._kv.stored[name], {})
         return content[name].entries
 
     def get(self, key: Any) -> Any:
-        _, entries = self._held(key)
-        value, stamp = entries.get(key, (MISSING, None))
+        value, stamp = self._held(key).get(key, (MISSING, None))
         if value is MISSING or not self._world.is_alive(self._spec, stamp):
             return MISSING
         return value
 
     def read(self, key: Any) -> Any:
         value = self.get(key)
-        if value is not MISSING and self._spec.ttl is not None:
-            if self._spec.ttl.refresh == "read":
-                self.put(key, value)
+        ttl = self._spec.ttl
+        if value is not MISSING and ttl is not None and ttl.refresh == "read":
+            self.put(key, value)
         return value
 
     def put(self, key: Any, value: Any) -> None:
-        group, entries = self._held(key)
-        entries[key] = entry = (value, self._world.clock(self._spec))
-        self._note(group, key, entry)
+        self._held(key)[key] = (value, self._world.clock(self._spec))
 
     def drop(self, key: Any) -> bool:
         is_there = self.get(key) is not MISSING
-        group, entries = self._held(key)
-        if entries.pop(key, None) is not None:
-            self._note(group, key, None)
+        self._held(key).pop(key, None)
         return is_there
-
-    def _note(self, group: int, key: Any, entry: Entry | None) -> None:
-        if self._kv.home is not None:
-            self._kv.home.note(group, self._spec.name, key, entry)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         world = self._world

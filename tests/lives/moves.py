@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .forms import MISSING
 from .model import Cut, Kv, Move, Place, Point, World, copied
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ class MoveSteps:
             kv.owned -= other.owned
             self.moved_on(other.owned)
             world.kvs.append(other)
-        if kv.home is not None:
-            kv.home.metadata = MISSING  # each of them has its own
         self.check_owned()
 
     def step_merge(self: "Life") -> None:
@@ -133,6 +130,7 @@ class MoveSteps:
             groups,
             strategy,
             {group: copied(world.content[group]) for group in groups},
+            {} if source.home is None else {**source.home.positions},
             by_source,
         )
         refused = any(target.stored.get(n, v) < v for n, v in source.stored.items())
@@ -151,9 +149,7 @@ class MoveSteps:
                 kinds = (*kinds, "PeerError")
             is_refused = self.refused(
                 kinds,
-                lambda: self.call(
-                    kv, command, move.mid, peer.address, sorted(groups), settings
-                ),
+                lambda: self.call(kv, command, move.mid, peer.address, sorted(groups), settings),
             )
             if refused or not is_refused:
                 break
@@ -204,7 +200,7 @@ class MoveSteps:
             self.world.settle(move.source)
 
     def step_undo_move(self: "Life") -> None:
-        """The new owner gives back what has not come, or the old one takes back what was not sent."""
+        """The new owner gives back what has not come, or the old one takes it back."""
         world, rng = self.world, self.rng
         if not world.moves:
             return
@@ -246,7 +242,13 @@ class MoveSteps:
                 raise AssertionError(f"key-group {group} was given back, but {changed} had changed")
             world.content[group] = copied(move.frozen[group])
         move.target.owned -= groups
-        world.take_in(move.source, groups, {})
+        self._take_back(move, groups)
+
+    def _take_back(self: "Life", move: Move, groups: set[int]) -> None:
+        home = move.source.home
+        if home is not None:
+            home.positions |= {group: move.positions.get(group) for group in groups}
+        self.world.take_in(move.source, groups, {})
 
     def bereave(self: "Life", moves: Iterable[Move], dead: int) -> None:
         """A process was killed: those who handed over to it, or took over from it, are told."""
@@ -273,7 +275,7 @@ class MoveSteps:
                 if origin is None or group not in origin.target.owned:
                     raise AssertionError(f"{kv} has got key-group {group} of nobody")
                 world.content[group] = copied(origin.frozen[group])
-                world.take_in(kv, [group], {})
+                self._take_back(origin, {group})
             for group in kv.owned - found:
                 if not any(one.target is kv and group in one.groups for one in moves):
                     raise AssertionError(f"{kv} has lost key-group {group}, which was its own")

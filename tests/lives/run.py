@@ -116,7 +116,8 @@ def _job(first: int, stride: int, limits: Limits, options: Options, began: float
             failed += 1
             where = "".join(traceback.format_tb(error.__traceback__)[-3:])
             print(
-                f"\n==== seed {seed} failed at step {life.steps_done}\n{life.report(error)}\n{where}"
+                f"\n==== seed {seed} failed at step {life.steps_done}\n"
+                f"{life.report(error)}\n{where}"
                 f"again: python -m tests.lives --seed {seed} --lives 1",
                 flush=True,
             )

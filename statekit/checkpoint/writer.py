@@ -355,9 +355,10 @@ class _PackWriter:
         self._buffers.clear()
 
     def _end(self) -> None:
-        for thread in self._threads:
-            if thread.is_alive():
-                self._queue.put(None)
+        for _ in self._threads:
+            # One for each, whether it is alive or not: of two, the second might end by the first's
+            # before it is looked at, and the first would wait for its own for ever.
+            self._queue.put(None)
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join()

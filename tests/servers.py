@@ -19,7 +19,7 @@ import redis
 
 HOST = "127.0.0.1"
 SLOT_COUNT = 16384
-SECONDS_MAX = 10.0
+SECONDS_MAX = 120.0
 
 
 class RedisServer:

@@ -5,7 +5,6 @@ fault. Threads decide how many messages there are exactly, so a fault may find n
 happens to few.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import pytest
 from migration_cases import MIGRATIONS, TIMEOUT_S, Case, Write, chain_of
 from migration_worker import Nursery, Process
 from proxy import Direction, Fault, Rule
+from remote_util import wait_until
 
 from statekit.errors import StateKitError
 
@@ -141,14 +141,8 @@ def test_every_message(
 
 def test_nothing_is_left_of_all_these_migrations(workers: Workers) -> None:
     """Threads end soon after their provider is closed."""
-    pause = threading.Event()
     for worker in workers:
-        for _ in range(1000):
-            left = worker.call(None, "leftovers")
-            if not left:
-                break
-            pause.wait(0.01)
-        assert left == []
+        wait_until(lambda worker=worker: worker.call(None, "leftovers") == [])
 
 
 # ---- The tests themselves

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import redis
 
-from ..servers import HOST, redis_server
 from .life import Life, Options
 
 PROGRESS_SECONDS = 30.0
@@ -66,7 +65,7 @@ def run(seed: int, jobs: int, limits: Limits, known: Iterable[str]) -> Result:
                 code = 1
                 try:
                     os.close(here)
-                    address = f"redis://{HOST}:{port}/{job}" if port else ""
+                    address = f"redis://127.0.0.1:{port}/{job}" if port else ""
                     share = limits._replace(
                         steps=limits.steps and -(-limits.steps // jobs),
                         lives=limits.lives and -(-limits.lives // jobs),
@@ -155,6 +154,8 @@ def _redis() -> Iterator[int]:
     if shutil.which("redis-server") is None:
         yield 0
         return
+    from ..servers import redis_server  # not where pytest looks for doctests: there is no ".."
+
     with (
         tempfile.TemporaryDirectory() as place,
         redis_server(Path(place), "--databases", "64") as server,

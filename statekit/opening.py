@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import uuid4
 
 from statekit.assignment import (
     KeyGroups,
@@ -591,6 +592,7 @@ def _change_meta(home: Home, url: str, meta: Meta, change: Callable[[Meta], None
                     "Open it with the same numbers everywhere."
                 )
             meta.refresh(stored)
+        meta.id = meta.id or uuid4().hex
         change(meta)
         if home.write_meta(meta.encode(), expected):
             meta.is_current = True

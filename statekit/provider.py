@@ -1044,12 +1044,12 @@ class KVProvider(InProcess, MovingProvider):
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:
             raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
-        ours, theirs = self._residence.ledger, other._residence.ledger
-        if ours is not theirs and self._meta.id and self._meta.id == other._meta.id:
+        is_shared = self._residence.ledger is other._residence.ledger
+        if self._meta.id and self._meta.id == other._meta.id and not is_shared:
             raise ArgumentError(
-                f"both providers have the home {self.url!r} open, each by itself: it would be given "
-                "its own rows, and delete them. Close one, and open its key-groups with owned= "
-                "where they are to be; providers that split() makes share their home."
+                f"both providers have the home {self.url!r} open, each by itself: it would be "
+                "given its own rows, and delete them. Close one, and open its key-groups with "
+                "owned= where they are to be; providers that split() makes share their home."
             )
         here = (self.key_group_count, self.subgroups)
         there = (other.key_group_count, other.subgroups)

@@ -260,11 +260,11 @@ def restore(
 
     def work(is_abandoned: Callable[[], bool]) -> KVProvider:
         parsed = HomeUrl.parse(home)
+        is_memory = parsed.scheme == "memory"
+        budget = _home_of(parsed)[1] if is_memory else None  # before anything is pinned
         plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
-        if parsed.scheme == "memory":
-            return _restore_here(
-                plan, mine, source, _home_of(parsed)[1], lazy, is_abandoned=is_abandoned
-            )
+        if is_memory:
+            return _restore_here(plan, mine, source, budget, lazy, is_abandoned=is_abandoned)
         try:
             return _restore_home(plan, mine, source, parsed, replace, is_abandoned)
         finally:

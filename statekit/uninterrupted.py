@@ -66,8 +66,12 @@ class _Task(Generic[T]):
 
     def wait(self) -> T:
         self._is_over.wait()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # else it, its traceback and we would keep each other
         return self._results[0]
 
     def abandon(self) -> None:

@@ -34,7 +34,7 @@ from statekit.exact import (
     convert_str,
     pack,
 )
-from statekit.fit import all_exact, make_fit
+from statekit.fit import Role, all_exact, make_fit
 from statekit.schema import Type, describe, show, unwrapped
 
 Encode: TypeAlias = Callable[[Any], bytes]
@@ -69,16 +69,17 @@ class Codec:
         if self._decode_array is None:
             self._decode_array = Decoder(list[_storable(self.hint)]).decode  # type: ignore[misc]
         values: list[Any] = self._decode_array(data)
-        return values
+        # An array among the keys of any type was a tuple: nothing else could be one.
+        return [_tupled(value) for value in values] if self.type == "any" else values
 
     def __repr__(self) -> str:
         return f"<Codec of {show(self.type)}>"
 
 
-def make_codec(hint: Any, *, is_member: bool = False) -> Codec:
+def make_codec(hint: Any, role: Role = "value") -> Codec:
     """The codec of a type hint. SchemaError if values of that type cannot be stored.
 
-    is_member: of a live set; see fit.py.
+    role: "key" of a live map, or "member" of a live set; see fit.py.
     """
     kind = describe(hint)
     hint = unwrapped(hint)
@@ -88,11 +89,19 @@ def make_codec(hint: Any, *, is_member: bool = False) -> Codec:
         raise SchemaError(
             f"{show(kind)} is no type that a state can hold: {error}. Use a simpler type."
         ) from None
-    fit, is_odd = make_fit(hint, is_member=is_member)
+    fit, is_odd = make_fit(hint, role)
+    if kind == "any" and role != "value":
+        return Codec(hint, kind, _encoder(fit), lambda data: _tupled(decode(data)), fit)
     if is_odd:
         return Codec(hint, kind, _proving_encoder(fit, decode), decode)
-    encode = _SCALAR_ENCODERS.get(kind) if isinstance(kind, str) and not is_member else None
+    encode = None
+    if isinstance(kind, str) and role != "member":
+        encode = _SCALAR_ENCODERS.get(kind)
     return Codec(hint, kind, encode or _encoder(fit), decode, fit)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if value.__class__ is list else value
 
 
 def _storable(hint: Any) -> Any:
@@ -245,11 +254,12 @@ def make_shape(hint: Any) -> Shape:
             shape = ListShape(item)
             encode, fit = _list_encoder(kind, item.codec)
         case ["dict", _, _]:
-            key, value = make_codec(args[0]), make_shape(args[1])
+            key, value = make_codec(args[0], "key"), make_shape(args[1])
             shape = MapShape(key, value)
             encode, fit = _dict_encoder(kind, key, value.codec)
         case ["set", _]:
-            member = make_codec(args[0], is_member=True)
+            _check_member(kind[1])
+            member = make_codec(args[0], "member")
             shape = SetShape(member)
             encode, fit = _set_encoder(kind, member), None
         case _:
@@ -258,6 +268,29 @@ def make_shape(hint: Any) -> Shape:
             return shape
     shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape), fit)
     return shape
+
+
+def _check_member(kind: Type) -> None:
+    """SchemaError for a type whose values C does not take for keys of a map."""
+
+    def is_scalar(part: Type) -> bool:
+        if isinstance(part, list) and part[0] == "union":
+            return all(map(is_scalar, part[1:]))
+        return isinstance(part, str) or part[0] in ("enum", "flags")
+
+    members = kind[1:] if isinstance(kind, list) and kind[0] == "union" else [kind]
+    for member in members:
+        parts = [member]
+        if isinstance(member, list) and member[0] in ("tuple", "tuple*"):
+            parts = member[1:]
+        elif isinstance(member, list) and member[0] == "row":
+            parts = [part for part, _ in member[2].values()]
+        if not all(map(is_scalar, parts)):
+            raise SchemaError(
+                f"{show(member)} cannot be in a set that is alive: its members are stored as keys, "
+                "which are scalars or tuples of scalars. Use such a tuple, or kv.value(name, "
+                f"set[{show(kind)}]), which is read and written as a whole."
+            )
 
 
 # A container is its head and its items, each encoded as it would be alone. Two short cuts lead to

@@ -273,7 +273,14 @@ def by_class(kind: Type, convert: Callable[[Any], Any], *classes: type) -> Fit:
 
 # ---- Any: what MessagePack has, and nothing that would come back as something else
 
-_decode_any = Decoder().decode
+
+def _keep_ext(code: int, data: memoryview) -> Ext:
+    if code < 0:
+        raise ValueError("MessagePack's own, of which rows.py uses one")
+    return Ext(code, bytes(data))
+
+
+_decode_any = Decoder(ext_hook=_keep_ext).decode
 _ANY_SCALARS = frozenset((bool, int, float, str, bytes, type(None)))
 _ANY = "None, bool, int, float, str, bytes, an aware datetime, or lists and dicts of these"
 
@@ -284,8 +291,6 @@ def is_exact_any(value: Any) -> bool:
         return True
     if value.__class__ is datetime:
         return value.tzinfo is UTC  # other zones may be equal, or in the fold, not
-    if value.__class__ is Ext:
-        return bool(value.code >= 0)  # those below are MessagePack's own, and rows.py uses one
     try:
         return bool(_decode_any(pack(value)) == value)
     except VALUE_FAULTS:
@@ -315,6 +320,20 @@ def convert_any_key(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(converted(f"[{at}]", convert_any_key, one) for at, one in enumerate(value))
     return _convert_any_scalar(value)
+
+
+def _is_exact_live_key(value: Any) -> bool:
+    is_nested = value.__class__ is tuple and any(isinstance(one, tuple) for one in value)
+    return not is_nested and _is_exact_any_key(value)
+
+
+def _convert_live_key(value: Any) -> Any:
+    if isinstance(value, tuple) and any(isinstance(one, tuple) for one in value):
+        raise MisfitError(
+            value, "any", "is a tuple in which there are tuples",
+            "Pass None, bool, int, float, str, bytes, an aware datetime, or a tuple of these.",
+        )  # fmt: skip
+    return convert_any_key(value)
 
 
 def _convert_any_scalar(value: Any) -> Any:
@@ -395,3 +414,4 @@ MEMBER_FLOAT = Fit(
     "float", lambda value: value.__class__ is float and value != 0.0, _convert_member_float
 )
 ANY_KEY = Fit("any", _is_exact_any_key, convert_any_key)
+LIVE_ANY_KEY = Fit("any", _is_exact_live_key, _convert_live_key)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from operator import attrgetter, itemgetter
 from types import MemberDescriptorType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.msgpack import Decoder
@@ -29,6 +29,7 @@ from statekit.exact import (
     ANY_KEY,
     INT_MAX,
     INT_MIN,
+    LIVE_ANY_KEY,
     MEMBER_FLOAT,
     SCALARS,
     VALUE_FAULTS,
@@ -43,15 +44,19 @@ from statekit.exact import (
 )
 from statekit.schema import Type, annotations, describe, show, unwrapped
 
+Role: TypeAlias = Literal["value", "key", "member"]
 
-def make_fit(hint: Any, *, is_member: bool = False) -> tuple[Fit, bool]:
+
+def make_fit(hint: Any, role: Role = "value") -> tuple[Fit, bool]:
     """The fit of a type hint that describe() takes, and whether values have to be proved.
 
-    is_member: of a live set, whose members are found by their bytes. So equal ones must have equal
-    bytes, and -0.0 is 0.0.
+    role: the keys of a live map and the members of a live set are found by their bytes. So members
+    that are equal must have equal bytes, and -0.0 is 0.0.
     """
-    compiler = _Compiler(is_member)
-    fit = compiler.hashed_fit(hint) if is_member else compiler.fit(hint)
+    compiler = _Compiler(role == "member")
+    fit = compiler.fit(hint)
+    if role != "value" and fit.kind == "any":
+        fit = LIVE_ANY_KEY
     return fit, compiler.is_odd
 
 
@@ -85,10 +90,10 @@ class _Compiler:
             case "list":
                 return _list_fit(kind, self.fit(args[0] if args else Any))
             case "set":
-                return _set_fit(kind, self.hashed_fit(args[0] if args else Any))
+                return _set_fit(kind, self._hashed_fit(args[0] if args else Any))
             case "dict":
                 key, item = args or (str, Any)
-                return _dict_fit(kind, self.hashed_fit(key), self.fit(item))
+                return _dict_fit(kind, self._hashed_fit(key), self.fit(item))
             case "tuple*":
                 return _tuple_of_any_length_fit(kind, self.fit(args[0]))
             case "tuple":
@@ -101,7 +106,7 @@ class _Compiler:
             case _:
                 return self._record_fit(kind, hint)
 
-    def hashed_fit(self, hint: Any) -> Fit:
+    def _hashed_fit(self, hint: Any) -> Fit:
         """The fit of the keys of a dict or the members of a set."""
         fit = self.fit(hint)
         return ANY_KEY if fit.kind == "any" else fit
@@ -324,7 +329,9 @@ def _typed_dict_fit(kind: Type, cls: Any, fields: dict[str, Fit]) -> Fit:
 
 def _enum_fit(kind: Type, cls: type[Enum]) -> Fit:
     def convert(value: Any) -> Any:
-        raise MisfitError(value, kind, advice=f"Pass a member of {cls.__name__}.")
+        if value.__class__ is not cls:
+            raise MisfitError(value, kind, advice=f"Pass a member of {cls.__name__}.")
+        return value
 
     return by_class(kind, convert, cls)
 
@@ -337,6 +344,8 @@ def _literal_fit(kind: Type) -> Fit:
 
     def convert(value: Any) -> Any:
         for cls, one in values:
+            if value.__class__ is cls and value == one:
+                return value
             if isinstance(value, cls) and value == one and not isinstance(value, bool):
                 return one  # a subclass of str or int
         raise MisfitError(value, kind, f"is none of {show(kind)}")

@@ -24,6 +24,7 @@ class Meta:
         self.key_groups = key_groups
         self.subgroups = subgroups
         self.schemas = schemas  # a state's number at home is its place in this list
+        self.id = ""  # of the home, drawn when it is made: tells whether two are one
         self.is_current = False  # what is stored has our version, and our geometry
         #: Key-groups that are being restored into the home. If one is still here when the home is
         #: opened, a restore was interrupted: its rows are there only in part.
@@ -54,7 +55,8 @@ class Meta:
             schemas = [StateSchema(**schema) for schema in found["states"]]
             meta = cls(found["key_groups"], found["subgroups"], schemas)
             meta.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
-            meta.is_current = found["statekit"] == META_VERSION
+            meta.id = found.get("id", "")
+            meta.is_current = found["statekit"] == META_VERSION and bool(meta.id)
             meta.given = tuple(range(*pair) for pair in found.get("given", ()))
             meta.deleted = tuple(range(*pair) for pair in found.get("deleted", ()))
             meta.leases = [(range(*pair), epoch) for *pair, epoch in found.get("leases", ())]
@@ -70,6 +72,7 @@ class Meta:
     def encode(self) -> bytes:
         described: dict[str, object] = {
             "statekit": META_VERSION,
+            "id": self.id,
             "key_groups": self.key_groups,
             "subgroups": self.subgroups,
             "states": [schema._asdict() for schema in self.schemas],
@@ -83,6 +86,7 @@ class Meta:
 
     def refresh(self, stored: "Meta") -> None:
         """Takes on what other providers may have changed in the home's record."""
+        self.id = stored.id or self.id
         self.schemas, self.restoring = stored.schemas, stored.restoring
         self.given, self.deleted, self.leases = stored.given, stored.deleted, stored.leases
 

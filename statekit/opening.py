@@ -15,15 +15,16 @@ Into memory, a restore is lazy: the provider is ready when the manifests are rea
 when they are touched and in the background (loading.py). Into a home, leaves are written one by
 one, so it takes the memory of a leaf. Meanwhile the home's record names the key-groups that are
 on their way; they cannot be opened before they have all arrived, and an interrupted restore can
-be started again.
+be started again. All of it happens in a thread that no signal reaches (uninterrupted.py).
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import uuid4
 
 from statekit.assignment import (
     KeyGroups,
@@ -36,6 +37,7 @@ from statekit.assignment import (
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
+    CheckpointCancelledError,
     HomeError,
     NotOwnedError,
     OccupiedError,
@@ -50,6 +52,7 @@ from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
+from statekit.uninterrupted import uninterrupted
 
 _log = logging.getLogger("statekit")
 
@@ -61,6 +64,7 @@ _ALLOCATOR_SHARE = 5  # a fifth is for what the allocator needs on top of what i
 _KEY_GROUPS, _SUBGROUPS = 128, 16
 _LEAVES_MAX = 1 << 20
 _CHECKPOINT = "checkpoint:"
+_LOOK_SECONDS = 0.1  # how soon a restore notices that it was interrupted
 
 
 def open(  # noqa: A001  (sk.open, as in gzip.open)
@@ -252,7 +256,31 @@ def restore(
     if missing not in ("error", "ok"):
         raise ArgumentError(f'missing={shorten(missing)} is neither "error" nor "ok".')
     places = _places(url)
-    parsed = HomeUrl.parse(home)
+    is_strict = key_groups is None and missing == "error" and len(places) > 1
+
+    def work(is_abandoned: Callable[[], bool]) -> KVProvider:
+        parsed = HomeUrl.parse(home)
+        is_memory = parsed.scheme == "memory"
+        budget = _home_of(parsed)[1] if is_memory else None  # before anything is pinned
+        plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
+        if is_memory:
+            return _restore_here(plan, mine, source, budget, lazy, is_abandoned=is_abandoned)
+        try:
+            return _restore_home(plan, mine, source, parsed, replace, is_abandoned)
+        finally:
+            source.release()
+
+    return uninterrupted(work, KVProvider.close)
+
+
+def _open_source(
+    places: Sequence[Place],
+    at: int | datetime | None,
+    regroup: int | None,
+    key_groups: KeyGroups | None,
+    is_strict: bool,
+) -> "tuple[_Plan, tuple[range, ...], CheckpointSource]":
+    """What several checkpoints are together, what is wanted of it, and where it comes from."""
     with ExitStack() as undo:
         pinned = []
         for place in places:
@@ -262,17 +290,12 @@ def restore(
                 pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
         plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
-        if key_groups is None and missing == "error" and len(places) > 1:
+        if is_strict:
             plan.check_whole()
         mine = plan.choose(key_groups)
         source = CheckpointSource(pinned, plan.leaves)
         undo.pop_all()
-    if parsed.scheme == "memory":
-        return _restore_here(plan, mine, source, _home_of(parsed)[1], lazy)
-    try:
-        return _restore_home(plan, mine, source, parsed, replace)
-    finally:
-        source.release()
+    return plan, mine, source
 
 
 def _places(url: Any) -> list[Place]:
@@ -420,6 +443,7 @@ def _restore_here(
     budget: int | None,
     lazy: bool,
     background: bool = True,
+    is_abandoned: Callable[[], bool] = lambda: False,
 ) -> KVProvider:
     """A provider in memory. The source is its own, also if this fails."""
     try:
@@ -437,11 +461,28 @@ def _restore_here(
         if lazy:
             residence.resume_loading()
         else:
-            residence.wait_loaded()
+            _wait_loaded(residence, is_abandoned)
     except BaseException:
         kv.close()
         raise
     return kv
+
+
+def _wait_loaded(residence: Residence, is_abandoned: Callable[[], bool]) -> None:
+    while True:
+        try:
+            residence.wait_loaded(_LOOK_SECONDS)
+            return
+        except TimeoutError:
+            if is_abandoned():
+                raise
+
+
+def _wanted(leaves: Iterable[int], is_abandoned: Callable[[], bool]) -> Iterator[int]:
+    for leaf in leaves:
+        if is_abandoned():
+            raise CheckpointCancelledError("the restore was interrupted. Start it again.")
+        yield leaf
 
 
 def _prepare(kv: KVProvider, plan: _Plan, mine: tuple[range, ...]) -> None:
@@ -477,6 +518,7 @@ def _restore_home(
     source: CheckpointSource,
     parsed: HomeUrl,
     replace: bool,
+    is_abandoned: Callable[[], bool],
 ) -> KVProvider:
     home, budget = _home_of(parsed)
     assert home is not None
@@ -496,7 +538,7 @@ def _restore_home(
             kv._register(schema)
         _prepare(kv, plan, mine)
         leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
-        residence.fill_home(source, leaves)
+        residence.fill_home(source, _wanted(leaves, is_abandoned))
         # From now on they are at the position of the checkpoint.
         positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
         residence.commit(mine, [one for one in positions if one[1]])
@@ -550,6 +592,7 @@ def _change_meta(home: Home, url: str, meta: Meta, change: Callable[[Meta], None
                     "Open it with the same numbers everywhere."
                 )
             meta.refresh(stored)
+        meta.id = meta.id or uuid4().hex
         change(meta)
         if home.write_meta(meta.encode(), expected):
             meta.is_current = True

@@ -53,7 +53,6 @@ from statekit.errors import (
     shorten,
 )
 from statekit.exact import VALUE_FAULTS
-from statekit.interrupts import uninterrupted
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta
@@ -76,6 +75,7 @@ from statekit.state.value import NO_DEFAULT, NumberValueState
 from statekit.store import Store
 from statekit.store.columns import route
 from statekit.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
+from statekit.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -559,7 +559,7 @@ class KVProvider(InProcess, MovingProvider):
         with self._lock:
             residence = self._committing("rollback()")
             mine = self._mine
-            uninterrupted(lambda: residence.rollback(mine))
+            uninterrupted(lambda _: residence.rollback(mine))
 
     def _committing(self, call: str) -> Residence:
         """The residence, if its home can be committed."""
@@ -702,6 +702,7 @@ class KVProvider(InProcess, MovingProvider):
         compression: str | None = None,
         metadata: dict[str, Any] | None = None,
         barrier: int | None = None,
+        keep: int | None = None,
     ) -> Checkpoint:
         """Writes the state as it is now to a directory of checkpoints, and waits for it.
 
@@ -714,6 +715,10 @@ class KVProvider(InProcess, MovingProvider):
         barrier: the number of a checkpoint that several providers take together, each when the
         barrier of that number passes it. Key-groups that are handed over meanwhile are in the part
         of one of them; see docs/migration.md.
+        keep: the number of newest checkpoints there that stay when this one is taken; all unless
+        told. If the others cannot be removed, that is logged, and no reason to fail.
+        One that is being taken there already comes first. FencedError if another process has
+        restored from there and published since: this one was replaced.
         """
         self._check_open()
         return self._checkpointer.take(
@@ -723,6 +728,7 @@ class KVProvider(InProcess, MovingProvider):
             metadata=metadata,
             gives_way=False,
             choose=self._part_of(barrier, url),
+            keep=keep,
         )
 
     def checkpoint_async(
@@ -733,11 +739,15 @@ class KVProvider(InProcess, MovingProvider):
         compression: str | None = None,
         metadata: dict[str, Any] | None = None,
         barrier: int | None = None,
+        keep: int | None = None,
     ) -> CheckpointJob:
-        """As checkpoint(), in the background: the state as it is now, while it goes on changing."""
+        """As checkpoint(), in the background: the state as it is now, while it goes on changing.
+
+        Waits only while another one is being taken there: then it is the state after that.
+        """
         self._check_open()
         choose = self._part_of(barrier, url)
-        return self._checkpointer.start(url, base, compression, metadata, choose=choose)
+        return self._checkpointer.start(url, base, compression, metadata, choose=choose, keep=keep)
 
     def checkpoint_every(
         self,
@@ -747,18 +757,25 @@ class KVProvider(InProcess, MovingProvider):
         keep: int = 3,
         compression: str | None = None,
         metadata: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        background: bool = True,
+        on_error: Callable[[Exception], object] | None = None,
     ) -> PeriodicCheckpoints:
         """Takes a checkpoint every so many seconds, until stopped or closed; keeps the newest.
 
+        background=False: none is taken by itself. Call poll() between two records: it takes one if
+        it is time, as checkpoint_async() does. So no checkpoint has a half of what a record does,
+        and metadata and state are of the same record.
+        background=True: a thread takes them, whatever is going on.
         metadata: a dict, or what is called for one immediately before each checkpoint freezes the
-        state, in a thread of statekit. What it tells is never newer than the state: if you change
-        the state first and count the offset up then, a replay from there misses nothing.
-        What goes wrong is kept in `errors`, and the next one is tried. While the provider owns no
-        key-groups, none is taken: it would push out the last one that has state.
+        state: by poll(), or in a thread of statekit. What it tells is never newer than the state:
+        if you change the state first and count the offset up then, a replay misses nothing.
+        What goes wrong is logged ("statekit", each cause once), counted (metrics), kept in `errors`
+        and given to on_error, and the next one is tried. While the provider owns no key-groups,
+        none is taken: it would push out the last one that has state.
         """
         self._check_open()
         return self._checkpointer.every(
-            url, seconds, keep, compression=compression, metadata=metadata
+            url, seconds, keep, background, on_error, compression=compression, metadata=metadata
         )
 
     def _part_of(
@@ -1026,6 +1043,13 @@ class KVProvider(InProcess, MovingProvider):
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:
             raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
+        is_shared = self._residence.ledger is other._residence.ledger
+        if self._meta.id and self._meta.id == other._meta.id and not is_shared:
+            raise ArgumentError(
+                f"both providers have the home {self.url!r} open, each by itself: it would be "
+                "given its own rows, and delete them. Close one, and open its key-groups with "
+                "owned= where they are to be; providers that split() makes share their home."
+            )
         here = (self.key_group_count, self.subgroups)
         there = (other.key_group_count, other.subgroups)
         if here != there:
@@ -1089,7 +1113,15 @@ class KVProvider(InProcess, MovingProvider):
         if residence.home is not None:
             figures = {"failed_writes": residence.failures, **residence.home.metrics()}
         moved = MovedMetrics() if self._peer is None else self._peer.moved()
-        return Metrics(states, store.bytes_used, residence.budget or 0, leaves, figures, moved)
+        return Metrics(
+            states,
+            store.bytes_used,
+            residence.budget or 0,
+            leaves,
+            figures,
+            moved,
+            self._checkpointer.metrics,
+        )
 
     def __repr__(self) -> str:
         if self._is_closed:

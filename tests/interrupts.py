@@ -192,12 +192,33 @@ class _Tracing:
             last = self._last.get(frame, -1)
             self._last[frame] = frame.f_lasti
             # The interpreter looks for signals after calls, and at loops and beginnings, which
-            # are lines too.
-            if last >= 0 and dis.opname[frame.f_code.co_code[last]].startswith("CALL"):
-                self._visit(Place(frame.f_code, frame.f_lineno, last))
+            # are lines too. What it raises comes from the call; what we raise, from the instruction
+            # that follows, which may be outside of a `try` that the call is in.
+            code = frame.f_code
+            if (
+                last >= 0
+                and dis.opname[code.co_code[last]].startswith("CALL")
+                and _handler(code, last) == _handler(code, frame.f_lasti)
+            ):
+                self._visit(Place(code, frame.f_lineno, last))
         elif event in ("return", "exception"):
             self._last.pop(frame, None)
         return self._trace
+
+
+@cache
+def _handlers(code: CodeType) -> list[Any]:
+    return list(dis.Bytecode(code).exception_entries)  # type: ignore[attr-defined]
+
+
+@cache
+def _handler(code: CodeType, offset: int) -> int | None:
+    """Where an exception of this instruction is caught."""
+    for entry in _handlers(code):
+        if entry.start <= offset < entry.end:
+            target: int = entry.target
+            return target
+    return None
 
 
 @cache
@@ -211,7 +232,7 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
         )
         if is_none and steps[at + 3].opname == "CALL" and steps[at + 3].arg == 2:
             found.add(steps[at].offset)
-            # Before it, what is returned is put below; or nothing is done, as the block ends.
+            # Before it, what is returned is put below; or a block ends that does nothing last.
             if at and steps[at - 1].opname in ("SWAP", "NOP"):
                 found.add(steps[at - 1].offset)
     return frozenset(found)

@@ -488,6 +488,16 @@ def test_items_of_a_container_are_taken_as_if_alone(hint: Any) -> None:
             assert same(maps["key"].copy(), {"a": expected}), value
 
 
+@settings(max_examples=150)
+@given(data=st.data())
+def test_what_is_exact_stays_so_beside_what_is_converted(data: st.DataObject) -> None:
+    hint, values = data.draw(TYPES, "type")
+    value = data.draw(values, "value")
+    state = sk.open("memory:", key_groups=1, subgroups=1).value("s", tuple[int, hint, float])
+    state["k"] = (True, value, 1)  # type: ignore[assignment]
+    assert same(state["k"], (1, value, 1.0))
+
+
 # ---- What is refused, and how it is said
 
 
@@ -636,6 +646,40 @@ def test_members_that_are_equal_are_one_at_any_depth() -> None:
     pairs["k"].add((-0.0, 1.0))
     assert (0, True) in pairs["k"]
     assert (len(pairs["k"]), pairs["k"].copy()) == (1, {(0.0, 1.0)})
+
+
+def test_tuples_are_tuples_among_keys_of_any_type() -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    members, maps = kv.state("s", set), kv.map("m", Any, int)
+    lists = kv.state("l", dict[Any, list[int]])
+    members["k"].add((1, "a"))
+    members["k"].update([(3,), 4])
+    maps["k"][1, 2] = 5
+    maps["k"].update({(3,): 6})
+    lists["k"][1, 2].append(7)
+    assert list(members["k"]) == [(1, "a"), (3,), 4]
+    assert members["k"] == {(1, "a"), (3,), 4}
+    assert (repr(members["k"]), members["k"].pop()) == ("{(1, 'a'), (3,), 4}", (1, "a"))
+    assert (list(maps["k"]), maps["k"][1, 2], repr(maps["k"])) == (
+        [(1, 2), (3,)], 5, "{(1, 2): 5, (3,): 6}",
+    )  # fmt: skip
+    assert maps["k"].popitem() == ((3,), 6)
+    assert dict(lists["k"].items()) == {(1, 2): [7]}
+    for wrong in ([1], {1: 2}, frozenset({1}), (1, (2,))):
+        with pytest.raises(BadValueError, match=r"state 's', key 'k'"):
+            members["k"].add(wrong)
+
+
+@pytest.mark.parametrize(
+    "item", [Spot, Click | None, tuple[int, tuple[int, int]], list[int], dict[str, int], Person]
+)
+def test_what_cannot_be_a_member_is_refused_when_the_set_is_declared(item: Any) -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    with pytest.raises(SchemaError, match=r"cannot be in a set that is alive.*kv\.value\(name"):
+        kv.state("s", set[item])
+    with pytest.raises(SchemaError, match="cannot be in a set that is alive"):
+        kv.state("s", dict[str, set[item]])
+    assert "s" not in kv.schemas
 
 
 def test_an_aware_datetime_comes_back_as_the_same_moment_in_utc() -> None:

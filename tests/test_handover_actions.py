@@ -31,7 +31,7 @@ from statekit.migration.messages import (
 from statekit.migration.participant import Participant
 from statekit.migration.peer import Peer
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(500)]
 #: What the participant is asked or told, and answers with actions.
 ASKED = ("on", "begin", "abort", "declare_dead", "fence", "give_back", "take", "send", "own")

@@ -26,7 +26,7 @@ from statekit.migration import arrival as arrival_module
 from statekit.migration.taking import Taker
 from statekit.residence import Residence
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(3000)]
 
 

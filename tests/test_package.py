@@ -24,7 +24,7 @@ PACKAGE = ROOT / "statekit"
 LAYERS = [
     {"_native", "version"},
     {"errors"},
-    {"failpoints", "interrupts", "keys", "store.kinds", "store.buffers", "store.digest"},
+    {"failpoints", "keys", "uninterrupted", "store.kinds", "store.buffers", "store.digest"},
     {"migration", "migration.messages"},
     {"migration.known"},
     {"migration.coordinator", "migration.participant"},

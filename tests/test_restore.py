@@ -41,7 +41,7 @@ from statekit.opening import _Plan, _restore_here
 from statekit.schema import StateSchema
 from statekit.store import Block
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 Image = dict[str, dict[Any, Any]]
 
 

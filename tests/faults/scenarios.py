@@ -30,7 +30,7 @@ from statekit.checkpoint.storage import open_storage
 from statekit.checkpoint.writer import Attempt
 
 LOCKS = {".lock"}
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 class Prepared(NamedTuple):

@@ -1,0 +1,358 @@
+"""Steps about key-groups that change hands: split, merge, hand-overs back and forth, barriers."""
+
+import random
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .model import Cut, Kv, Move, Place, Point, World, copied
+
+if TYPE_CHECKING:
+    from .life import Life
+
+STRATEGIES = ("prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once")
+PROVIDERS_MAX = 6
+
+
+class MoveSteps:
+    """Of a Life."""
+
+    rng: random.Random
+    world: World
+    _barrier = 0
+
+    # ---- Within a process
+
+    def step_split(self: "Life") -> None:
+        world, rng = self.world, self.rng
+        able = [kv for kv in world.kvs if kv.owned]
+        if not able or len(world.kvs) >= PROVIDERS_MAX:
+            return
+        kv = rng.choice(able)
+        if self.knows("1.12") and kv.is_small:
+            return  # shared out, memory may be less than an entry needs
+        if self.knows("1.1", "1.3") and kv.home is not None:
+            self.finish_moves(kv)
+        groups = rng.sample(sorted(kv.owned), rng.randrange(len(kv.owned) + 1))
+        cut = rng.randrange(len(groups) + 1)
+        parts = [groups, []][: rng.choice((1, 1, 2))]
+        if len(parts) == 2:
+            parts = [groups[:cut], groups[cut:]]
+        made = [(self.name("kv"), sorted(part)) for part in parts]
+        self.say(f"{kv}: split {made}")
+        self.call(kv, "split", made, self.times)
+        for pid, part in made:
+            stored = kv.stored if kv.home is not None else dict(kv.stored)
+            other = Kv(pid, kv.host, kv.home, set(part), stored, dict(kv.declared), kv.family)
+            other.is_small = kv.is_small
+            kv.owned -= other.owned
+            self.moved_on(other.owned)
+            world.kvs.append(other)
+        self.check_owned()
+
+    def step_merge(self: "Life") -> None:
+        world, rng = self.world, self.rng
+        pairs = [
+            (a, b)
+            for a in world.kvs
+            for b in world.kvs
+            if a is not b and a.host == b.host and (b.owned or rng.random() < 0.1)
+        ]
+        if pairs:
+            self.merge(*rng.choice(pairs))
+
+    def merge(self: "Life", kv: Kv, other: Kv) -> None:
+        world = self.world
+        is_same = kv.home is other.home and kv.home is not None
+        if self.knows("1.1", "1.3"):
+            self.finish_moves(kv)
+            self.finish_moves(other)
+            self.call(kv, "let_go")
+            self.call(other, "let_go")
+        if self.knows("1.1") and not is_same:
+            shared = [one for one in (kv, other) if one.home and len(world.users_of(one.home)) > 1]
+            if shared:
+                return
+        if self.knows("same home") and is_same and kv.family != other.family:
+            return
+        refused = any(kv.stored.get(name, v) != v for name, v in other.stored.items())
+        self.say(f"{kv}: merge {other}{', refused' if refused else ''}")
+        if self.refused(("SchemaError",), lambda: self.call(kv, "merge", other.pid)) != refused:
+            raise AssertionError(f"{kv} has states {kv.stored}, {other} {other.stored}")
+        if refused:
+            self.check_owned()
+            return
+        groups = set(other.owned)
+        self.moved_on(groups)
+        other.owned.clear()
+        world.take_in(kv, groups, other.stored)
+        self.declared(kv, {n: v for n, v in other.declared.items() if n not in kv.declared})
+        if not is_same:
+            for group in groups:
+                if other.home is not None:
+                    other.home.forget(group)
+                if kv.home is not None:
+                    kv.home.settle(group, world.content[group])
+        self.check_owned()
+        if self.rng.random() < 0.4:
+            self.check(kv)
+        if self.rng.random() < 0.6 or len(world.kvs) >= PROVIDERS_MAX:
+            self.finish_moves(other)
+            self.close(other)
+
+    # ---- Between processes, or as if
+
+    def step_begin_move(self: "Life") -> None:
+        able = [kv for kv in self.world.kvs if kv.owned]
+        if able:
+            self.begin_move(self.rng.choice(able))
+
+    def begin_move(self: "Life", source: Kv, may_migrate: bool = True) -> Move | None:
+        world, rng = self.world, self.rng
+        if self.knows("1.1") and source.home and len(world.users_of(source.home)) > 1:
+            return None
+        targets = [kv for kv in world.kvs if kv.home is None and kv is not source]
+        if len(world.kvs) < PROVIDERS_MAX and (not targets or rng.random() < 0.3):
+            targets = [self.open_provider(None, ())]
+        if not targets:
+            return None
+        target = rng.choice(targets)
+        groups = set(rng.sample(sorted(source.owned), rng.randrange(1, len(source.owned) + 1)))
+        strategy = rng.choice(STRATEGIES)
+        settings: dict[str, Any] = {"strategy": strategy, "timeout": 60.0}
+        bases = [place.url for place in world.places if place.owner is source and place.points]
+        by_source = may_migrate and rng.random() < 0.3
+        if bases and rng.random() < 0.6 and not by_source:
+            settings["base"] = rng.choice(bases)
+        move = Move(
+            self.name("move"),
+            source,
+            target,
+            groups,
+            strategy,
+            {group: copied(world.content[group]) for group in groups},
+            {} if source.home is None else {**source.home.positions},
+            by_source,
+        )
+        refused = any(target.stored.get(n, v) < v for n, v in source.stored.items())
+        self.say(
+            f"{target}: {'is given' if by_source else 'fetches'} {sorted(groups)} from {source}, "
+            f"{strategy}{', from a base' if 'base' in settings else ''} as {move.mid}"
+            f"{', refused' if refused else ''}"
+        )
+        kv, peer = (source, target) if by_source else (target, source)
+        for one in (source, target):
+            one.address = one.address or self.call(one, "serve")
+        command = "migrate" if by_source else "fetch"
+        for _ in range(30 if self.knows("1.12") else 1):
+            kinds = ("SchemaError", "PeerError", "MigrationError") if refused else ()
+            if self.knows("1.12"):
+                kinds = (*kinds, "PeerError")
+            is_refused = self.refused(
+                kinds,
+                lambda: self.call(kv, command, move.mid, peer.address, sorted(groups), settings),
+            )
+            if refused or not is_refused:
+                break
+        if is_refused != refused:
+            raise AssertionError(f"{source} has states {source.stored}, {target} {target.stored}")
+        if refused:
+            self.check_owned()
+            return None
+        self.moved_on(groups)
+        source.owned -= groups
+        if source.home is not None:
+            for group in groups:
+                source.home.forget(group)
+        world.take_in(target, groups, source.stored)
+        world.moves.append(move)
+        self.check_owned()
+        if strategy == "all_at_once" and not by_source:
+            self.finish_move(move)
+        return move
+
+    def moved_on(self: "Life", groups: Iterable[int]) -> None:
+        """Key-groups go on: the hand-overs that brought them are over, as far as they go."""
+        for move in [*self.world.moves]:
+            move.groups -= {*groups}
+            if not move.groups:
+                self.world.moves.remove(move)
+
+    def step_finish_move(self: "Life") -> None:
+        if self.world.moves:
+            self.finish_move(self.rng.choice(self.world.moves))
+            if self.world.kvs:
+                self.check(self.rng.choice(self.world.kvs))
+
+    def finish_moves(self: "Life", kv: Kv | None = None) -> None:
+        for move in [*self.world.moves]:
+            if kv is None or kv in (move.source, move.target):
+                self.finish_move(move)
+
+    def finish_move(self: "Life", move: Move) -> None:
+        self.say(f"{move.target}: {move.mid} from {move.source} is waited for")
+        self.call(move.target, "finish")
+        if move in self.world.moves:
+            self.world.moves.remove(move)
+        if self.knows("1.3"):
+            self.call(move.source, "let_go")
+        if self.knows("1.1", "1.4") and move.source.home is not None:
+            self.call(move.source, "call", "flush")
+            self.world.settle(move.source)
+
+    def step_undo_move(self: "Life") -> None:
+        """The new owner gives back what has not come, or the old one takes it back."""
+        world, rng = self.world, self.rng
+        if not world.moves:
+            return
+        move = rng.choice(world.moves)
+        if move.begun_by_source or rng.random() < 0.5:
+            self.say(f"{move.source}: {move.mid} is aborted")
+            told = self.call(move.source, "abort", sorted(move.groups), {})
+            self.trace[-1] += f": {told}"
+        else:
+            self.say(f"{move.target}: {move.mid} is given back")
+            back = self.on(move.target).call("move_call", move.mid, "give_back", {})
+            self.trace[-1] += f": {back}"
+        self.call(move.target, "finish")  # then it knows
+        found = set(self.call(move.source, "owned"))
+        self.returned(move, found - move.source.owned)
+        world.moves.remove(move)
+        if self.knows("1.3"):
+            self.call(move.source, "let_go")
+        if move.source.home is not None:
+            self.call(move.source, "call", "flush")
+            world.settle(move.source)
+        self.check_owned()
+        self.check(move.source)
+        self.check(move.target)
+
+    def returned(self: "Life", move: Move, groups: set[int]) -> None:
+        """Key-groups are the old owner's again, as they were."""
+        world = self.world
+        if not groups <= move.groups:
+            raise AssertionError(f"{move.source} took back {groups}, of {move.groups}")
+        for group in groups:
+            changed = [
+                name
+                for name, spec in world.specs.items()
+                if world.alive(spec, world.content, [group])
+                != world.alive(spec, world.upgraded(move.frozen, move.target.stored), [group])
+            ]
+            if changed:
+                raise AssertionError(f"key-group {group} was given back, but {changed} had changed")
+            world.content[group] = copied(move.frozen[group])
+        move.target.owned -= groups
+        self._take_back(move, groups)
+
+    def _take_back(self: "Life", move: Move, groups: set[int]) -> None:
+        home = move.source.home
+        if home is not None:
+            home.positions |= {group: move.positions.get(group) for group in groups}
+        self.world.take_in(move.source, groups, {})
+
+    def bereave(self: "Life", moves: Iterable[Move], dead: int) -> None:
+        """A process was killed: those who handed over to it, or took over from it, are told."""
+        world = self.world
+        moves = [*moves]
+        survivors: list[Kv] = []
+        for move in moves:
+            world.moves.remove(move)
+            source, target = move.source, move.target
+            if source.host != dead:
+                told = self.call(source, "abort", sorted(move.groups), {"target_is_dead": True})
+                self.say(f"{source}: {move.mid} is aborted, {target} is dead: {told}")
+                survivors.append(source)
+            elif target.host != dead:
+                gone = self.call(target, "abandon", source.address)
+                self.say(f"{target}: {move.mid} is abandoned, {source} is dead: {gone}")
+                survivors.append(target)
+        for kv in dict.fromkeys(survivors):
+            found = set(self.call(kv, "owned"))
+            for group in found - kv.owned:
+                origin = next(
+                    (one for one in moves if one.source is kv and group in one.groups), None
+                )
+                if origin is None or group not in origin.target.owned:
+                    raise AssertionError(f"{kv} has got key-group {group} of nobody")
+                world.content[group] = copied(origin.frozen[group])
+                self._take_back(origin, {group})
+            for group in kv.owned - found:
+                if not any(one.target is kv and group in one.groups for one in moves):
+                    raise AssertionError(f"{kv} has lost key-group {group}, which was its own")
+                kv.owned.discard(group)
+                del world.content[group]
+            if kv.home is not None:
+                self.call(kv, "call", "flush")
+                world.settle(kv)
+            self.check(kv)
+
+    # ---- Barriers
+
+    def step_barrier(self: "Life") -> None:
+        """All providers take their part of one checkpoint, while state moves between them."""
+        world, rng = self.world, self.rng
+        if not world.kvs:
+            return
+        self._barrier += 1
+        number = self._barrier
+        taken: Cut = {}
+        parts: list[Point] = []
+        passed: list[Kv] = []
+        moves: list[Move] = []
+        while waiting := [kv for kv in world.kvs if kv not in passed]:
+            if len(world.kvs) < 20 and rng.random() < 0.4:
+                able = [kv for kv in world.kvs if kv.owned]
+                move = self.begin_move(rng.choice(able), may_migrate=False) if able else None
+                if move is not None:
+                    moves.append(move)
+                    self._late_part(move, passed, taken, parts)
+                continue
+            if rng.random() < 0.5:
+                self.step_ops()
+            kv = rng.choice(waiting)
+            parts.append(self._pass(kv, number, taken))
+            passed.append(kv)
+        if set(taken) != {group for kv in world.kvs for group in kv.owned}:
+            raise AssertionError(f"the model of the barrier is wrong: {sorted(taken)}")
+        versions: dict[str, set[int]] = {}
+        for part in parts:
+            for name, version in part.stored.items():
+                versions.setdefault(name, set()).add(version)
+        if all(len(some) == 1 for some in versions.values()):
+            stored = {name: min(some) for name, some in versions.items()}
+            self.look_at(parts, [taken], stored)
+
+    def _pass(self: "Life", kv: Kv, number: int, taken: Cut) -> Point:
+        """The barrier passes a provider."""
+        world = self.world
+        place = Place(str(self.directory / self.name("place")), kv)
+        mine = {group: copied(world.content[group]) for group in kv.owned if group not in taken}
+        taken |= mine
+        self.say(f"{kv}: barrier {number} with {sorted(mine)} to {place.url}")
+        stored = dict(kv.stored)
+        count = self.call(kv, "checkpoint", place.url, {"barrier": number})
+        point = Point(place, count, [mine], stored, None)
+        place.points.append(point)
+        world.places.append(place)
+        return point
+
+    def _late_part(
+        self: "Life", move: Move, passed: list[Kv], taken: Cut, parts: list[Point]
+    ) -> None:
+        """What went from one who had not passed to one who had is added to the latter's part."""
+        if move.target not in passed:
+            return
+        late = {group: move.frozen[group] for group in move.groups if group not in taken}
+        found = self.on(move.target).call("late", move.mid)
+        if bool(late) != (found is not None):
+            raise AssertionError(f"late parts of {sorted(late)}: {found}")
+        if found is None:
+            return
+        late = self.world.upgraded(late, move.target.stored)
+        taken |= late
+        url, number = found
+        place = next(one for one in self.world.places if one.url == url)
+        point = Point(place, number, [late], dict(move.target.stored), None)
+        place.points.append(point)
+        parts.append(point)
+        self.say(f"{move.target}: late part of {sorted(late)} is {number} in {url}")

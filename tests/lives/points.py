@@ -1,0 +1,283 @@
+"""Steps about checkpoints: taking them beside writers, looking at old ones, starting anew."""
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from .model import Cut, HomeModel, Kv, Place, Point, World, copied
+
+if TYPE_CHECKING:
+    from .life import Life
+
+PLACES_MAX = 8
+LEAVES_MAX = 1024
+
+
+class PointSteps:
+    """Of a Life."""
+
+    rng: random.Random
+    world: World
+
+    # ---- Taking
+
+    def step_checkpoint(self: "Life") -> None:
+        world, rng = self.world, self.rng
+        able = [kv for kv in world.kvs if kv.owned]
+        if not able:
+            return
+        kv = rng.choice(able)
+        places = [place for place in world.places if place.owner is kv]
+        if not places or rng.random() < 0.3:
+            places = [Place(str(self.directory / self.name("place")), kv)]
+            world.places.append(places[0])
+            del world.places[:-PLACES_MAX]
+        place = rng.choice(places)
+        metadata = rng.choice((None, {"offset": rng.randrange(100)}))
+        settings: dict[str, Any] = {"metadata": metadata}
+        settings["compression"] = rng.choice((None, None, "zstd", "lz4"))
+        if rng.random() < 0.2:
+            settings["base"] = None
+        how = rng.choice(("plain", "before", "beside")) if kv.declared else "plain"
+        cuts = [world.cut(kv)]
+        stored = dict(kv.stored)
+        self.say(f"{kv}: checkpoint to {place.url} {settings}, {how}")
+        if how == "plain":
+            number = self.call(kv, "checkpoint", place.url, settings)
+        elif how == "before":  # what is done while it is being written is not in it
+            job = self.name("job")
+            self.call(kv, "checkpoint_start", job, place.url, settings)
+            for _ in range(3):
+                ops = self.make_ops(kv, 5)
+                self.expect_ops(kv, ops, self.call(kv, "ops", [op for op, _ in ops]))
+            number = self.on(kv).call("checkpoint_wait", job)
+        else:
+            ops, cuts = self.make_steps(kv, 20)
+            number, results = self.call(
+                kv,
+                "beside",
+                [op for op, _ in ops],
+                ("checkpoint", kv.pid, place.url, settings),
+            )
+            self.expect_ops(kv, ops, results)
+        if place.points and number <= place.points[-1].number:
+            raise AssertionError(f"{kv}: checkpoint {number} after {place.points[-1].number}")
+        place.points.append(Point(place, number, cuts, stored, metadata))
+
+    def step_collect(self: "Life") -> None:
+        places = [place for place in self.world.places if place.points]
+        if not places:
+            return
+        place, keep = self.rng.choice(places), self.rng.choice((1, 1, 2, 3))
+        host = self.hosts[self.rng.choice([*self.hosts])]
+        self.say(f"collect {place.url}, keep {keep}")
+        kept, removed = host.call("collect", place.url, keep)
+        numbers = [point.number for point in place.points]
+        there = sorted([*kept, *removed])
+        if self.knows("late parts"):
+            numbers = there
+        if there != numbers or not {*numbers[-keep:]} <= {*kept}:
+            raise AssertionError(f"of {numbers} {kept} are kept and {removed} removed")
+        place.points = [point for point in place.points if point.number in kept]
+        found = host.call("checkpoints", place.url)
+        if self.knows("late parts"):
+            mine = {point.number for point in place.points}
+            found = [(number, metadata) for number, metadata in found if number in mine]
+        if found != [(point.number, point.metadata or {}) for point in place.points]:
+            raise AssertionError(f"{place.url} has {found}")
+
+    # ---- Restoring
+
+    def step_look_back(self: "Life") -> None:
+        """Restores a checkpoint beside all that lives, compares it, and lets go of it."""
+        points = [point for place in self.world.places for point in place.points]
+        if points:
+            point = self.rng.choice(points)
+            self.look_at([point], point.cuts, point.stored)
+
+    def look_at(self: "Life", points: list[Point], cuts: list[Cut], stored: dict[str, int]) -> None:
+        world, rng = self.world, self.rng
+        settings: dict[str, Any] = {"lazy": rng.random() < 0.7}
+        groups = world.groups
+        covered = set(cuts[0])
+        if rng.random() < 0.3:
+            groups = self._other_groups(covered == set(range(groups)))
+            settings["regroup"] = groups
+            factor = max(1, groups // world.groups)
+            covered = {g * factor + i for g in covered for i in range(factor)}
+            if groups < world.groups:
+                covered = set(range(groups))
+            cuts = [world.regrouped(cut, groups) for cut in cuts]
+        if covered and rng.random() < 0.3:
+            covered = set(rng.sample(sorted(covered), rng.randrange(1, len(covered) + 1)))
+            settings["key_groups"] = sorted(covered)
+        kv = Kv(self.name("look"), rng.choice([*self.hosts]), None, set(covered), dict(stored))
+        kind = rng.choice(self.kinds)
+        home = None
+        if kind != "memory" and rng.random() < 0.4:
+            home = self.new_home(kind)
+            world.homes.remove(home)
+            settings["home"], _ = self.url_of(home)
+        self._restore(kv, points, settings)
+        cuts = [
+            {group: cut.get(group, {}) for group in covered}
+            for cut in (world.upgraded(cut, kv.stored) for cut in cuts)
+        ]
+        self._fitting(kv, cuts, covered)
+        self.call(kv, "close")
+
+    def _other_groups(self: "Life", is_all: bool) -> int:
+        """Another number of key-groups; a finer one, or any if all of them are there."""
+        world = self.world
+        least = 1 if is_all else world.groups
+        return self.rng.choice([n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n >= least])
+
+    def _restore(self: "Life", kv: Kv, points: list[Point], settings: dict[str, Any]) -> None:
+        """Restores points, and declares states there."""
+        world, rng = self.world, self.rng
+        names = [*world.specs]
+        if rng.random() < 0.3:
+            names = rng.sample(names, rng.randrange(1, len(names) + 1))
+        versions = self.versions(kv, names, True)
+        places = [(point.place.url, point.number) for point in points]
+        self.say(f"{kv}: restore {places} {settings}, declares {versions}")
+        declared = [(world.specs[name], version) for name, version in versions.items()]
+        found = self.call(kv, "restore", places, settings, self.times, declared, rng.random() < 0.5)
+        if set(found) != kv.owned:
+            raise AssertionError(f"{kv} owns {found}, should own {sorted(kv.owned)}")
+        kv.declared |= versions
+        kv.stored |= versions
+
+    def _fitting(self: "Life", kv: Kv, cuts: list[Cut], groups: set[int]) -> Cut:
+        """The cut that is there. The provider is not of the world yet."""
+        dump = self.call(kv, "dump")
+        wrong: list[list[str]] = []
+        for cut in cuts:
+            wrong.append(self.compare(kv, dump, cut, groups))
+            if not wrong[-1]:
+                return cut
+        told = "\n    ".join(min(wrong, key=len))
+        raise AssertionError(f"{kv} is none of {len(cuts)} that it may be, but:\n    {told}")
+
+    # ---- Going on from checkpoints
+
+    def step_recover(self: "Life") -> None:
+        """Somebody takes on what nobody has: from a home, from a checkpoint, or from nothing."""
+        world, rng = self.world, self.rng
+        homes = [
+            home
+            for home in world.homes
+            if world.at_rest(home) and (home.kind == "redis" or not world.users_of(home))
+        ]
+        if homes and (not world.lost() or rng.random() < 0.6):
+            self.open_at_rest(rng.choice(homes))
+            return
+        lost = world.lost()
+        if not lost:
+            return
+        points = [point for place in world.places for point in place.points if point.groups & lost]
+        if not points or rng.random() < 0.3:
+            self.open_new(rng.sample(sorted(lost), rng.randrange(1, len(lost) + 1)))
+            return
+        point = rng.choice(points)
+        groups = point.groups & lost
+        if rng.random() < 0.3:
+            groups = set(rng.sample(sorted(groups), rng.randrange(1, len(groups) + 1)))
+        kind = rng.choice(self.kinds)
+        home = None if kind == "memory" else self.new_home(kind)
+        settings: dict[str, Any] = {"lazy": rng.random() < 0.8, "key_groups": sorted(groups)}
+        self.restore_into_world([point], point.cuts, point.stored, groups, home, settings)
+
+    def restore_into_world(
+        self: "Life",
+        points: list[Point],
+        cuts: list[Cut],
+        stored: dict[str, int],
+        groups: set[int],
+        home: HomeModel | None,
+        settings: dict[str, Any],
+    ) -> Kv:
+        """A provider of key-groups that nobody has, from checkpoints."""
+        world, rng = self.world, self.rng
+        kv = Kv(self.name("kv"), rng.choice([*self.hosts]), home, set(groups), dict(stored))
+        kv.family = self._counter
+        if home is not None:
+            settings["home"], kv.is_small = self.url_of(home)
+        self._restore(kv, points, settings)
+        if home is not None:
+            home.stored |= kv.stored
+            kv.stored = home.stored
+        cuts = [
+            world.upgraded({group: cut.get(group, {}) for group in groups}, kv.stored)
+            for cut in cuts
+        ]
+        cut = cuts[0] if len(cuts) == 1 else self._fitting(kv, cuts, groups)
+        if len(cuts) > 1 and len(kv.declared) < len(world.specs):
+            self.say(f"{kv}: declares all, to know which one it is")
+            names = [name for name in world.specs if name not in kv.declared]
+            versions = self.versions(kv, names, False)
+            self.call(kv, "declare", [(world.specs[n], v) for n, v in versions.items()])
+            kv.declared |= versions
+            kv.stored |= versions
+            cut = self._fitting(kv, cuts, groups)
+        for group in groups:
+            world.content[group] = copied(cut[group])
+        world.kvs.append(kv)
+        world.settle(kv)
+        if home is not None and len(points) == 1:
+            home.positions.update(dict.fromkeys(groups, points[0].metadata))
+        for point in points:
+            if point.place.owner not in world.kvs:
+                point.place.owner = kv
+        if rng.random() < 0.3:
+            self.check(kv)
+        return kv
+
+    def step_restart(self: "Life") -> None:
+        """All are checkpointed, closed or killed, and restored, perhaps in other key-groups."""
+        world, rng = self.world, self.rng
+        if not world.kvs or any(home.is_torn for home in world.homes):
+            return
+        versions: dict[str, set[int]] = {}
+        for kv in world.kvs:
+            for name, version in kv.stored.items():
+                versions.setdefault(name, set()).add(version)
+        if any(len(some) > 1 for some in versions.values()):
+            return
+        stored = {name: min(some) for name, some in versions.items()}
+        self.finish_moves()
+        covered = {group for kv in world.kvs for group in kv.owned}
+        points = []
+        for kv in [*world.kvs]:
+            place = Place(str(self.directory / self.name("place")), kv)
+            self.say(f"{kv}: last checkpoint to {place.url}")
+            number = self.call(kv, "checkpoint", place.url, {})
+            point = Point(place, number, [world.cut(kv)], dict(kv.stored), None)
+            place.points.append(point)
+            points.append(point)
+        cut = {group: content for point in points for group, content in point.cuts[0].items()}
+        groups = self._other_groups(covered == set(range(world.groups)))
+        leaves = max(groups, world.groups * world.subgroups)
+        if leaves > LEAVES_MAX:
+            return
+        if rng.random() < 0.5:
+            self.close_all()
+        for number in self.hosts:
+            self.hosts[number].kill()
+            self.start_host(number)
+        world.kvs, world.homes, world.moves, world.content = [], [], [], {}
+        cut = world.regrouped(cut, groups)
+        factor = max(1, groups // world.groups)
+        covered = {g * factor + i for g in covered for i in range(factor)}
+        if groups < world.groups:
+            covered = set(range(groups))
+        self.say(f"restart: {groups} x {leaves // groups}, was {world.groups} x {world.subgroups}")
+        world.groups, world.subgroups = groups, leaves // groups
+        world.places = []
+        left = rng.sample(sorted(covered), len(covered))
+        while left:
+            count = rng.choice((1, len(left) // 2 or 1, len(left), len(left)))
+            part, left = set(left[:count]), left[count:]
+            kind = rng.choice(self.kinds)
+            home = None if kind == "memory" else self.new_home(kind)
+            settings = {"regroup": groups, "key_groups": sorted(part), "lazy": rng.random() < 0.8}
+            self.restore_into_world(points, [cut], stored, part, home, settings)

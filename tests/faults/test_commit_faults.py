@@ -85,9 +85,14 @@ def test_every_state_after_power_loss_opens_at_a_commit(home: Home, place: Path)
     chosen = some_of(states, STATES)
     print(f"{len(chosen)} of {len(states)} states, seed {SEED}")
     disk = Disk(place / "pool")
+    checked = 0
     for at, state in enumerate(chosen):
         folder = place / "state"
         disk.materialise(state, folder)
+        if not is_ordered(folder / "home"):
+            shutil.rmtree(folder)
+            continue
+        checked += 1
         copy = place / "copy"  # opening changes files, and these are links
         shutil.copytree(folder, copy)
         try:
@@ -99,3 +104,14 @@ def test_every_state_after_power_loss_opens_at_a_commit(home: Home, place: Path)
         shutil.rmtree(folder)
         shutil.rmtree(copy)
     disk.check()
+    print(f"{checked} states")
+    assert checked > len(chosen) // 2
+
+
+def is_ordered(home: Path) -> bool:
+    """Whether no file was lost whose name was written to CURRENT after it had been made.
+
+    RocksDB takes for granted that a file system which keeps a renaming keeps the creations before
+    it in that directory, as those with a journal do. The builder knows no such order.
+    """
+    return (home / (home / "CURRENT").read_text().strip()).exists()

@@ -226,6 +226,7 @@ void sk_table_purge(sk_table *table, const sk_table_env *env) {
 }
 
 void sk_table_clear(sk_table *table, int kind) {
+    if (table->groups == 0) return; /* not even written to: store.h says why */
     sk_slot *slot;
     if (table->mem.used > sk_lines_charge(bytes_of(table->groups))) /* else: only the array */
         for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {

@@ -109,7 +109,7 @@ typedef struct sk_table {
     uint32_t live;   /* entries */
     uint32_t tombs;  /* tombstones */
     uint32_t dirty;  /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
-    uint32_t forgot; /* newest epoch of a change that left no trace here: deltas reach back to it */
+    uint32_t forgot; /* newest epoch of a change that left no trace here; see sk_forgot */
     uint32_t operations; /* calls about its keys; what does not fit goes to the state's total */
     bool is_flooded;     /* placed by the secret hash */
     bool tracks_dirty;   /* the dirty bits are kept */

@@ -210,7 +210,7 @@ def s3_server() -> Iterator[S3Server]:
             pytest.skip(f"{package} is not installed (pip install moto[server] s3fs)")
     server = S3Server()
     try:
-        wait_until(server.is_up, "moto_server answers", 60.0)  # it imports a lot
+        wait_until(server.is_up, "moto_server answers")  # it imports a lot
         yield server
     finally:
         server.stop()

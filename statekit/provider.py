@@ -614,17 +614,18 @@ class KVProvider(InProcess, MovingProvider):
             # Out of use first: a write that is taken now must not be lost.
             handles = [*self._handles, *self._residence.store.states()]
             native = self._residence.store._ptr
-            for handle in handles:
-                handle._ptr = None
             try:
+                for handle in handles:
+                    handle._ptr = None
                 if is_kept:
                     self._flush()
+                self._let_go()
             except BaseException:
-                for handle in handles:
-                    handle._ptr = native
-                self._checkpointer.reopen()
+                if not self._is_closed:  # else there is nothing left to go back to
+                    for handle in handles:
+                        handle._ptr = native
+                    self._checkpointer.reopen()
                 raise
-            self._let_go()
 
     @property
     def _is_parents(self) -> bool:

@@ -504,10 +504,12 @@ class Ledger:
             self._move(roll)
             self.home.flush()
             self._write_record(replace(commit, rolling=None))
-            self._rolling = self._fresh = None
             self._end_generation(
                 [leaf for leaf, _ in roll.since], [place[:2] for place in roll.cleared]
             )
+            # Last: an interrupt before makes the next one do all of it again, which does no harm.
+            # The other way round, the next commit would clear what has just been moved.
+            self._rolling = self._fresh = None
 
     def _move(self, roll: _Roll) -> None:
         """Puts the pending rows of a commit into place."""
@@ -575,8 +577,8 @@ class Ledger:
         for leaf in leaves:
             self._since.pop(leaf, None)
         for place in cleared:
+            self._hidden.discard(place)  # first: what is in no other list would be hidden for ever
             self._cleared.pop(place, None)
-            self._hidden.discard(place)
         if not self._since:
             self._pending_bytes = 0
 

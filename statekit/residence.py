@@ -731,7 +731,9 @@ class Residence:
                 aside.move_leaves(self, ranges)
                 raise
             if self.ledger is not None:
-                self.ledger.dropping.update(leaf for part in ranges for leaf in part)
+                leaves = [leaf for part in ranges for leaf in part]
+                self.ledger.came.difference_update(leaves)
+                self.ledger.dropping.update(leaves)
 
     def forget_given(self) -> None:
         """Deletes the rows of what was given away. If the home fails, flush() tries again."""
@@ -828,7 +830,9 @@ class Residence:
                 self.reopen(done)
                 raise
             for part in ranges:
-                self.shut_leaves.update(part)
+                if self.ledger is not None:
+                self.ledger.came.difference_update(chain.from_iterable(ranges))
+            self.shut_leaves.update(part)
 
     def reopen(self, ranges: Sequence[range]) -> None:
         """Takes leaves back that were shut."""
@@ -854,7 +858,7 @@ class Residence:
         with self._lock:
             if leaf in self._doomed:
                 self._drop_kept(leaf)
-                if self.ledger is not None:
+                if self.ledger is not None and leaf not in self.ledger.came:
                     self.ledger.dropping.add(leaf)
 
     def let_in(self, ranges: Sequence[range]) -> None:

@@ -177,6 +177,8 @@ class Ledger:
     lock: Any = field(default_factory=threading.RLock)
     #: Leaves whose rows are to be deleted: others have them. One that comes back is taken out.
     dropping: set[int] = field(default_factory=set)
+    #: Leaves that came since: what a sibling still frees of an earlier time is not their rows.
+    came: set[int] = field(default_factory=set)
     _token: bytes = field(default_factory=lambda: os.urandom(_TOKEN_BYTES))
     _generation: int = 1
     _since: dict[int, int] = field(default_factory=dict)  # leaf -> generation
@@ -635,6 +637,7 @@ class Ledger:
         with self.lock:
             self.is_bare = False
             self.dropping.discard(leaf)
+            self.came.add(leaf)
             self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
             self.home.write_rows(rows)

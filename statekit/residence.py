@@ -830,9 +830,9 @@ class Residence:
                 self.reopen(done)
                 raise
             for part in ranges:
-                if self.ledger is not None:
+                self.shut_leaves.update(part)
+            if self.ledger is not None:
                 self.ledger.came.difference_update(chain.from_iterable(ranges))
-            self.shut_leaves.update(part)
 
     def reopen(self, ranges: Sequence[range]) -> None:
         """Takes leaves back that were shut."""

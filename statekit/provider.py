@@ -1028,17 +1028,22 @@ class KVProvider(InProcess, MovingProvider):
                 if here is not None:
                     self._residence.set_budget(here)
                 raise
+            interrupt: BaseException | None = None
             if not is_moved:
                 try:
                     self._record_taken(part, other._leases_of(part))
                 except HomeError as error:  # the next flush() tries it again, or fails
                     _log.warning("the home does not say yet what is its own: %s", error)
+                except BaseException as error:  # they are here: the merge is done, and then told
+                    interrupt = error
             other._gave(part)
             self._take_over(part)
             other._hand_on(self, part)
             other._residence.forget_given()
             if there is not None:
                 other._residence.set_budget(0)
+            if interrupt is not None:
+                raise interrupt
 
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -181,10 +182,10 @@ class S3Server:
 
     def is_up(self) -> bool:
         assert self.process.poll() is None, "moto_server ended"
-        try:
-            with socket.create_connection((HOST, self.port), SECONDS_MAX):
-                return True
-        except ConnectionError:
+        try:  # not a connection alone: another server may have been quicker to take the port
+            with urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (OSError, HTTPException):
             return False
 
     def make_bucket(self, name: str) -> None:
@@ -208,9 +209,16 @@ def s3_server() -> Iterator[S3Server]:
     for package in ("moto", "s3fs"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (pip install moto[server] s3fs)")
-    server = S3Server()
+    while True:
+        server = S3Server()
+        try:
+            wait_until(server.is_up, "moto_server answers")  # it imports a lot
+            break
+        except AssertionError:  # another has its port
+            if server.process.poll() is None:
+                server.stop()
+                raise
     try:
-        wait_until(server.is_up, "moto_server answers", 60.0)  # it imports a lot
         yield server
     finally:
         server.stop()

@@ -302,9 +302,9 @@ def test_a_process_that_asks_for_a_token_gets_one(place: Path, tmp_path: Path) -
 
 def test_a_process_that_is_not_there_or_has_nothing_is_told(tmp_path: Path) -> None:
     short = ["--timeout", "0.2"]
-    assert "127.0.0.1:1 was asked who it is" in complaint("inspect", "127.0.0.1:1", *short)
-    assert "was asked who it is" in complaint("diff", "127.0.0.1:1", "[::1]:1", *short, code=2)
-    assert "was asked who it is" in complaint("get", f"unix:{tmp_path}/no", "a", "b", *short)
+    assert "nobody listens at 127.0.0.1:1" in complaint("inspect", "127.0.0.1:1", *short)
+    assert "asked who it is" in complaint("diff", "127.0.0.1:1", "[::1]:1", *short, code=2)
+    assert "asked who it is" in complaint("get", f"unix:{tmp_path}/no", "a", "b", *short)
     assert "no address" in complaint("get", "127.0.0.1:70000", "a", "b")
     assert "--at 1" in complaint("inspect", "127.0.0.1:1", "--at", "1")
     with sk.open("memory:") as kv, kv.serve() as server:

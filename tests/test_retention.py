@@ -19,7 +19,7 @@ from statekit.checkpoint.storage import Storage, is_temporary, open_storage
 from statekit.errors import ArgumentError, DamagedError, StorageError
 
 PACK_BYTES = 96
-NOW = 0.0  # as min_age_seconds: everything is old enough
+NOW = -10.0  # as min_age_seconds: everything is old enough, whatever clocks round
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

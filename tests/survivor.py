@@ -18,7 +18,7 @@ from typing import Any
 
 import statekit as sk
 
-KEYS = [f"key-{at}" for at in range(1000)]
+KEYS = [f"key-{at}" for at in range(400)]
 PLACES = ("memory", "rocksdb", "rocksdb-at", "redis", "redis-at", "checkpoint", "async")
 POSITION = {"version": 1}
 
@@ -35,7 +35,7 @@ def contents_of(version: int) -> dict[str, dict[str, Any]]:
     keys = KEYS if version == 1 else KEYS[1:]  # the first one is deleted
     return {
         "counts": dict.fromkeys(keys, version),
-        "texts": dict.fromkeys(keys, b"%d" % version * 2000),
+        "texts": dict.fromkeys(keys, b"%d" % version * 5000),
         "timers": dict.fromkeys(keys, (version,)),
     }
 

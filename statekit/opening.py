@@ -175,6 +175,11 @@ def restore(
     """
     places = _places(url)
     parsed = HomeUrl.parse(home)
+    if parsed.options.get("look", "0") != "0":
+        raise ArgumentError(
+            f"{parsed.shown!r} is a copy to look at, which is gone when it is closed. "
+            "Restore into the home itself: leave look out."
+        )
     with ExitStack() as undo:
         pinned = []
         for place in places:

@@ -294,7 +294,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(line: str, place: Path) -> "subprocess.CompletedProcess[str]":
     line = line.replace("statekit", f"{sys.executable} -m statekit").replace("CK", f"{place}/ck")
     command = ["bash", "-o", "pipefail", "-c", line]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    # Without a buffer Python takes a write that wrote a part for a whole one: not so here.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=environment
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def _prepare() -> None:
         print("statekit: stdout is closed. Give it a file, or /dev/null.", file=sys.stderr)
         sys.exit(1)
     if not sys.stdout.isatty():
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # what JSON is in
+        # In UTF-8, which JSON is in. And with a buffer, which PYTHONUNBUFFERED takes away: without
+        # one, Python takes a write that wrote a part (a disk is full, a reader gone) for a whole.
+        sys.stdout = open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _end(number: int, _: object) -> NoReturn:

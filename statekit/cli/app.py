@@ -11,8 +11,6 @@ Errors of statekit and of the operating system are one message on stderr, never 
 """
 
 import errno
-import io
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +21,7 @@ from click.shell_completion import get_completion_class
 
 import statekit
 from statekit.cli import bench, changing, looking, moving, serving, verifying
-from statekit.cli.output import cannot_print, print_line, warn
+from statekit.cli.output import cannot_print, let_go_of_stdout, print_line, warn
 from statekit.errors import StateKitError
 
 _SECTIONS: dict[str, list[click.Command]] = {
@@ -65,7 +63,7 @@ class App(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            _let_go_of_stdout()
+            let_go_of_stdout()
             return ctx.exit(_EXIT_READER_GONE)
         except (KeyboardInterrupt, click.Abort):
             warn("interrupted")
@@ -90,16 +88,6 @@ _EXTRAS = {
     "rocksdict": "rocksdb", "lz4": "compression", "zstandard": "compression",
     "grpc": "remote", "google": "remote",
 }  # fmt: skip
-
-
-def _let_go_of_stdout() -> None:
-    """So that Python has nothing to say when it flushes stdout in the end."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError, io.UnsupportedOperation):
-        pass  # it is no file
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

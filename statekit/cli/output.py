@@ -7,6 +7,7 @@ rich is imported where something is drawn: loading it takes longer than most com
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,19 @@ def print_line(text: str = "") -> None:
         raise cannot_print(error) from None
 
 
+def let_go_of_stdout() -> None:
+    """So that Python does not try again, and complain, when it flushes stdout in the end."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass  # it is no file
+
+
 def cannot_print(error: OSError) -> OutputError:
+    """What to raise if stdout cannot be written to."""
+    let_go_of_stdout()
     return OutputError(
         f"the result cannot be written to stdout: {error.strerror or error}. Only that is lost: a "
         "checkpoint that was to be made is there."

@@ -96,6 +96,8 @@ pipe, plain columns. `--json` gives one JSON document.
 | 1 | it could not be done, and stderr says why; `diff`: there are differences |
 | 2 | it was not asked for rightly; `diff`: trouble |
 | 3 | `verify`: something is damaged |
+| 130, 143 | it was interrupted by Ctrl-C, or told to end (SIGTERM) |
+| 141 | whoever reads stdout has gone, as in `statekit ls … \\| head -1` |
 """
 
 

@@ -260,6 +260,11 @@ def restore(
 
     def work(is_abandoned: Callable[[], bool]) -> KVProvider:
         parsed = HomeUrl.parse(home)
+        if parsed.options.get("look", "0") != "0":
+            raise ArgumentError(
+                f"{parsed.shown!r} is a copy to look at, which is gone when it is closed. "
+                "Restore into the home itself: leave look out."
+            )
         is_memory = parsed.scheme == "memory"
         budget = _home_of(parsed)[1] if is_memory else None  # before anything is pinned
         plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)

@@ -343,7 +343,10 @@ def regroup(
 def check_key_groups(key_groups: int) -> None:
     """ArgumentError if no store has so many."""
     if not isinstance(key_groups, int) or not 1 <= key_groups <= _GROUPS_MAX:
-        raise ArgumentError(f"there cannot be {shorten(key_groups)} key-groups. Use a power of 2.")
+        raise ArgumentError(
+            f"there cannot be {shorten(key_groups)} key-groups. "
+            f"Use a power of 2, {_GROUPS_MAX} at most."
+        )
     if key_groups & (key_groups - 1):
         below = 1 << key_groups.bit_length() - 1
         raise ArgumentError(
@@ -373,10 +376,14 @@ def _regrouped(source: Checkpoint, key_groups: int) -> tuple[range, ...]:
 def _slice(attempt: Attempt, source: Checkpoint, leaves: int, on_bytes: OnBytes) -> None:
     """Every leaf as so many leaves as lie in its hash range."""
     folder = Folder(source)
-    factor = leaves // source.manifest.leaves
+    shift = 64 - (leaves.bit_length() - 1)  # a leaf's number is the first bits of the hash
     for leaf, chain in source.manifest.chains():
-        blocks = [data for data, _ in _blocks(folder.fold(leaf))]
-        for part in range(leaf * factor, (leaf + 1) * factor):
+        blocks = []
+        parts: set[int] = set()  # most of many would be empty
+        for data, block in _blocks(folder.fold(leaf)):
+            blocks.append(data)
+            parts.update(hash_ >> shift for hash_ in block.hashes)
+        for part in sorted(parts):
             pieces = [rewrite(data, leaf=part, leaves=leaves) for data in blocks]
             filled = [piece for piece in pieces if piece and Block(piece).entries]
             if filled:

@@ -16,13 +16,20 @@ typetext.py   types written on a command line: "dict[str, list[int]]"
 bench.py      how fast each type of state is here
 """
 
+import os
+import signal
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
     """The entry point of the program `statekit`."""
+    _prepare()
     try:
         from statekit.cli.app import app
+    except KeyboardInterrupt:
+        print("statekit: interrupted", file=sys.stderr)
+        sys.exit(130)
     except ImportError as error:
         if error.name not in ("click", "rich"):
             raise
@@ -33,3 +40,25 @@ def main() -> None:
         )
         sys.exit(1)
     app(prog_name="statekit")
+
+
+def _prepare() -> None:
+    """What a process of its own needs."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong, we tell
+    signal.signal(signal.SIGTERM, _end)
+    if sys.stderr is None:
+        # Its descriptor is free, and must not become that of a file that we write: libraries that
+        # are written in C complain there.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("statekit: stdout is closed. Give it a file, or /dev/null.", file=sys.stderr)
+        sys.exit(1)
+    if not sys.stdout.isatty():
+        # In UTF-8, which JSON is in. And with a buffer, which PYTHONUNBUFFERED takes away: without
+        # one, Python takes a write that wrote a part (a disk is full, a reader gone) for a whole.
+        sys.stdout = open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """So that what was begun is cleared away, as with Ctrl-C."""
+    raise SystemExit(128 + number)

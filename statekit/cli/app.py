@@ -1,13 +1,17 @@
 """The program: its commands in groups, what errors look like, exit codes, shell completion.
 
-    0   done; `diff`: no difference
-    1   it could not be done, and stderr says why; `diff`: there are differences
-    2   it was not asked for rightly; `diff`: trouble
-    3   `verify`: something is damaged
+      0   done; `diff`: no difference
+      1   it could not be done, and stderr says why; `diff`: there are differences
+      2   it was not asked for rightly; `diff`: trouble
+      3   `verify`: something is damaged
+    130   interrupted (Ctrl-C)
+    141   whoever reads stdout has gone: `statekit ls ... | head -1`
 
 Errors of statekit and of the operating system are one message on stderr, never a traceback.
 """
 
+import errno
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +21,7 @@ from click.shell_completion import get_completion_class
 
 import statekit
 from statekit.cli import bench, changing, looking, moving, serving, verifying
+from statekit.cli.output import cannot_print, let_go_of_stdout, print_line, warn
 from statekit.errors import StateKitError
 
 _SECTIONS: dict[str, list[click.Command]] = {
@@ -33,6 +38,7 @@ _SECTIONS: dict[str, list[click.Command]] = {
     ],
 }
 _TROUBLE = {"diff": 2}  # by command; else 1
+_EXIT_INTERRUPTED, _EXIT_READER_GONE = 130, 141  # as if the signals SIGINT, SIGPIPE had ended it
 
 
 class App(click.Group):
@@ -46,11 +52,22 @@ class App(click.Group):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:  # of printing a help text, before there is a command
+            warn(str(cannot_print(error)))
+            sys.exit(1)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # whoever reads has had enough: click ends quietly
+            let_go_of_stdout()
+            return ctx.exit(_EXIT_READER_GONE)
+        except (KeyboardInterrupt, click.Abort):
+            warn("interrupted")
+            return ctx.exit(_EXIT_INTERRUPTED)
         except (StateKitError, OSError) as error:
             notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
             click.echo(f"statekit: {_message(error)}{notes}", err=True)
@@ -73,22 +90,29 @@ _EXTRAS = {
 }  # fmt: skip
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _message(error: Exception) -> str:
     if isinstance(error, StateKitError) or not isinstance(error, OSError):
         return str(error)
     name = f"{error.filename!r}: " if error.filename else ""
-    return f"{name}{error.strerror or error}. Check the path and your rights to it."
+    advice = "Check the path and your rights to it."
+    if error.errno in _FULL:
+        advice = "Free some space, or use another place."
+    return f"{name}{error.strerror or error}. {advice}"
 
 
 @click.group(
     cls=App,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="A URL is a directory, or anything that fsspec knows: s3://bucket/path. URL@7 is "
-    "checkpoint 7 of it; without a number it is the newest.",
+    epilog="A URL is a directory of checkpoints, or anything that fsspec knows: s3://bucket/path. "
+    "URL@7 is checkpoint 7 of it; without a number it is the newest. Some commands also take homes "
+    "(rocksdb:/path) and processes that serve (127.0.0.1:7000).",
 )
 @click.version_option(statekit.__version__, prog_name="statekit", message="%(prog)s %(version)s")
 def app() -> None:
-    """Look at the checkpoints of statekit, move them, change them."""
+    """Look at the state that statekit keeps, move it, change it."""
 
 
 @click.command()
@@ -104,7 +128,7 @@ def completion(shell: str) -> None:
     assert script is not None
     # Not source(): for bash it would look for the version of the one that is installed here.
     made = script(app, {}, "statekit", "_STATEKIT_COMPLETE")
-    click.echo(made.source_template % made.source_vars())
+    print_line(made.source_template % made.source_vars())
 
 
 def sections() -> dict[str, list[click.Command]]:

@@ -10,7 +10,7 @@ from statekit.checkpoint import rework
 from statekit.checkpoint.manifest import number_of
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
-from statekit.cli.options import EntryCommand, entry_text, json_option
+from statekit.cli.options import EntryCommand, entry_text, json_option, parse_json
 from statekit.cli.output import (
     numbers,
     plural,
@@ -134,7 +134,7 @@ def edit(
 
 def _parse_json(text: str, state: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise ArgumentError(
             f"{shorten(text)} is no JSON ({error}; state {state!r}). "

@@ -12,12 +12,15 @@ programs read the CSV as they read any. So `import` of what `export` wrote needs
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
+from statekit.checkpoint.description import Description, DescriptionError
+from statekit.cli.options import parse_float, parse_json
 from statekit.cli.sources import Source
 from statekit.errors import ArgumentError, StateKitError, shorten
 from statekit.keys import KeyCodec, key_codec
@@ -58,19 +61,30 @@ class FileMeta(NamedTuple):
             found = json.loads(text)
             if found.pop("statekit") != _VERSION:
                 raise ArgumentError(f"{str(file)!r} is of a newer statekit. Update statekit.")
-            return cls(**{**found, "schema": StateSchema(**found["schema"])})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # A manifest describes states in the same way, and there everything is checked.
+            described: dict[str, Any] = {"base": None, "compression": None, "metadata": {}}
+            described |= {"key_groups": [], "watermark": found["watermark"]}
+            described["states"] = [found["schema"]]
+            checked = Description.read(json.dumps(described).encode(), 1, 1)
+            groups, subgroups = found["key_groups"], found["subgroups"]
+            if not all(type(number) is int for number in (groups, subgroups)):
+                raise ValueError(f"{groups} key-groups of {subgroups}")
+            return cls(checked.schemas[0], groups, subgroups, checked.watermark)
+        except (ValueError, KeyError, TypeError, AttributeError, DescriptionError) as error:
             if isinstance(error, ArgumentError):
                 raise
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ArgumentError(
-                f"what {str(file)!r} says about its state cannot be read ({error!r}). "
-                "Export it again, or give --state, --key and --type."
+                f"what {str(file)!r} says about its state cannot be read ({reason}). "
+                "Export it again, or remove that and give --state, --key and --type."
             ) from None
 
 
 def format_of(file: Path) -> str:
     """By its suffix."""
     found = _FORMATS.get(file.suffix.lower())
+    if str(file) == "-":
+        raise ArgumentError("import reads files, not stdin. Save what comes into one first.")
     if found is None:
         raise ArgumentError(
             f"{str(file)!r} does not end in {', '.join(_FORMATS)}. Rename it to what it is."
@@ -116,6 +130,12 @@ def write_state(
             files.append(_sidecar(file))
             files[1].write_text(meta.encode() + "\n", encoding="utf-8")
         part.rename(file)
+    except BaseException as error:
+        for beside in files[1:]:
+            beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(file)  # a full disk does not tell whose
+        raise
     finally:
         part.unlink(missing_ok=True)
     return Written(count, files)
@@ -280,8 +300,16 @@ def _arrow_schema(file: Path) -> Any:
             return pyarrow.parquet.read_schema(file)
         with pyarrow.OSFile(str(file)) as source:
             return pyarrow.ipc.open_file(source).schema
-    except pyarrow.ArrowInvalid as error:
-        raise ArgumentError(f"{str(file)!r} is no {format_of(file)} file ({error}).") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _no_table(file, error) from None
+
+
+def _no_table(file: Path, error: Exception) -> Exception:
+    """What to raise for an error of pyarrow, whose OSErrors may be about what a file holds."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    reason = " ".join(str(error).split())
+    return ArgumentError(f"{str(file)!r} is no {format_of(file)} file ({reason}).")
 
 
 class Columns(NamedTuple):
@@ -321,20 +349,37 @@ def read_rows(
 
 def _read_csv(file: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(_CELL_BYTES_MAX)
-    with file.open(encoding="utf-8", newline="") as source:
+    with file.open(encoding="utf-8-sig", newline="") as source:  # some programs put a mark first
         try:
-            yield from csv.DictReader(source)
+            rows = csv.DictReader(source)
+            names = rows.fieldnames or ()
+            if not names:
+                raise ArgumentError(
+                    f"{str(file)!r} is empty: the first line of a CSV has the names of its columns."
+                )
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ArgumentError(
+                    f"{str(file)!r} has the column {twice[0]!r} twice. Rename one of them."
+                )
+            for at, row in enumerate(rows, 1):
+                if None in row:
+                    raise ArgumentError(
+                        f"{str(file)!r}, row {at} has more cells than there are columns: "
+                        f"{', '.join(names)}."
+                    )
+                yield row
         except (csv.Error, UnicodeDecodeError) as error:
             raise ArgumentError(f"{str(file)!r} is no CSV in UTF-8 ({error}).") from None
 
 
 def _read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8") as source:
+    with file.open(encoding="utf-8-sig") as source:
         for at, line in enumerate(_decoded(source, file), 1):
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError as error:
                 raise ArgumentError(f"{str(file)!r}, line {at} is no JSON ({error}).") from None
             if not isinstance(record, dict):
@@ -363,8 +408,8 @@ def _read_columns(file: Path) -> Iterator[dict[str, Any]]:
             reader = pyarrow.ipc.open_file(data)
             for at in range(reader.num_record_batches):
                 yield from reader.get_batch(at).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ArgumentError(f"{str(file)!r} is no {format_of(file)} file ({error}).") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _no_table(file, error) from None
 
 
 def _key_of(record: dict[str, Any], names: tuple[str, ...], codec: KeyCodec, to: str) -> Any:
@@ -406,7 +451,7 @@ def _scalar_cell(cell: Any, kind: Type) -> Any:
     match kind:
         case "int" | "float":
             try:
-                return int(cell) if kind == "int" else float(cell)
+                return int(cell) if kind == "int" else parse_float(cell)
             except ValueError:
                 raise ArgumentError(
                     f"{shorten(cell)} is no {kind}. Correct it, or give another --type."
@@ -424,7 +469,7 @@ def _scalar_cell(cell: Any, kind: Type) -> Any:
 
 def _cell_json(cell: str) -> Any:
     try:
-        return json.loads(cell)
+        return parse_json(cell)
     except ValueError as error:
         raise ArgumentError(f"{shorten(cell)} is no JSON ({error}).") from None
 

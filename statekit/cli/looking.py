@@ -159,7 +159,7 @@ def inspect(
       statekit inspect rocksdb:/var/state --key alice
     """
     with open_source(url, at, access) as source:
-        chosen = [source.schema_of(state)] if state else list(source.states.values())
+        chosen = list(source.states.values()) if state is None else [source.schema_of(state)]
         if key is not None:
             _show_key(source, chosen, key, as_json)
             return

@@ -1,7 +1,8 @@
 """Commands that move state between checkpoints, files and homes: export import checkpoint ..."""
 
 import os
-from contextlib import ExitStack
+import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from statekit.store import Store
 
 _KEY_GROUPS, _LEAVES = 128, 2048
 _ROWS_SHOWN = 4096  # between two steps of a progress bar
+_GROUPS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _KEY_TYPES = {"str": "s", "int": "i", "bytes": "b"}
 
 
@@ -72,7 +74,7 @@ def export(
         raise click.UsageError("--out - has stdout for the state. Leave --json out.")
     target, name = open_target(out, files.SUFFIXES[to], is_one=state is not None)
     with open_source(url, at, access) as source:
-        chosen = [source.schema_of(state)] if state else list(source.states.values())
+        chosen = list(source.states.values()) if state is None else [source.schema_of(state)]
         if not chosen:
             raise ArgumentError(f"{source.name} has no states.")
         names = [name or files.file_name(schema.name, to) for schema in chosen]
@@ -81,10 +83,15 @@ def export(
                 raise ArgumentError(
                     f"{target.shown(file)!r} is there already. Remove it, or name another --out."
                 )
-        done = [
-            _export(source, schema, to, target, file)
-            for schema, file in zip(chosen, names, strict=True)
-        ]
+        try:
+            done = [
+                _export(source, schema, to, target, file)
+                for schema, file in zip(chosen, names, strict=True)
+            ]
+        except BaseException:
+            with suppress(StateKitError, OSError):  # what went wrong first is what to tell
+                target.discard()
+            raise
     if as_json:
         print_json(done)
     elif out != "-":
@@ -340,7 +347,12 @@ def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> No
     with statekit.open(home) as kv:
         if not kv.schemas:
             raise ArgumentError(f"{kv.url!r} holds no states. Check the URL.")
-        made = kv.checkpoint(target.url, compression=compression)
+        job = kv._checkpointer.start(target.url, compression=compression, gives_way=False)
+        try:
+            made = job.wait()
+        except BaseException:  # Ctrl-C: closing would wait for it
+            job.cancel()
+            raise
     if as_json:
         print_json({"url": made.url, "number": made.number, "bytes": made.bytes})
     else:
@@ -351,8 +363,11 @@ def check_home(home: str) -> None:
     parsed = HomeUrl.parse(home)
     if parsed.scheme == "memory":
         raise ArgumentError('"memory:" is the memory of this command, which has nothing in it.')
-    if parsed.scheme == "rocksdb" and not os.path.isdir(parsed.place):  # opening would make it
-        raise ArgumentError(f"there is no directory {parsed.place!r}. Check the URL.")
+    if parsed.scheme == "rocksdb":  # opening would make it
+        if not os.path.isdir(parsed.place):
+            raise ArgumentError(f"there is no directory {parsed.place!r}. Check the URL.")
+        if not os.path.lexists(os.path.join(parsed.place, "CURRENT")):
+            raise ArgumentError(f"{parsed.place!r} is no RocksDB home. Check the URL.")
 
 
 @click.command()
@@ -392,8 +407,13 @@ def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: b
 
 
 def parse_groups(text: str) -> list[range]:
-    try:
-        parts = [part.split("-") for part in text.split(",")]
-        return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part) <= 2]
-    except ValueError:
-        raise ArgumentError(f"{text!r} are no key-groups. Write 0-63, or 0-15,32,40-47.") from None
+    found = []
+    for part in text.split(","):
+        match = _GROUPS.fullmatch(part.strip())
+        start, stop = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if start > stop:
+            raise ArgumentError(
+                f"{text!r} are no key-groups: {part!r} is no range. Write 0-63, or 0-15,32,40-47."
+            )
+        found.append(range(start, stop + 1))
+    return found

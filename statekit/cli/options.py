@@ -1,5 +1,7 @@
 """Options and arguments that several commands have."""
 
+import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,6 +28,19 @@ class EntryCommand(click.Command):
 def entry_text(value: str) -> str:
     """The type of such an argument."""
     return value.removeprefix(_MARK)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """json.loads(), where a number that no float can hold is no infinity. ValueError, as that."""
+    return json.loads(text, parse_float=parse_float)
+
+
+def parse_float(text: str) -> float:
+    """float(), where a number that no float can hold is no infinity. ValueError, as that."""
+    value = float(text)
+    if math.isinf(value) and "n" not in text.lower():  # inf, Infinity
+        raise ValueError(f"{text} is too large for a float")
+    return value
 
 
 json_option = click.option(

@@ -7,6 +7,7 @@ rich is imported where something is drawn: loading it takes longer than most com
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,18 +16,48 @@ from typing import Any
 
 import click
 
+from statekit.errors import StateKitError
+
 _BAR = 32  # characters
 _CELL_MAX = 100  # of a value in a table
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
+class OutputError(StateKitError):
+    """A result that cannot be written to stdout."""
+
+
 def print_json(value: Any) -> None:
     """One JSON document."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    print_line(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def print_line(text: str = "") -> None:
-    click.echo(text)
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise  # whoever reads has had enough
+    except OSError as error:
+        raise cannot_print(error) from None
+
+
+def let_go_of_stdout() -> None:
+    """So that Python does not try again, and complain, when it flushes stdout in the end."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass  # it is no file
+
+
+def cannot_print(error: OSError) -> OutputError:
+    """What to raise if stdout cannot be written to."""
+    let_go_of_stdout()
+    return OutputError(
+        f"the result cannot be written to stdout: {error.strerror or error}. Only that is lost: a "
+        "checkpoint that was to be made is there."
+    )
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: str = "") -> None:
@@ -50,7 +81,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: s
             cell.rjust(width) if side == "r" else cell.ljust(width)
             for cell, width, side in zip(row, widths, sides, strict=True)
         ]
-        click.echo("  ".join(cells).rstrip())
+        print_line("  ".join(cells).rstrip())
 
 
 def print_bars(bars: Sequence[tuple[str, float, str]]) -> None:
@@ -58,7 +89,7 @@ def print_bars(bars: Sequence[tuple[str, float, str]]) -> None:
     longest = max((length for _, length, _ in bars), default=0) or 1
     width = max((len(label) for label, _, _ in bars), default=0)
     for label, length, note in bars:
-        click.echo(f"{label.rjust(width)}  {bar(length / longest)}  {note}")
+        print_line(f"{label.rjust(width)}  {bar(length / longest)}  {note}")
 
 
 def bar(share: float) -> str:

@@ -86,3 +86,5 @@ def read_token(file: str | None) -> str | None:
         raise ArgumentError(
             f"{file!r} is no text. Put a token into it, and nothing else."
         ) from None
+    except ArgumentError as error:
+        raise ArgumentError(f"{file!r} holds no token: {error}") from None

@@ -20,7 +20,8 @@ from statekit.homes.home import is_home_scheme
 
 _NUMBERED = re.compile(r"(?s)(.+)@(\d{1,12})")
 _WORKER = re.compile(r"worker-(\d+)")
-_ADDRESS = re.compile(r"unix:.+|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+_ADDRESS = re.compile(r"unix:.*|(\[[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]*):\d+")
+_MARKED = re.compile(r"(?s)(.*?[^/@])@[^/]*/?")  # URL@7, or what was to be one
 
 
 class Place(NamedTuple):
@@ -79,6 +80,22 @@ def parse_directory(url: str) -> Storage:
     return place.storage
 
 
+def _check_mark(url: str) -> None:
+    """ArgumentError if a URL with nothing there was to be one with a number."""
+    found = _MARKED.fullmatch(url)
+    if found is None:
+        return
+    _, scheme, rest = found[1].partition("://")
+    if scheme and "/" not in rest:
+        return  # in sftp://me@host it is something else
+    storage = open_storage(found[1])
+    if has_checkpoints(storage) or worker_names(storage):
+        raise ArgumentError(
+            f"{url!r} names no checkpoint. Write {found[1]}@7 for checkpoint 7 of {found[1]}; "
+            f"`statekit ls {found[1]}` tells which there are."
+        )
+
+
 def has_checkpoints(storage: Storage) -> bool:
     return any(number_of(entry.name) is not None for entry in storage.list())
 
@@ -91,13 +108,13 @@ def worker_names(storage: Storage) -> list[str]:
 
 def open_one(url: str, at: int | None = None) -> Checkpoint:
     """The checkpoint that a URL names."""
-    place = parse_place(url, at)
-    if not has_checkpoints(place.storage) and (workers := worker_names(place.storage)):
+    places = expand([url], at)
+    if len(places) > 1:
         raise NoCheckpointError(
-            f"{place.storage.shown!r} has the checkpoints of {len(workers)} workers. "
-            f"Name one of them, such as {place.storage.file(workers[0])}, or merge them first."
+            f"{parse_place(url).storage.shown!r} has the checkpoints of {len(places)} workers. "
+            f"Name one of them, such as {places[0].storage.shown}, or merge them first."
         )
-    return open_checkpoint(place.storage, place.at)
+    return open_checkpoint(*places[0])
 
 
 def expand(urls: Sequence[str], at: int | None = None) -> list[Place]:
@@ -105,7 +122,11 @@ def expand(urls: Sequence[str], at: int | None = None) -> list[Place]:
     found = []
     for url in urls:
         place = parse_place(url, at)
-        workers = [] if has_checkpoints(place.storage) else worker_names(place.storage)
+        workers = []
+        if not has_checkpoints(place.storage):
+            workers = worker_names(place.storage)
+            if not workers:
+                _check_mark(url)
         found += [Place(place.storage.sub(name), place.at) for name in workers] or [place]
     return found
 
@@ -114,8 +135,11 @@ def expand_all(url: str) -> list[tuple[str, Place]]:
     """A directory and its workers, by name; "" is the directory, if it has checkpoints itself."""
     storage, at = parse_place(url)
     found = [(name, Place(storage.sub(name), at)) for name in worker_names(storage)]
-    if has_checkpoints(storage) or not found:
+    if has_checkpoints(storage):
         found.insert(0, ("", Place(storage, at)))
+    elif not found:
+        _check_mark(url)
+        found = [("", Place(storage, at))]
     return found
 
 

@@ -230,7 +230,7 @@ class _Serving:
             )
 
     def _event(self, event: str, **figures: Any) -> None:
-        click.echo(json.dumps({"event": event, **figures}, ensure_ascii=False))
+        print_line(json.dumps({"event": event, **figures}, ensure_ascii=False))
 
     def _picture(self, note: str = "") -> str:
         kv = self._kv

@@ -16,11 +16,14 @@ from pathlib import Path
 
 from statekit.checkpoint.remote import RemoteStorage
 from statekit.checkpoint.storage import open_storage
+from statekit.cli.output import cannot_print
 from statekit.errors import ArgumentError, temporary_failed
 
 _FILE_URL = re.compile(r"(?:file|local):(?://(?=/))?(.+)", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+_SUFFIXES = (".parquet", ".arrow", ".jsonl", ".csv")
 
 Make = Callable[[Path], list[Path]]  # writes a file, and what goes beside it; what it wrote
 
@@ -39,10 +42,14 @@ class Target(ABC):
     def write(self, name: str, make: Make) -> int:
         """Has a file made there; its size."""
 
+    def discard(self) -> None:  # noqa: B027
+        """Removes what was written."""
+
 
 class LocalTarget(Target):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._written: list[Path] = []
 
     def shown(self, name: str) -> str:
         return str(self._directory / name)
@@ -52,13 +59,19 @@ class LocalTarget(Target):
 
     def write(self, name: str, make: Make) -> int:
         self._directory.mkdir(parents=True, exist_ok=True)
-        file, *_ = make(self._directory / name)
-        return file.stat().st_size
+        made = make(self._directory / name)
+        self._written += made
+        return made[0].stat().st_size
+
+    def discard(self) -> None:
+        for file in self._written:
+            file.unlink(missing_ok=True)
 
 
 class RemoteTarget(Target):
     def __init__(self, storage: RemoteStorage) -> None:
         self._storage = storage
+        self._written: list[str] = []
 
     def shown(self, name: str) -> str:
         return self._storage.file(name)
@@ -70,8 +83,12 @@ class RemoteTarget(Target):
         with _temporary() as directory:
             file, *beside = make(directory / name)
             for one in (*beside, file):  # the file comes last: where it is, all is there
+                self._written.append(one.name)
                 self._storage.upload(one.name, one)
             return file.stat().st_size
+
+    def discard(self) -> None:
+        self._storage.delete(self._written)
 
 
 class Stdout(Target):
@@ -88,8 +105,13 @@ class Stdout(Target):
             file, *_ = make(directory / name)
             with file.open("rb") as data:
                 out = sys.stdout.buffer
-                shutil.copyfileobj(data, out)
-                out.flush()
+                try:
+                    shutil.copyfileobj(data, out)
+                    out.flush()
+                except BrokenPipeError:
+                    raise
+                except OSError as error:
+                    raise cannot_print(error) from None
             return file.stat().st_size
 
 
@@ -114,6 +136,7 @@ def open_target(out: str, suffix: str, is_one: bool) -> tuple[Target, str | None
     place, _, name = out.rpartition("/")
     is_file = is_one and name.endswith(suffix) and name != suffix
     if not is_file:
+        _check_suffix(out, name, suffix, is_one)
         place, name = out, ""
     if (local := local_path(out)) is not None:
         if not is_file and local.exists() and not local.is_dir():
@@ -125,6 +148,19 @@ def open_target(out: str, suffix: str, is_one: bool) -> tuple[Target, str | None
     storage = open_storage(place)
     assert isinstance(storage, RemoteStorage)
     return RemoteTarget(storage), name or None
+
+
+def _check_suffix(out: str, name: str, suffix: str, is_one: bool) -> None:
+    """ArgumentError if a directory is called as files are: hardly anybody means that."""
+    other = "." + name.rpartition(".")[2]
+    if "." not in name or other not in _SUFFIXES or Path(out).is_dir():
+        return
+    if other == suffix and not is_one:
+        raise ArgumentError(
+            f"{out!r} is called as one file is, and there is a file for each state. "
+            "Name the state with --state, or a directory."
+        )
+    raise ArgumentError(f"{out!r} ends in {other}, and what is written is {suffix[1:]}. Rename it.")
 
 
 def local_path(url: str) -> Path | None:

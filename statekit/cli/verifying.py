@@ -6,6 +6,7 @@ by their manifests: those that have a segment there, or that need the pack's hea
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import click
@@ -17,9 +18,10 @@ from statekit.checkpoint.storage import Storage, is_temporary
 from statekit.cli.options import json_option
 from statekit.cli.output import numbers, plural, print_json, print_line, progress, show_bytes
 from statekit.cli.places import Place, expand_all, parse_place
-from statekit.errors import CheckpointError, DamagedError, MissingFileError, NoCheckpointError
+from statekit.errors import CheckpointError, DamagedError, NoCheckpointError, StorageError
 
 _EXIT_DAMAGED = 3
+_SHOWN_MAX = 10  # places of one file
 
 
 class _Damage(NamedTuple):
@@ -31,14 +33,12 @@ class _Damage(NamedTuple):
     checkpoints: tuple[int, ...]
 
     def __str__(self) -> str:
-        if not self.file:
-            return self.what
         place = "" if self.offset is None else f" at byte {self.offset}"
-        concerned = "no checkpoint needs it"
-        if self.checkpoints:
-            one = "checkpoint" if len(self.checkpoints) == 1 else "checkpoints"
-            concerned = f"{one} {numbers(self.checkpoints)}"
-        return f"{self.file} is damaged{place}: {self.what} ({concerned})"
+        found = f"{self.file} is damaged{place}: {self.what}" if self.file else self.what
+        if not self.checkpoints:
+            return f"{found} (no checkpoint needs it)" if self.file else found
+        one = "checkpoint" if len(self.checkpoints) == 1 else "checkpoints"
+        return f"{found} ({one} {numbers(self.checkpoints)})"
 
 
 class _Verified(NamedTuple):
@@ -125,8 +125,13 @@ def _print(found: list[_Verified]) -> None:
         + (f"damaged in {plural(count, 'place')}" if count else "all good")
     )
     for one in found:
-        for damage in one.damage:
-            print_line(f"  {damage}")
+        for file, found_there in groupby(one.damage, lambda damage: damage.file):
+            damage = list(found_there)
+            for part in damage[:_SHOWN_MAX]:
+                print_line(f"  {part}")
+            if len(damage) > _SHOWN_MAX:
+                more = len(damage) - _SHOWN_MAX
+                print_line(f"  and {more:,} more in {file}; --json shows all")
         if one.damage:
             print_line(f"  {one.advice()}")
         for name, size in one.orphans:
@@ -173,18 +178,22 @@ def _of_manifest(error: CheckpointError) -> _Damage:
     return _Damage(error.file, error.offset, error.what or str(error), concerned)
 
 
-def _of_pack(storage: Storage, ref: PackRef, users: list[Checkpoint]) -> Iterator[_Damage]:
+def _of_pack(storage: Storage, ref: PackRef, checkpoints: list[Checkpoint]) -> Iterator[_Damage]:
     """The damage of a pack that these checkpoints name."""
-    parts = {one.number: _segments(one, ref) for one in users}
+    parts = {one.number: _segments(one, ref) for one in checkpoints}
     # The same bytes in several manifests are looked at once.
     every = {part._replace(pack=0, is_delta=False) for found in parts.values() for part in found}
     try:
         size = storage.size(ref.name)
-    except MissingFileError:
+    except StorageError:
         size = 0
-    for error in verify_pack(storage, ref, every):
-        concerned = (number for number, found in parts.items() if _has(found, error.offset, size))
-        yield _Damage(error.file, error.offset, error.what or str(error), tuple(concerned))
+    try:
+        for error in verify_pack(storage, ref, every):
+            offset = error.offset
+            users = tuple(number for number, found in parts.items() if _has(found, offset, size))
+            yield _Damage(error.file, offset, error.what or str(error), users)
+    except StorageError as error:  # what cannot be read is no better than what is damaged
+        yield _Damage("", None, str(error), tuple(parts))
 
 
 def _segments(checkpoint: Checkpoint, ref: PackRef) -> list[Segment]:

@@ -460,6 +460,8 @@ def _bind(server: Any, address: Address, tls: TLS | None) -> Address:
                 require_client_auth=found.ca is not None,
             )
             port = server.add_secure_port(str(address), credentials)
+    except ArgumentError:
+        raise  # about the certificates
     except (RuntimeError, ValueError) as error:
         port, reason = 0, str(error)
     else:

@@ -66,6 +66,8 @@ struct sk_snapshot {
     uint64_t bytes_max; /* of the queue */
     uint8_t *progress;  /* per leaf */
     uint8_t *residency; /* per leaf: sk_residency when it was encoded */
+    /* leaves that are shut are in it */
+    _Atomic bool has_shut;
     /* all below: under snapshots_lock */
     uint32_t cursor; /* leaves before it have been visited by the reader */
     queued *queue;
@@ -139,6 +141,8 @@ void sk_snapshot_close(sk_snapshot *snapshot) {
     sk_store_release(store);
 }
 
+void sk_snapshot_add_shut(sk_snapshot *snapshot) { snapshot->has_shut = true; }
+
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot) { return snapshot->epoch; }
 
 int64_t sk_snapshot_watermark(sk_snapshot *snapshot) { return snapshot->watermark; }
@@ -158,11 +162,17 @@ void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
 
 /* ---- Encoding a leaf for a snapshot ---- */
 
+/* What the snapshot takes a leaf for, whose lock is held: an sk_residency. */
+static uint8_t seen_by(sk_snapshot *snapshot, uint32_t leaf_no) {
+    const sk_leaf *leaf = &snapshot->store->leaves[leaf_no];
+    return (uint8_t)(snapshot->has_shut ? sk_leaf_held(leaf) : sk_leaf_seen(leaf));
+}
+
 /* The leaf as the snapshot must see it; its lock is held and it has not changed since. */
 static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     uint32_t since = snapshot->since != NULL ? snapshot->since[leaf_no] : 0;
-    snapshot->residency[leaf_no] = (uint8_t)sk_leaf_seen(&store->leaves[leaf_no]);
+    snapshot->residency[leaf_no] = seen_by(snapshot, leaf_no);
     if (snapshot->residency[leaf_no] == SK_AWAY) return SK_OK; /* or shut */
     if (since > 0 && store->leaves[leaf_no].changed <= since) return SK_OK;
     return sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
@@ -310,7 +320,7 @@ static uint8_t residency_of(sk_snapshot *snapshot, uint32_t leaf_no) {
     bool is_encoded = snapshot->progress[leaf_no] != WANTED;
     pthread_mutex_unlock(&store->snapshots_lock);
     if (is_encoded) return snapshot->residency[leaf_no];
-    return (uint8_t)sk_leaf_seen(&store->leaves[leaf_no]);
+    return seen_by(snapshot, leaf_no);
 }
 
 int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf_no) {

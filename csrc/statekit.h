@@ -410,9 +410,10 @@ int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
  * away) and sk_leaf_heat do as ever. Else it is as if it were away: calls about a key, sk_install,
  * sk_detach, sk_move and sk_attach answer SK_NOT_OWNED; sk_clear, sk_sweep, sk_evict,
  * sk_timers_due, sk_timers_next and sk_spread pass it over (sk_dirty_take does not: it may come
- * back, and must be home when all is); a snapshot that is taken meanwhile does not have it. It can
- * be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL, and stays shut. The one other
- * thing that touches its entries is the first watermark (csrc/ttl.c).
+ * back, and must be home when all is); a snapshot that is taken meanwhile does not have it, unless
+ * sk_snapshot_add_shut asks for it. It can be completed by sk_leaf_decode with SK_UNDER and
+ * SK_UNDER_ALL, and stays shut. The one other thing that touches its entries is the first watermark
+ * (csrc/ttl.c).
  *
  * EXPECTED: the leaf is absent and its entries are on their way. Every call about a key answers
  * SK_UNKNOWN, those too that do not ask what is there; so does sk_clear, blind or not. The first
@@ -432,6 +433,8 @@ int sk_leaf_gate_of(sk_store *store, uint32_t leaf); /* an sk_gate, or a negated
 /* out[leaf] = about how many operations on it there were since the store was made, of all states:
  * calls about one key, each of them, and records of batches, by a sample of one in 31. */
 int sk_leaf_heat(sk_store *store, uint64_t *out);
+/* entries[leaf], bytes[leaf]: how many it has of a state, or of all; either may be NULL. */
+int sk_leaf_sizes(sk_store *store, uint32_t state, uint64_t *entries, uint64_t *bytes);
 
 /* Drops all entries of a state in [from, to), leaves that are away or shut aside. A leaf that is
  * not whole answers SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is
@@ -614,6 +617,9 @@ typedef struct sk_snapshot sk_snapshot;
  * blocks that writers encode ahead of the reader; 0 means 64 MiB. */
 int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
                      sk_snapshot **snapshot);
+/* Leaves that are shut are in it too, as they are: to be called before anything is read from it
+ * and before the gates are opened. For one who opens them next, and must have them as they were. */
+void sk_snapshot_add_shut(sk_snapshot *snapshot);
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot);
 /* Event time when it was taken, SK_NO_TIME if there was none: no entry that was alive then is
  * missing in it, even if it expires before it is read. */

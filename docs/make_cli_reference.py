@@ -16,16 +16,17 @@ PAGE = Path(__file__).parent / "cli.md"
 INTRODUCTION = """\
 # The command line
 
-`pip install 'statekit[cli]'` brings the program `statekit`. It looks at checkpoints, moves them,
-and makes new ones of old ones. This page is made from the program by `docs/make_cli_reference.py`;
-`statekit COMMAND --help` says the same.
+`pip install 'statekit[cli]'` brings the program `statekit` (also `python -m statekit`). It looks at
+checkpoints, homes and running processes, moves state between them, and makes new checkpoints of old
+ones. This page is made from the program by `docs/make_cli_reference.py`; `statekit COMMAND --help`
+says the same.
 
 ```
 $ statekit ls /data/job
 worker    number  time                 key-groups     states       size        new  base
 worker-0       1  2026-11-16 17:38:14  0-63 of 128         7  315.7 KiB  315.8 KiB     -
 worker-1       1  2026-11-16 17:38:14  64-127 of 128       7  316.1 KiB  316.2 KiB     -
-$ statekit get /data/job/worker-0 clicks alice
+$ statekit get /data/job clicks alice
 [{"url": "/home", "ms": 12}]
 $ statekit rescale /data/job --workers 3 --out /data/job-3
 ```
@@ -35,9 +36,19 @@ $ statekit rescale /data/job --workers 3 --out /data/job-3
 | you write | it is |
 |---|---|
 | `/data/ckpt` | a directory of checkpoints: the newest one |
-| `/data/ckpt@7` | checkpoint 7 of it |
+| `/data/ckpt@7` | checkpoint 7 of it; commands about a whole directory refuse the number |
 | `s3://bucket/path` | the same on any storage that fsspec knows (`pip install 'statekit[s3]'`) |
-| `/data/job` | one that has `worker-0`, `worker-1` ... in it: all of them |
+| `/data/job` | one that has `worker-0`, `worker-1` ... in it: the newest checkpoint of each |
+| `rocksdb:/path`, `redis://host/0` | a home that no process has open |
+| `127.0.0.1:7000`, `unix:/path` | a process that serves: `statekit serve` prints such an address |
+
+`get`, `inspect`, `export` and `diff` look at all of these; `edit` changes checkpoints, also those
+of several workers. Looking changes nothing. A RocksDB home is opened in a private copy, and refused
+if it is open elsewhere. A Redis home is read as it is: nobody should write to it meanwhile. Of a
+process everything is of one moment, while it goes on.
+
+`edit`, `compact` and `regroup` write a new checkpoint, which is then the newest. Made of an older
+one (`URL@7`) it overrides what came after, so they ask for `--force`.
 
 ## How keys and values are written
 

@@ -12,7 +12,7 @@
 from statekit import errors
 from statekit.assignment import assign
 from statekit.checkpoint import Checkpoint, CheckpointJob, PeriodicCheckpoints, checkpoints, collect
-from statekit.errors import StateKitError
+from statekit.errors import HomeLockedError, StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
 from statekit.migration.arrival import Arrival
@@ -49,6 +49,7 @@ __all__ = [
     "CheckpointJob",
     "Departure",
     "Home",
+    "HomeLockedError",
     "KVProvider",
     "Limits",
     "ListState",

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, TypeAlias
 
 from statekit.errors import ArgumentError, shorten
@@ -16,7 +17,12 @@ KeyGroups: TypeAlias = range | Iterable[int | range]
 
 def assign(key_groups: int, workers: int) -> list[range]:
     """Contiguous shares: worker i of P has key-groups [i*G//P, (i+1)*G//P)."""
-    if not isinstance(workers, int) or not 1 <= workers <= key_groups:
+    if not isinstance(key_groups, int) or not isinstance(workers, int):
+        raise ArgumentError(
+            f"{shorten(key_groups)} key-groups for {shorten(workers)} workers cannot be assigned. "
+            "Pass two ints, as in assign(128, 4)."
+        )
+    if not 1 <= workers <= key_groups:
         raise ArgumentError(
             f"{key_groups} key-groups cannot be shared by {shorten(workers)} workers. "
             f"Use 1 to {key_groups} workers."
@@ -30,35 +36,53 @@ def group_ranges(groups: KeyGroups, key_groups: int | None = None) -> tuple[rang
 
     key_groups: how many there are; ArgumentError for one beyond.
     """
-    numbers: list[int] = []
+    parts: list[range] = []
     try:
+        if isinstance(groups, str | bytes | bytearray):  # bytes would pass for ints
+            raise TypeError
         for part in [groups] if isinstance(groups, range) else groups:
-            numbers.extend(part if isinstance(part, range) else [part.__index__()])
+            one = part if isinstance(part, range) else range(part.__index__(), part.__index__() + 1)
+            parts += [one] if one.step == 1 else [range(at, at + 1) for at in one]
     except (TypeError, AttributeError):
         raise ArgumentError(
-            f"{shorten(groups)} are no key-groups. Pass a range, or a list of ints and ranges."
+            f"{shorten(groups)} names no key-groups. Pass a range, such as range(0, 64), or a list "
+            "of ints and ranges."
         ) from None
-    numbers.sort()
-    found: list[list[int]] = []
-    for number in numbers:
-        if number < 0 or (key_groups is not None and number >= key_groups):
+    found: list[range] = []
+    for part in sorted(filter(None, parts), key=lambda part: part.start):
+        if part.start < 0 or (key_groups is not None and part.stop > key_groups):
+            wrong = part.start if part.start < 0 else max(part.start, key_groups or 0)
             raise ArgumentError(
-                f"there is no key-group {number}. They are counted from 0 to "
+                f"there is no key-group {wrong}. They are counted from 0 to "
                 f"{'' if key_groups is None else key_groups - 1}."
             )
-        if found and number < found[-1][1]:
-            raise ArgumentError(f"key-group {number} is given twice. Give each once.")
-        if found and number == found[-1][1]:
-            found[-1][1] += 1
+        if found and part.start < found[-1].stop:
+            raise ArgumentError(f"key-group {part.start} is given twice. Give each once.")
+        if found and part.start == found[-1].stop:
+            found[-1] = range(found[-1].start, part.stop)
         else:
-            found.append([number, number + 1])
-    return tuple(range(start, stop) for start, stop in found)
+            found.append(part)
+    return tuple(found)
 
 
 def subtract(ranges: tuple[range, ...], gone: tuple[range, ...]) -> tuple[range, ...]:
-    """The key-groups of `ranges` that are not in `gone`."""
-    taken = {group for part in gone for group in part}
-    return group_ranges([group for part in ranges for group in part if group not in taken])
+    """The key-groups of `ranges` that are not in `gone`, where some may be twice."""
+    holes = sorted(gone, key=lambda part: part.start)
+    found = []
+    at = 0
+    for part in group_ranges(ranges):
+        while at < len(holes) and holes[at].stop <= part.start:
+            at += 1
+        start = part.start
+        for hole in islice(holes, at, None):
+            if hole.start >= part.stop:
+                break
+            if hole.start > start:
+                found.append(range(start, hole.start))
+            start = max(start, hole.stop)
+        if start < part.stop:
+            found.append(range(start, part.stop))
+    return group_ranges(found)
 
 
 def common(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:

@@ -4,63 +4,49 @@ Measured on a dataclass of five fields (CPython 3.11, ns): msgspec encodes it in
 it in 550; msgpack needs 640 and 900 for the same map. So msgspec does the work, and tests read
 the result with msgpack.
 
-What is stored can be read: a value is checked before it goes in. Scalars by their class, flat
-dataclasses by a generated function, items of containers each as if alone, all else by decoding
-what was encoded.
+What is stored comes back as it was: a value is looked at before it goes in (fit.py). Scalars by
+their class, records by a generated function, items of containers each as if alone.
 
 A *shape* is the part of a type that stays alive in the store: lists, dicts and sets from the
 root down. Below it everything is a value, read and written as a whole.
 """
 
-import dataclasses
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
-from operator import index
 from struct import Struct
-from typing import Annotated, Any, NamedTuple, TypeAlias
-from uuid import UUID
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec.msgpack import Decoder, Encoder
+from msgspec.msgpack import Decoder
 
-from statekit.errors import SchemaError
-from statekit.schema import Type, describe, show
+from statekit.errors import SchemaError, shorten
+from statekit.exact import (
+    INT_MAX,
+    INT_MIN,
+    VALUE_FAULTS,
+    Fit,
+    MisfitError,
+    convert_bool,
+    convert_bytes,
+    convert_datetime,
+    convert_float,
+    convert_int,
+    convert_str,
+    pack,
+)
+from statekit.fit import Role, all_exact, make_fit
+from statekit.schema import Type, describe, show, unwrapped
 
 Encode: TypeAlias = Callable[[Any], bytes]
 Decode: TypeAlias = Callable[[bytes | memoryview], Any]
 
-_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
-_INSTANCES = (tuple, Enum, date, time, timedelta, UUID, Decimal)
 _HEAD_16, _HEAD_32 = Struct(">BH"), Struct(">BI")
-
-# What encoders raise for a value that does not fit.
-VALUE_FAULTS = (
-    TypeError,
-    ValueError,  # UnicodeEncodeError and msgspec.ValidationError are ValueErrors
-    OverflowError,
-    AttributeError,
-    RecursionError,
-)
-
-
-def _plain_view(value: Any) -> Any:
-    """Lets live views be stored inside other values: as copies."""
-    copy = getattr(value, "_plain", None)
-    if copy is None:
-        raise TypeError(f"objects of type {type(value).__name__} cannot be stored")
-    return copy()
-
-
-_pack: Encode = Encoder(enc_hook=_plain_view).encode
 
 
 class Codec:
     """encode raises one of VALUE_FAULTS for a value that is not of the type."""
 
-    __slots__ = ("_decode_array", "decode", "encode", "hint", "is_plain", "type")
+    __slots__ = ("_decode_array", "decode", "encode", "fit", "hint", "type")
 
     def __init__(
         self,
@@ -68,15 +54,14 @@ class Codec:
         kind: Type,
         encode: Encode,
         decode: Decode,
-        is_plain: Callable[[Any], bool] | None = None,
+        fit: Fit | None = None,
     ) -> None:
         self.hint = hint
         self.type = kind
         self.encode = encode
         self.decode = decode
-        # Tells at a glance that msgspec packs a value rightly. False says nothing, and None is
-        # for types where no glance is enough.
-        self.is_plain = is_plain
+        # Exact values are encoded as msgspec packs them. None for types where that is not so.
+        self.fit = fit
         self._decode_array: Decode | None = None
 
     def decode_array(self, data: bytes) -> list[Any]:
@@ -84,50 +69,58 @@ class Codec:
         if self._decode_array is None:
             self._decode_array = Decoder(list[_storable(self.hint)]).decode  # type: ignore[misc]
         values: list[Any] = self._decode_array(data)
-        return values
+        # An array among the keys of any type was a tuple: nothing else could be one.
+        return [_tupled(value) for value in values] if self.type == "any" else values
 
     def __repr__(self) -> str:
         return f"<Codec of {show(self.type)}>"
 
 
-def make_codec(hint: Any) -> Codec:
-    """The codec of a type hint. SchemaError if values of that type cannot be stored."""
+def make_codec(hint: Any, role: Role = "value") -> Codec:
+    """The codec of a type hint. SchemaError if values of that type cannot be stored.
+
+    role: "key" of a live map, or "member" of a live set; see fit.py.
+    """
     kind = describe(hint)
+    hint = unwrapped(hint)
     try:
         decode: Decode = Decoder(_storable(hint)).decode
-    except TypeError as error:
+    except (TypeError, NotImplementedError) as error:
         raise SchemaError(
             f"{show(kind)} is no type that a state can hold: {error}. Use a simpler type."
         ) from None
-    encode = _SCALAR_ENCODERS.get(kind) if isinstance(kind, str) else None
-    if encode is not None:
-        return Codec(hint, kind, encode, decode, _PLAIN.get(str(kind)))
-    if dataclasses.is_dataclass(hint):
-        return _record_codec(hint, kind, decode)
-    return Codec(hint, kind, _checked_encoder(hint, decode), decode)
+    fit, is_odd = make_fit(hint, role)
+    if kind == "any" and role != "value":
+        return Codec(hint, kind, _encoder(fit), lambda data: _tupled(decode(data)), fit)
+    if is_odd:
+        return Codec(hint, kind, _proving_encoder(fit, decode), decode)
+    encode = None
+    if isinstance(kind, str) and role != "member":
+        encode = _SCALAR_ENCODERS.get(kind)
+    return Codec(hint, kind, encode or _encoder(fit), decode, fit)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if value.__class__ is list else value
 
 
 def _storable(hint: Any) -> Any:
-    return Any if hint is object else hint
+    return Any if hint is object else dict[str, Any] if hint is dict else hint
 
 
-# ---- Scalars
+# ---- Values. Scalars have encoders of their own: theirs is the hottest path there is.
 
 
 def _encode_int(value: Any) -> bytes:
-    if value.__class__ is not int:
-        value = int(index(value))  # True is 1; a float is refused
-    if not _INT_MIN <= value <= _INT_MAX:
-        raise OverflowError
-    return _pack(value)
+    if value.__class__ is not int or not INT_MIN <= value <= INT_MAX:
+        value = convert_int(value)  # True is 1; a float is refused
+    return pack(value)
 
 
 def _encode_float(value: Any) -> bytes:
     if value.__class__ is not float:
-        if isinstance(value, str | bytes):
-            raise TypeError("float() would parse it")
-        value = float(value)
-    return _pack(value)
+        value = convert_float(value)
+    return pack(value)
 
 
 def _encode_bool(value: Any) -> bytes:
@@ -135,36 +128,23 @@ def _encode_bool(value: Any) -> bytes:
         return b"\xc3"
     if value is False:
         return b"\xc2"
-    raise TypeError("not a bool")
+    return pack(convert_bool(value))
 
 
 def _encode_str(value: Any) -> bytes:
     if value.__class__ is not str:
-        if not isinstance(value, str):
-            raise TypeError("not a str")
-        value = str.__str__(value)
-    return _pack(value)
+        value = convert_str(value)
+    return pack(value)
 
 
 def _encode_bytes(value: Any) -> bytes:
     if value.__class__ is not bytes:
-        value = memoryview(value).tobytes()
-    return _pack(value)
+        value = convert_bytes(value)
+    return pack(value)
 
 
 def _encode_datetime(value: Any) -> bytes:
-    if value.__class__ is not datetime:
-        if not isinstance(value, datetime):
-            raise TypeError("not a datetime")
-        value = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value  # pandas
-    return _pack(value)
-
-
-def _encode_any(value: Any) -> bytes:
-    data = _pack(value)
-    if data[:2] == b"\xd7\xad":
-        raise ValueError("extension types below 0 are MessagePack's own, and rows.py uses one")
-    return data
+    return pack(convert_datetime(value))
 
 
 _SCALAR_ENCODERS: dict[str, Encode] = {
@@ -174,75 +154,48 @@ _SCALAR_ENCODERS: dict[str, Encode] = {
     "str": _encode_str,
     "bytes": _encode_bytes,
     "datetime": _encode_datetime,
-    "any": _encode_any,
-}
-_PLAIN: dict[str, Callable[[Any], bool]] = {
-    "int": lambda value: value.__class__ is int and _INT_MIN <= value <= _INT_MAX,
-    "float": lambda value: value.__class__ is float,
-    "bool": lambda value: value.__class__ is bool,
-    "str": lambda value: value.__class__ is str,
-    "bytes": lambda value: value.__class__ is bytes,
-    "any": lambda value: True,
 }
 
 
-# ---- Everything else
-
-
-def _checked_encoder(hint: Any, decode: Decode) -> Encode:
-    """Encodes, and decodes the result to see whether it is of the type."""
-    cls = hint if isinstance(hint, type) else typing.get_origin(hint)
-    # An instance, not something that looks like one: a list is no tuple, a text is no enum.
-    takes = cls if isinstance(cls, type) and issubclass(cls, _INSTANCES) else object
-
-    def encode_checked(value: Any) -> bytes:
-        if not isinstance(value, takes):
-            raise TypeError(f"not a {takes.__name__}")
-        data = _pack(value)
-        decode(data)
-        return data
-
-    return encode_checked
-
-
-_FLAT = {int: "int", str: "str", float: "float", bool: "bool", bytes: "bytes"}
-
-
-def _record_codec(cls: Any, kind: Type, decode: Decode) -> Codec:
-    """The same for a dataclass, with a short cut for one whose fields are all scalars.
-
-    For a class with `url: str` and `at: int` it is
-
-        def is_plain(value):
-            return value.__class__ is cls and value.url.__class__ is str and ...
-        def encode_record(value):
-            if value.__class__ is cls and value.url.__class__ is str and ...:
-                return pack(value)
-            return encode_closely(value)
-    """
-
-    def encode_closely(value: Any) -> bytes:
-        if not isinstance(value, cls):
-            raise TypeError(f"not a {cls.__name__}")
-        data = _pack(value)
-        decode(data)
-        return data
-
-    hints = typing.get_type_hints(cls)
-    fields = [field.name for field in dataclasses.fields(cls)]
-    if not all(hints[name] in _FLAT for name in fields):
-        return Codec(cls, kind, encode_closely, decode)
-    tests = [f"value.{name}.__class__ is {_FLAT[hints[name]]}" for name in fields]
-    scope: dict[str, Any] = {"cls": cls, "pack": _pack, "encode_closely": encode_closely}
-    test = " and ".join(["value.__class__ is cls", *tests])
+def _encoder(fit: Fit) -> Encode:
+    """Packs what is exact; converts all else first, which says what is wrong, and where."""
+    test, scope = fit.source or ("is_exact(value)", {"is_exact": fit.is_exact})
+    scope = {**scope, "convert": fit.convert, "pack": pack, "VALUE_FAULTS": VALUE_FAULTS}
     lines = [
-        f"def is_plain(value): return {test}",
-        "def encode_record(value):",
-        f" if {test}: return pack(value)",
-        " return encode_closely(value)",
+        "def encode(value):",
+        " try:",
+        f"  if {test}: return pack(value)",
+        " except VALUE_FAULTS: return pack(convert(value))",
+        " return pack(convert(value))",
     ]
-    exec("\n".join(lines), scope)  # names of fields are identifiers
-    return Codec(cls, kind, scope["encode_record"], decode, scope["is_plain"])
+    exec("\n".join(lines), scope)
+    encode: Encode = scope["encode"]
+    return encode
+
+
+def _proving_encoder(fit: Fit, decode: Decode) -> Encode:
+    """Encodes, and decodes the result to see whether it is what was given."""
+    encode, convert = _encoder(fit), fit.convert
+
+    def is_same(back: Any, value: Any, data: bytes) -> bool:
+        try:
+            # Sets come in any order, hence the second look.
+            return encode(back) == data or bool(convert(back) == convert(value))
+        except VALUE_FAULTS:
+            return False
+
+    def encode_proved(value: Any) -> bytes:
+        data = encode(value)
+        if not is_same(decode(data), value, data):
+            raise MisfitError(
+                value,
+                fit.kind,
+                "would not come back as it is: its class makes something else of its fields",
+                "Let its __post_init__ and the like leave alone what they made before.",
+            )
+        return data
+
+    return encode_proved
 
 
 # ---- Shapes
@@ -292,33 +245,58 @@ class SetShape(Shape):
 def make_shape(hint: Any) -> Shape:
     """The shape of a type hint."""
     kind = describe(hint)
+    hint = unwrapped(hint)
     args = typing.get_args(hint) or ((str, Any) if kind[0] == "dict" else (Any,))
     shape: Shape
     match kind:
         case ["list", _]:
             item = make_shape(args[0])
             shape = ListShape(item)
-            encode, is_plain = _list_encoder(item.codec)
+            encode, fit = _list_encoder(kind, item.codec)
         case ["dict", _, _]:
-            key, value = make_codec(args[0]), make_shape(args[1])
+            key, value = make_codec(args[0], "key"), make_shape(args[1])
             shape = MapShape(key, value)
-            encode, is_plain = _dict_encoder(key, value.codec)
+            encode, fit = _dict_encoder(kind, key, value.codec)
         case ["set", _]:
-            member = _member_codec(make_codec(args[0]))
+            _check_member(kind[1])
+            member = make_codec(args[0], "member")
             shape = SetShape(member)
-            encode, is_plain = _set_encoder(member), None
+            encode, fit = _set_encoder(kind, member), None
         case _:
             shape = ValueShape()
             shape.codec = make_codec(hint)
             return shape
-    shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape), is_plain)
+    shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape), fit)
     return shape
+
+
+def _check_member(kind: Type) -> None:
+    """SchemaError for a type whose values C does not take for keys of a map."""
+
+    def is_scalar(part: Type) -> bool:
+        if isinstance(part, list) and part[0] == "union":
+            return all(map(is_scalar, part[1:]))
+        return isinstance(part, str) or part[0] in ("enum", "flags")
+
+    members = kind[1:] if isinstance(kind, list) and kind[0] == "union" else [kind]
+    for member in members:
+        parts = [member]
+        if isinstance(member, list) and member[0] in ("tuple", "tuple*"):
+            parts = member[1:]
+        elif isinstance(member, list) and member[0] == "row":
+            parts = [part for part, _ in member[2].values()]
+        if not all(map(is_scalar, parts)):
+            raise SchemaError(
+                f"{show(member)} cannot be in a set that is alive: its members are stored as keys, "
+                "which are scalars or tuples of scalars. Use such a tuple, or kv.value(name, "
+                f"set[{show(kind)}]), which is read and written as a whole."
+            )
 
 
 # A container is its head and its items, each encoded as it would be alone. Two short cuts lead to
 # the same bytes: scalars are packed together and msgspec looks through the result; items that are
-# plain at a glance are packed together. What is neither (True for an int, a NumPy number, a set) is
-# encoded one by one.
+# exact are packed together. What is neither (True for an int, a NumPy number, a set) is encoded one
+# by one.
 
 
 def _packer_at_once(hint: Any, *kinds: Type) -> Callable[[Any], bytes | None]:
@@ -329,111 +307,111 @@ def _packer_at_once(hint: Any, *kinds: Type) -> Callable[[Any], bytes | None]:
 
     def pack_and_check(container: Any) -> bytes | None:
         try:
-            data = _pack(container)
-            check(data)
+            data = pack(container)
+            # Equal too: msgspec packs Color.RED as "red", and an array of numbers as bytes.
+            return data if check(data) == container else None
         except VALUE_FAULTS:
             return None
-        return data
 
     return pack_and_check
 
 
-# As msgspec is to check them: ints of 64 bits have a sign here.
+# As msgspec is to check them: ints of 64 bits have a sign here. No floats: it takes ints for them
+# that no float is equal to.
 _AT_ONCE: dict[str, Any] = {
-    "int": Annotated[int, msgspec.Meta(ge=_INT_MIN, le=_INT_MAX)],
-    "float": float,
+    "int": Annotated[int, msgspec.Meta(ge=INT_MIN, le=INT_MAX)],
     "str": str,
     "bytes": bytes,
     "bool": bool,
-    "any": Any,
 }
 
 
-_Plain: TypeAlias = Callable[[Any], bool] | None
-
-
-class ItemAt(NamedTuple):
-    """Where in a container the value is that a codec did not take: a fault's `item`."""
-
-    at: Any  # position or key
-    value: Any
-    codec: Codec
-
-
-def _encode_item(codec: Codec, value: Any, at: Any) -> bytes:
+def _item(step: str, codec: Codec, value: Any, role: str = "") -> bytes:
+    """A part of a container, encoded; an error learns where it is."""
     try:
         return codec.encode(value)
     except VALUE_FAULTS as fault:
-        if not hasattr(fault, "item"):  # else it is known more closely
-            fault.item = ItemAt(at, value, codec)  # type: ignore[union-attr]
-        raise
+        misfit = as_misfit(fault, value, codec)
+        misfit.enter(step, role)
+        raise misfit from None
 
 
-def _list_encoder(item: Codec) -> tuple[Encode, _Plain]:
-    is_plain_item = item.is_plain
+def _no_conversion(value: Any) -> Any:
+    raise AssertionError("live containers are encoded item by item")
+
+
+def _list_encoder(kind: Type, item: Codec) -> tuple[Encode, Fit | None]:
     at_once = _packer_at_once(list[_AT_ONCE.get(str(item.type), Any)], item.type)  # type: ignore[misc]
+    are_exact = _all_exact(item.fit)
 
     def encode_list(value: Any) -> bytes:
-        items = value if value.__class__ is list else list(_items_of(value))
+        items = value if value.__class__ is list else list(_items_of(value, kind))
         data = at_once(items)
         if data is not None:
             return data
-        if is_plain_item is not None and all(map(is_plain_item, items)):
-            return _pack(items)
-        encoded = [_encode_item(item, one, at) for at, one in enumerate(items)]
+        if are_exact(items):
+            return pack(items)
+        encoded = [_item(f"[{at}]", item, one) for at, one in enumerate(items)]
         return _head(0x90, 0xDC, len(items)) + b"".join(encoded)
 
-    if is_plain_item is None:
+    if item.fit is None:
         return encode_list, None
-    return encode_list, lambda value: value.__class__ is list and all(map(is_plain_item, value))
+    is_exact = lambda value: value.__class__ is list and are_exact(value)  # noqa: E731
+    return encode_list, Fit(kind, is_exact, _no_conversion)
 
 
-def _dict_encoder(key: Codec, value: Codec) -> tuple[Encode, _Plain]:
-    is_plain_key, is_plain_value = key.is_plain, value.is_plain
-    hints = [_AT_ONCE.get(str(kind), Any) for kind in (key.type, value.type)]
+def _dict_encoder(kind: Type, key: Codec, value: Codec) -> tuple[Encode, Fit | None]:
+    hints = [_AT_ONCE.get(str(part), Any) for part in (key.type, value.type)]
     at_once = _packer_at_once(dict[hints[0], hints[1]], key.type, value.type)  # type: ignore[valid-type]
+    keys_exact, values_exact = _all_exact(key.fit), _all_exact(value.fit)
 
     def encode_dict(entries: Any) -> bytes:
         if entries.__class__ is not dict:
-            entries = dict(_entries_of(entries))
+            entries = dict(_entries_of(entries, kind))
         data = at_once(entries)
         if data is not None:
             return data
-        if is_plain is not None and is_plain(entries):
-            return _pack(entries)
+        if keys_exact(entries) and values_exact(entries.values()):
+            return pack(entries)
         # Two keys that are encoded alike (1 and True) are one, and the last value counts.
         pairs = {
-            _encode_item(key, one, one): _encode_item(value, other, one)
+            _item("", key, one, "a key"): _item(f"[{shorten(one)}]", value, other)
             for one, other in entries.items()
         }
         return _head(0x80, 0xDE, len(pairs)) + b"".join([k + v for k, v in pairs.items()])
 
-    is_plain: _Plain = None
-    if is_plain_key is not None and is_plain_value is not None:
+    if key.fit is None or value.fit is None:
+        return encode_dict, None
 
-        def is_plain(entries: Any) -> bool:
-            return (
-                entries.__class__ is dict
-                and all(map(is_plain_key, entries))
-                and all(map(is_plain_value, entries.values()))
-            )
+    def is_exact(entries: Any) -> bool:
+        return entries.__class__ is dict and keys_exact(entries) and values_exact(entries.values())
 
-    return encode_dict, is_plain
+    return encode_dict, Fit(kind, is_exact, _no_conversion)
 
 
-def _set_encoder(member: Codec) -> Encode:
+def _set_encoder(kind: Type, member: Codec) -> Encode:
     def encode_set(members: Any) -> bytes:
-        packed = dict.fromkeys([_encode_item(member, one, one) for one in _items_of(members)])
+        packed = dict.fromkeys(
+            [_item("", member, one, "a member") for one in _items_of(members, kind)]
+        )
         return _head(0x80, 0xDE, len(packed)) + b"".join([one + b"\xc0" for one in packed])
 
     return encode_set
 
 
-def _member_codec(codec: Codec) -> Codec:
-    """Members of a set are found by their bytes, so equal ones must have equal bytes."""
-    if codec.type != "float":
-        return codec
-    return Codec(codec.hint, codec.type, lambda one: _encode_float(one + 0.0), codec.decode)
+def _all_exact(fit: Fit | None) -> Callable[[Any], bool]:
+    """What tells whether all items may be packed as they are."""
+    if fit is None:
+        return lambda items: False
+    look = all_exact(fit)
+
+    def are_exact(items: Any) -> bool:
+        try:
+            return look(items)
+        except VALUE_FAULTS:
+            return False  # encoding them one by one finds out
+
+    return are_exact
 
 
 def _head(short: int, long: int, count: int) -> bytes:
@@ -464,6 +442,7 @@ def _has_sets(shape: Shape) -> bool:
 
 def _stored_hint(hint: Any, shape: Shape) -> Any:
     """The hint with the sets of the live part as dicts."""
+    hint = unwrapped(hint)
     args = typing.get_args(hint)
     if isinstance(shape, SetShape):
         return dict[args[0] if args else Any, None]  # type: ignore[misc]
@@ -482,20 +461,31 @@ def _from_stored(value: Any, shape: Shape) -> Any:
     return set(value) if isinstance(shape, SetShape) else value
 
 
-def _items_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise TypeError("not a list or set")
+def _items_of(value: Any, kind: Type) -> Iterable[Any]:
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise MisfitError(value, kind)
     return value
 
 
-def _entries_of(value: Any) -> Iterable[tuple[Any, Any]]:
+def _entries_of(value: Any, kind: Type) -> Iterable[tuple[Any, Any]]:
     if not isinstance(value, Mapping):
-        raise TypeError("not a mapping")
+        raise MisfitError(value, kind)
     return value.items()
 
 
-def fault_reason(fault: Exception) -> str:
-    """What a fault says that its type does not, for a message."""
-    if isinstance(fault, msgspec.ValidationError):
-        return str(fault).replace("`", "")
-    return ""
+def as_misfit(fault: Exception, value: Any, codec: Codec) -> MisfitError:
+    """What is wrong with a value, from one of VALUE_FAULTS that storing it raised."""
+    if isinstance(fault, MisfitError):
+        return fault
+    if isinstance(fault, RecursionError):
+        return MisfitError(
+            value, codec.type, "is nested too deeply or contains itself", "Make it flatter."
+        )
+    try:
+        codec.encode(value)  # a state of numbers has not asked the codec yet
+    except MisfitError as misfit:
+        return misfit
+    except VALUE_FAULTS as other:
+        fault = other
+    reason = str(fault).replace("`", "")
+    return MisfitError(value, codec.type, f"does not fit {show(codec.type)}: {reason}")

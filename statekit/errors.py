@@ -5,10 +5,12 @@ programmer would catch for the same mistake (TypeError, OverflowError, MemoryErr
 Messages say what went wrong, in which state and at which key, and what to do about it.
 """
 
+import reprlib
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 from statekit._native import ffi, lib
 
@@ -32,6 +34,7 @@ __all__ = [
     "MemoryLimitError",
     "MigrationError",
     "MissingFileError",
+    "MissingPackageError",
     "NoCheckpointError",
     "NotOwnedError",
     "OccupiedError",
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 _REPR_CHARS_MAX = 60
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
 
 
 class StateKitError(Exception):
@@ -92,7 +96,7 @@ class PathError(StateKitError, LookupError):
 
 
 class KindError(StateKitError, TypeError):
-    """An operation that states of this kind do not have."""
+    """An operation that this kind of state, or of object, does not have."""
 
 
 class ArgumentError(StateKitError, ValueError):
@@ -113,6 +117,10 @@ class SchemaError(StateKitError, TypeError):
 
 class OccupiedError(StateKitError):
     """Leaves cannot be attached where leaves of the same numbers have entries."""
+
+
+class MissingPackageError(StateKitError, ImportError):
+    """A package that statekit does without, unless one asks for what it is needed for."""
 
 
 class CheckpointError(StateKitError):
@@ -140,12 +148,18 @@ class CheckpointCancelledError(CheckpointError):
 
 
 class DamagedError(CheckpointError):
-    """Bytes of a checkpoint are not what was written. `file` and `offset` say where."""
+    """Bytes of a checkpoint are not what was written. `file` and `offset` say where.
 
-    def __init__(self, message: str, *, file: str = "", offset: int | None = None) -> None:
+    `what` is what was found there, without advice; "" if there is only the message.
+    """
+
+    def __init__(
+        self, message: str, *, file: str = "", offset: int | None = None, what: str = ""
+    ) -> None:
         super().__init__(message)
         self.file = file
         self.offset = offset
+        self.what = what
 
 
 class HomeError(StateKitError, OSError):
@@ -153,7 +167,7 @@ class HomeError(StateKitError, OSError):
 
 
 class HomeLockedError(HomeError):
-    """The home is open already, here or in another process."""
+    """The home is open already, here or in another process, and only one may have it open."""
 
 
 class PeerError(StateKitError, ConnectionError):
@@ -346,11 +360,32 @@ def shorten(value: object) -> str:
     # A huge key is cut before repr, which would build all of it.
     if isinstance(value, str | bytes) and len(value) > 2 * _REPR_CHARS_MAX:
         value = value[:_REPR_CHARS_MAX] + value[-_REPR_CHARS_MAX:]  # type: ignore[operator]
-    text = repr(value)
+    # Nor is all of a huge list built; and what has no repr must not hide what went wrong with it.
+    try:
+        is_long = isinstance(value, _CONTAINERS) and len(value) > 2 * _REPR_CHARS_MAX
+        text = reprlib.repr(value) if is_long else repr(value)
+    except Exception:
+        text = object.__repr__(value)
     if len(text) <= _REPR_CHARS_MAX:
         return text
     half = (_REPR_CHARS_MAX - 3) // 2
     return f"{text[: half + 1]}...{text[-half:]}"
+
+
+class InProcess:
+    """What stands for something in this process, and cannot be copied or pickled.
+
+    A copy would go on using what its original has closed or given away.
+    """
+
+    __slots__ = ()
+    _instead = ""  # what to do
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise KindError(
+            f"this {type(self).__name__} stands for something in this process, and cannot be "
+            f"copied or pickled. {self._instead}"
+        )
 
 
 _NO_KEY = object()
@@ -432,6 +467,24 @@ def clear_frames(error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
+
+
+def package(name: str, what: str) -> Any:
+    """An optional package, imported when `what` needs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        how = "pip install statekit[arrow]" + (" pandas" if name == "pandas" else "")
+        raise MissingPackageError(
+            f"{what} needs {name}, which cannot be imported ({error}). Run: {how}"
+        ) from error
+
+
+def unequal_columns(keys: int, others: int, what: str, state: str) -> ColumnError:
+    """The exception for a batch whose columns are not equally long."""
+    return ColumnError(
+        f"there are {keys} keys but {others} {what}{where(state)}. Pass one for each key."
+    )
 
 
 def null_item(at: int) -> ColumnError:

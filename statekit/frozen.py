@@ -18,7 +18,7 @@ is being restored, over what its source has, which never changes.
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from tempfile import SpooledTemporaryFile
 from typing import IO
@@ -213,6 +213,18 @@ class Frozen:
             return scratch.encode_leaf(leaf)
         finally:
             scratch.mark(leaf, leaf + 1, "away")
+
+    def leaves(self, ranges: Sequence[range]) -> Iterator[tuple[int, bytes]]:
+        """All that leaves of these ranges had, each once; those without entries are left out."""
+        wanted = {leaf for part in ranges for leaf in part}
+        for leaf, blocks in self.snapshot:
+            if leaf in wanted:
+                wanted.remove(leaf)
+                is_whole = self.snapshot.residency(leaf) == "whole"
+                yield leaf, blocks if is_whole else self.complete(leaf, blocks)
+        for leaf in sorted(wanted):  # nothing of them was in memory
+            if self.snapshot.residency(leaf) != "whole" and (blocks := self.complete(leaf, b"")):
+                yield leaf, blocks
 
     def _rows_of(self, leaf: int) -> Rows:
         rows = self._rows

@@ -13,11 +13,11 @@ b'\\x05\\x00\\x00\\x00alice\\x07\\x00\\x00\\x00\\x00\\x00\\x00\\x00'
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import GenericAlias
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, NewType, TypeAlias, get_args, get_origin
 
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, KeyTypeError, native_error, shorten, where
@@ -73,9 +73,9 @@ def key_type_text(key_type: KeyType) -> str:
     if isinstance(key_type, str):
         text = key_type
     elif get_origin(key_type) is tuple:
-        text = f"({''.join(_LETTERS.get(part, '?') for part in get_args(key_type))})"
+        text = f"({''.join(map(_letter, get_args(key_type)))})"
     else:
-        text = _LETTERS.get(key_type, "?")
+        text = _letter(key_type)
     parts = text[1:-1] if text[:1] == "(" and text[-1:] == ")" else text
     fits = parts is not text or len(text) == 1
     if not (fits and parts and set(parts) <= set("sbi") and len(parts) <= lib.SK_KEY_PARTS_MAX):
@@ -84,6 +84,12 @@ def key_type_text(key_type: KeyType) -> str:
             f"{lib.SK_KEY_PARTS_MAX} of these, such as tuple[str, int]."
         )
     return text
+
+
+def _letter(part: Any) -> str:
+    while isinstance(part, NewType):
+        part = part.__supertype__
+    return _LETTERS.get(part, "?") if isinstance(part, Hashable) else "?"
 
 
 def key_codec(key_type: KeyType) -> KeyCodec:
@@ -147,11 +153,11 @@ def leaf_of(key_type: KeyType, key: Any, key_groups: int = 128, subgroups: int =
     >>> leaf_of(str, "alice"), leaf_of(str, "alice", key_groups=1, subgroups=1)
     (253, 0)
     """
-    leaves = key_groups * subgroups
-    powers = key_groups > 0 < subgroups and leaves & (leaves - 1) == 0
-    if not powers or leaves > lib.SK_LEAVES_MAX:
+    are_ints = isinstance(key_groups, int) and isinstance(subgroups, int)
+    leaves = key_groups * subgroups if are_ints and key_groups > 0 < subgroups else 0
+    if leaves & (leaves - 1) or not 0 < leaves <= lib.SK_LEAVES_MAX:
         raise ArgumentError(
-            f"no store has {key_groups} key-groups of {subgroups} sub-groups. "
+            f"no store has {shorten(key_groups)} key-groups of {shorten(subgroups)} sub-groups. "
             f"Use powers of two whose product is at most {lib.SK_LEAVES_MAX}."
         )
     return key_hash(key_type, key) >> 64 - (leaves.bit_length() - 1)
@@ -168,18 +174,39 @@ def leaf_of_encoded(codec: KeyCodec, data: bytes, leaves: int) -> int:
 
 def key_error(codec: KeyCodec, key: object, state: str | None = None) -> KeyTypeError:
     """What to raise when codec.encode(key) raised one of KEY_FAULTS."""
-    if isinstance(key, int) and codec.text == "i":
-        problem, advice = "does not fit into 64 bits", "Use a str or bytes key."
-    elif isinstance(key, str) and codec.text == "s":
-        problem, advice = "has no UTF-8 form", "Remove its lone surrogates or use a bytes key."
-    else:
-        problem = f"is of type {type(key).__name__}, not {codec.python}"
-        if isinstance(key, tuple) and codec.is_tuple:
-            problem = f"does not fit {codec.python}"
-        advice = "Pass a key of the state's key type."
+    problem, advice = _key_problem(codec, key)
     error = KeyTypeError(f"the key {shorten(key)} {problem}{where(state)}. {advice}")
     error.state, error.key = state, key
     return error
+
+
+def _key_problem(codec: KeyCodec, key: object) -> tuple[str, str]:
+    """What is wrong with a key, and what to do."""
+    if isinstance(key, int) and codec.text == "i":
+        return (
+            "does not fit into 64 bits, which is -2**63 to 2**63 - 1",
+            "Declare the state with key=str or key=bytes for larger ones.",
+        )
+    if isinstance(key, str) and codec.text == "s":
+        return "has no UTF-8 form", "Remove its lone surrogates or use a bytes key."
+    if not isinstance(key, tuple) or not codec.is_tuple:
+        return (
+            f"is of type {type(key).__name__}, not {codec.python}",
+            "Pass a key of the state's key type.",
+        )
+    if len(key) != len(codec.parts):
+        return (
+            f"has {len(key)} parts, and does not fit {codec.python}",
+            "Pass a key of the state's key type.",
+        )
+    for at, (letter, part) in enumerate(zip(codec.parts, key, strict=True)):
+        of_part = _codec(letter)
+        try:
+            of_part.encode(part)
+        except KEY_FAULTS:
+            problem, advice = _key_problem(of_part, part)
+            return f"does not fit {codec.python}: its part {at}, {shorten(part)}, {problem}", advice
+    return f"does not fit {codec.python}", "Pass a key of the state's key type."
 
 
 def _check_bytes(key: Any) -> bytes:

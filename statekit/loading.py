@@ -242,7 +242,9 @@ def open_pinned(place: Any, at: Any) -> tuple[Checkpoint, Pin]:
             continue  # retired in between: then there is a newer one, or an error will say so
         try:
             # Once more: only what is read under the pin is sure to stay.
-            return read_checkpoint(storage, found.number), pin
+            checkpoint = read_checkpoint(storage, found.number)
+            checkpoint.seen = found.seen
+            return checkpoint, pin
         except BaseException:
             pin.release()
             raise

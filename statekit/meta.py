@@ -3,9 +3,11 @@
 import json
 import threading
 
+from statekit.assignment import group_ranges, subtract
 from statekit.errors import SchemaError
 from statekit.homes import Home
 from statekit.homes.ledger import Ledger
+from statekit.migration.messages import Leases, renew_leases
 from statekit.schema import StateSchema
 
 #: 2: homes have pending rows and records of commits (homes/ledger.py), which version 1 would
@@ -22,10 +24,18 @@ class Meta:
         self.key_groups = key_groups
         self.subgroups = subgroups
         self.schemas = schemas  # a state's number at home is its place in this list
+        self.id = ""  # of the home, drawn when it is made: tells whether two are one
         self.is_current = False  # what is stored has our version, and our geometry
         #: Key-groups that are being restored into the home. If one is still here when the home is
         #: opened, a restore was interrupted: its rows are there only in part.
         self.restoring: tuple[range, ...] = ()
+        #: Key-groups that were handed over to another process: a provider that is opened has them
+        #: no more. Written before the new owner may use them.
+        self.given: tuple[range, ...] = ()
+        #: Of these: what the home had was deleted, or overwritten, at least a part of it.
+        self.deleted: tuple[range, ...] = ()
+        #: Of leaves that were ever handed over: others may remember these epochs.
+        self.leases: Leases = ()
 
     @classmethod
     def read(cls, home: Home | None, url: str = "") -> "Meta":
@@ -45,7 +55,11 @@ class Meta:
             schemas = [StateSchema(**schema) for schema in found["states"]]
             meta = cls(found["key_groups"], found["subgroups"], schemas)
             meta.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
-            meta.is_current = found["statekit"] == META_VERSION
+            meta.id = found.get("id", "")
+            meta.is_current = found["statekit"] == META_VERSION and bool(meta.id)
+            meta.given = tuple(range(*pair) for pair in found.get("given", ()))
+            meta.deleted = tuple(range(*pair) for pair in found.get("deleted", ()))
+            meta.leases = [(range(*pair), epoch) for *pair, epoch in found.get("leases", ())]
             return meta
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, SchemaError):
@@ -58,13 +72,38 @@ class Meta:
     def encode(self) -> bytes:
         described: dict[str, object] = {
             "statekit": META_VERSION,
+            "id": self.id,
             "key_groups": self.key_groups,
             "subgroups": self.subgroups,
             "states": [schema._asdict() for schema in self.schemas],
         }
-        if self.restoring:
-            described["restoring"] = [(part.start, part.stop) for part in self.restoring]
+        for name in ("restoring", "given", "deleted"):
+            if parts := getattr(self, name):
+                described[name] = [(part.start, part.stop) for part in parts]
+        if self.leases:
+            described["leases"] = [(run.start, run.stop, epoch) for run, epoch in self.leases]
         return json.dumps(described).encode()
+
+    def refresh(self, stored: "Meta") -> None:
+        """Takes on what other providers may have changed in the home's record."""
+        self.id = stored.id or self.id
+        self.schemas, self.restoring = stored.schemas, stored.restoring
+        self.given, self.deleted, self.leases = stored.given, stored.deleted, stored.leases
+
+    def give(self, groups: tuple[range, ...], leases: Leases) -> None:
+        """Key-groups are another process's, at these epochs."""
+        self.given = group_ranges((*subtract(self.given, groups), *groups))
+        self.leases = renew_leases(self.leases, [one for one in leases if one[1]])
+
+    def take(self, groups: tuple[range, ...], leases: Leases = ()) -> None:
+        """Key-groups are owned here (again)."""
+        self.given, self.deleted = subtract(self.given, groups), subtract(self.deleted, groups)
+        self.leases = renew_leases(self.leases, [one for one in leases if one[1]])
+
+    def delete(self, groups: tuple[range, ...]) -> None:
+        """Of key-groups that are another process's, rows are deleted from now on."""
+        gone = subtract(groups, subtract(groups, self.given))
+        self.deleted = group_ranges((*subtract(self.deleted, gone), *gone))
 
     def find(self, name: str) -> StateSchema | None:
         return next((schema for schema in self.schemas if schema.name == name), None)

@@ -99,6 +99,14 @@ class MovedMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointMetrics:
+    """Checkpoints of this provider, since it was opened."""
+
+    taken: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """A provider."""
 
@@ -108,6 +116,7 @@ class Metrics:
     leaves: dict[str, int]  # whole, partial, absent, away
     home: dict[str, float]  # the home's own figures
     moved: MovedMetrics = field(default_factory=MovedMetrics)
+    checkpoints: CheckpointMetrics = field(default_factory=CheckpointMetrics)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for logs and JSON: latencies as count, p50 and p99 in seconds."""
@@ -141,6 +150,12 @@ _MOVED = {
     "bytes_in": "Bytes of leaves that came from other processes",
     "bytes_out": "Bytes of leaves that were sent to other processes",
     "leaves_fetched": "Leaves that came because somebody touched them",
+}
+
+
+_CHECKPOINTS = {
+    "taken": "Checkpoints that were taken",
+    "failed": "Checkpoints that could not be taken",
 }
 
 
@@ -193,6 +208,10 @@ class PrometheusCollector:
             moved = family(f"statekit_{name}", text, labels=names)
             moved.add_metric(values, getattr(metrics.moved, name))
             yield moved
+        for name, text in _CHECKPOINTS.items():
+            counter = CounterMetricFamily(f"statekit_checkpoints_{name}", text, labels=names)
+            counter.add_metric(values, getattr(metrics.checkpoints, name))
+            yield counter
         home = GaugeMetricFamily("statekit_home", "The home's own figures", labels=[*names, "name"])
         for name, figure in metrics.home.items():
             home.add_metric([*values, name], figure)

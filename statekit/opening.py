@@ -15,14 +15,16 @@ Into memory, a restore is lazy: the provider is ready when the manifests are rea
 when they are touched and in the background (loading.py). Into a home, leaves are written one by
 one, so it takes the memory of a leaf. Meanwhile the home's record names the key-groups that are
 on their way; they cannot be opened before they have all arrived, and an interrupted restore can
-be started again.
+be started again. All of it happens in a thread that no signal reaches (uninterrupted.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import uuid4
 
 from statekit.assignment import (
     KeyGroups,
@@ -35,7 +37,9 @@ from statekit.assignment import (
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ArgumentError,
+    CheckpointCancelledError,
     HomeError,
+    NotOwnedError,
     OccupiedError,
     SchemaError,
     shorten,
@@ -48,6 +52,9 @@ from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
+from statekit.uninterrupted import uninterrupted
+
+_log = logging.getLogger("statekit")
 
 Place: TypeAlias = str | PathLike[str] | Checkpoint
 
@@ -57,6 +64,7 @@ _ALLOCATOR_SHARE = 5  # a fifth is for what the allocator needs on top of what i
 _KEY_GROUPS, _SUBGROUPS = 128, 16
 _LEAVES_MAX = 1 << 20
 _CHECKPOINT = "checkpoint:"
+_LOOK_SECONDS = 0.1  # how soon a restore notices that it was interrupted
 
 
 def open(  # noqa: A001  (sk.open, as in gzip.open)
@@ -65,6 +73,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     key_groups: int | None = None,
     subgroups: int | None = None,
     owned: KeyGroups | None = None,
+    reclaim: bool = False,
 ) -> KVProvider:
     """Opens a provider.
 
@@ -72,7 +81,10 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     package brings. `memory=` is how much memory may hold; the rest is at home.
     "checkpoint:URL" restores the newest checkpoint there; see restore().
     key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
-    owned: the key-groups that are this provider's; all unless told.
+    owned: the key-groups that are this provider's; unless told, all that were not handed over to
+    another process.
+    reclaim: take back what was handed over, as the home has it: as it was at the last flush. To be
+    said when the new owner is gone for good, and only you can know that.
 
     >>> kv = open("memory:")
     >>> visits = kv.value("visits", int, default=0)
@@ -80,18 +92,36 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     >>> visits["alice"]
     1
     """
+    for name, number in (("key_groups", key_groups), ("subgroups", subgroups)):
+        if number is not None:
+            _check_count(name, number)
     if isinstance(url, str) and url.startswith(_CHECKPOINT):
         if subgroups is not None:
             raise ArgumentError(f"the sub-groups of {url!r} are given. Leave subgroups out.")
+        if reclaim:
+            raise ArgumentError(f"nothing was handed over by {url!r}. Leave reclaim out.")
         return restore(url.removeprefix(_CHECKPOINT), key_groups=owned, regroup=key_groups)
     parsed = HomeUrl.parse(url)
+    if reclaim and parsed.scheme == "memory":
+        raise ArgumentError("memory: keeps nothing that was handed over. Leave reclaim out.")
     home, budget = _home_of(parsed)
     try:
-        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget)
+        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
     except BaseException:
         if home is not None:
             home.close()
         raise
+
+
+def _check_count(name: str, number: Any) -> None:
+    """ArgumentError for what cannot be a number of key-groups or sub-groups."""
+    if type(number) is not int or not 0 < number <= _LEAVES_MAX or number & (number - 1):
+        what = "key-groups" if name == "key_groups" else "sub-groups"
+        which = " `owned` says which of them are this provider's." if name == "key_groups" else ""
+        raise ArgumentError(
+            f"{name}={shorten(number)} is no number of {what}. Pass a power of two, "
+            f"{_LEAVES_MAX} at most.{which}"
+        )
 
 
 def _home_of(parsed: HomeUrl) -> tuple[Home | None, int | None]:
@@ -114,11 +144,20 @@ def _open_with(
     subgroups: int | None,
     owned: KeyGroups | None,
     budget: int | None,
+    reclaim: bool,
 ) -> KVProvider:
     meta = Meta.read(home, url)
     is_new = home is None
     groups, subs = _fix_geometry(meta, url, key_groups, subgroups)
     mine = group_ranges(range(groups) if owned is None else owned, groups)
+    if given := common(mine, meta.given):
+        if reclaim:
+            _check_kept(url, meta, given)
+        elif owned is None:
+            mine = subtract(mine, given)
+            _log.warning("%s", _handed_over(url, given))
+        else:
+            raise NotOwnedError(_handed_over(url, given))
     if torn := common(mine, meta.restoring):
         raise HomeError(
             f"a restore of key-groups {show_groups(torn)} into {url!r} is going on or was "
@@ -136,8 +175,33 @@ def _open_with(
         store.mark(0, store.leaves, "absent")
     for part in leaf_ranges(subtract((range(groups),), mine), subs):
         store.mark(part.start, part.stop, "away")
-    return KVProvider(
-        url, Residence(store, ledger, budget), meta, mine, HomeShare(ledger), Family()
+    residence = Residence(store, ledger, budget)
+    kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
+    if given and reclaim:
+        kv._record_taken(given, ())  # before anything is done with them
+    return kv
+
+
+def _handed_over(url: str, given: tuple[range, ...]) -> str:
+    return (
+        f"key-groups {show_groups(given)} of {url!r} were handed over to another process, and are "
+        "not this provider's any more. To have them back, fetch them from there into a provider "
+        'of "memory:", and merge() that. If the other process is gone for good, '
+        "open(..., reclaim=True) takes them back as they were at the last commit."
+    )
+
+
+def _check_kept(url: str, meta: Meta, given: tuple[range, ...]) -> None:
+    """NotOwnedError if of key-groups that are to be taken back not all is there any more."""
+    gone = common(given, meta.deleted)
+    if not gone:
+        return
+    kept = subtract(given, gone)
+    others = f" {show_groups(kept)} can: name these as owned=, and reclaim them." if kept else ""
+    raise NotOwnedError(
+        f"key-groups {show_groups(gone)} of {url!r} cannot be taken back: they were handed over to "
+        "another process, which had them, and so they were deleted here, at least a part of them. "
+        f"Restore them from a checkpoint: restore(..., home={url!r}).{others}"
     )
 
 
@@ -172,6 +236,8 @@ def restore(
     at: int | datetime | None = None,
     home: str = "memory:",
     regroup: int | None = None,
+    missing: Literal["error", "ok"] = "error",
+    replace: bool = False,
 ) -> KVProvider:
     """Makes a provider of a checkpoint, or of several that have different key-groups.
 
@@ -183,9 +249,38 @@ def restore(
     home: where the state is to live, as in open(). A home other than memory must have no state of
     these key-groups, and is complete when this returns.
     regroup: another number of key-groups, a power of two, in which key_groups counts then.
+    missing: "ok" restores several places also if they do not have all key-groups together. A single
+    place may be that of one worker, so of that one nothing is missed.
+    replace: whatever the home holds of these key-groups is deleted.
     """
+    if missing not in ("error", "ok"):
+        raise ArgumentError(f'missing={shorten(missing)} is neither "error" nor "ok".')
     places = _places(url)
-    parsed = HomeUrl.parse(home)
+    is_strict = key_groups is None and missing == "error" and len(places) > 1
+
+    def work(is_abandoned: Callable[[], bool]) -> KVProvider:
+        parsed = HomeUrl.parse(home)
+        is_memory = parsed.scheme == "memory"
+        budget = _home_of(parsed)[1] if is_memory else None  # before anything is pinned
+        plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
+        if is_memory:
+            return _restore_here(plan, mine, source, budget, lazy, is_abandoned=is_abandoned)
+        try:
+            return _restore_home(plan, mine, source, parsed, replace, is_abandoned)
+        finally:
+            source.release()
+
+    return uninterrupted(work, KVProvider.close)
+
+
+def _open_source(
+    places: Sequence[Place],
+    at: int | datetime | None,
+    regroup: int | None,
+    key_groups: KeyGroups | None,
+    is_strict: bool,
+) -> "tuple[_Plan, tuple[range, ...], CheckpointSource]":
+    """What several checkpoints are together, what is wanted of it, and where it comes from."""
     with ExitStack() as undo:
         pinned = []
         for place in places:
@@ -195,15 +290,12 @@ def restore(
                 pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
         plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
+        if is_strict:
+            plan.check_whole()
         mine = plan.choose(key_groups)
         source = CheckpointSource(pinned, plan.leaves)
         undo.pop_all()
-    if parsed.scheme == "memory":
-        return _restore_here(plan, mine, source, _home_of(parsed)[1], lazy)
-    try:
-        return _restore_home(plan, mine, source, parsed)
-    finally:
-        source.release()
+    return plan, mine, source
 
 
 def _places(url: Any) -> list[Place]:
@@ -254,6 +346,16 @@ class _Plan(NamedTuple):
             _schemas(checkpoints),
             min(known) if len(known) == len(times) else None,
         )
+
+    def check_whole(self) -> None:
+        """ArgumentError if there are key-groups that none of the checkpoints has."""
+        holes = subtract((range(self.key_groups),), group_ranges([*self.covered, *self.torn]))
+        if holes:
+            raise ArgumentError(
+                f"key-groups {show_groups(holes)} of {self.key_groups} are in none of "
+                f"{self.names}. Name the checkpoints that have them too, or say which key-groups "
+                'are wanted (key_groups=), or missing="ok" to go on without them.'
+            )
 
     def choose(self, key_groups: KeyGroups | None) -> tuple[range, ...]:
         """The key-groups to be restored. ArgumentError if some are not covered."""
@@ -341,6 +443,7 @@ def _restore_here(
     budget: int | None,
     lazy: bool,
     background: bool = True,
+    is_abandoned: Callable[[], bool] = lambda: False,
 ) -> KVProvider:
     """A provider in memory. The source is its own, also if this fails."""
     try:
@@ -358,11 +461,28 @@ def _restore_here(
         if lazy:
             residence.resume_loading()
         else:
-            residence.wait_loaded()
+            _wait_loaded(residence, is_abandoned)
     except BaseException:
         kv.close()
         raise
     return kv
+
+
+def _wait_loaded(residence: Residence, is_abandoned: Callable[[], bool]) -> None:
+    while True:
+        try:
+            residence.wait_loaded(_LOOK_SECONDS)
+            return
+        except TimeoutError:
+            if is_abandoned():
+                raise
+
+
+def _wanted(leaves: Iterable[int], is_abandoned: Callable[[], bool]) -> Iterator[int]:
+    for leaf in leaves:
+        if is_abandoned():
+            raise CheckpointCancelledError("the restore was interrupted. Start it again.")
+        yield leaf
 
 
 def _prepare(kv: KVProvider, plan: _Plan, mine: tuple[range, ...]) -> None:
@@ -387,12 +507,18 @@ def _prepare(kv: KVProvider, plan: _Plan, mine: tuple[range, ...]) -> None:
                 store.mark(start, stop, "absent")
     epoch = store.advance_epoch()  # changes from here on are changes to the checkpoints
     for one in plan.checkpoints:
+        kv._checkpointer.succeed(one)
         if one.manifest.leaves == plan.leaves:
             kv._checkpointer.adopt(one, epoch)
 
 
 def _restore_home(
-    plan: _Plan, mine: tuple[range, ...], source: CheckpointSource, parsed: HomeUrl
+    plan: _Plan,
+    mine: tuple[range, ...],
+    source: CheckpointSource,
+    parsed: HomeUrl,
+    replace: bool,
+    is_abandoned: Callable[[], bool],
 ) -> KVProvider:
     home, budget = _home_of(parsed)
     assert home is not None
@@ -400,7 +526,9 @@ def _restore_home(
         url = parsed.shown
         meta = Meta.read(home, url)
         _fix_geometry(meta, url, plan.key_groups, plan.subgroups)
-        _check_empty(home, url, meta, subtract(mine, meta.restoring), plan.subgroups)
+        if not replace:
+            torn = (*meta.restoring, *meta.deleted)  # of which nobody expects to find all
+            _check_empty(home, url, meta, subtract(mine, torn), plan.subgroups)
         _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
         ledger = Ledger(home, plan.subgroups, len(meta.schemas))
         ledger.recover(mine)
@@ -410,11 +538,11 @@ def _restore_home(
             kv._register(schema)
         _prepare(kv, plan, mine)
         leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
-        residence.fill_home(source, leaves)
+        residence.fill_home(source, _wanted(leaves, is_abandoned))
         # From now on they are at the position of the checkpoint.
         positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
         residence.commit(mine, [one for one in positions if one[1]])
-        _change_restoring(home, url, meta, lambda there: subtract(there, mine))
+        _change_restoring(home, url, meta, lambda there: subtract(there, mine), mine)
     except BaseException:
         home.close()
         raise
@@ -429,7 +557,8 @@ def _check_empty(
             if next(iter(home.load(leaf, number)), None) is not None:
                 raise ArgumentError(
                     f"{url!r} is not empty: it has entries of state {schema.name!r} in key-group "
-                    f"{leaf // subgroups}. Restore into a new home, or delete what is there."
+                    f"{leaf // subgroups}. Restore into a new home, or pass replace=True to have "
+                    "what is there deleted."
                 )
 
 
@@ -438,11 +567,13 @@ def _change_restoring(
     url: str,
     meta: Meta,
     change: Callable[[tuple[range, ...]], tuple[range, ...]],
+    done: tuple[range, ...] = (),
 ) -> None:
-    """Changes the key-groups in the home's record that are on their way."""
+    """Changes the key-groups in the home's record that are on their way; done: they are here."""
 
     def set_restoring(found: Meta) -> None:
         found.restoring = group_ranges(change(found.restoring))
+        found.take(done)
 
     _change_meta(home, url, meta, set_restoring)
 
@@ -460,7 +591,8 @@ def _change_meta(home: Home, url: str, meta: Meta, change: Callable[[Meta], None
                     f"{theirs[1]} sub-groups; asked for was {meta.key_groups} x {meta.subgroups}. "
                     "Open it with the same numbers everywhere."
                 )
-            meta.schemas, meta.restoring = stored.schemas, stored.restoring
+            meta.refresh(stored)
+        meta.id = meta.id or uuid4().hex
         change(meta)
         if home.write_meta(meta.encode(), expected):
             meta.is_current = True

@@ -15,10 +15,11 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from html import escape
 from os import PathLike
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
 from statekit.checkpoint.checkpointer import Checkpointer, Holdings
@@ -27,12 +28,12 @@ from statekit.checkpoint.job import CheckpointJob
 from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
 from statekit.codecs import (
-    VALUE_FAULTS,
     Codec,
     ListShape,
     MapShape,
     SetShape,
     Shape,
+    as_misfit,
     make_codec,
     make_shape,
 )
@@ -41,20 +42,25 @@ from statekit.errors import (
     BadValueError,
     ClosedError,
     CommitError,
+    HomeError,
+    InProcess,
     KeyTypeError,
+    KindError,
     NotOwnedError,
     OccupiedError,
+    OverflowStateError,
     SchemaError,
     shorten,
 )
-from statekit.interrupts import uninterrupted
+from statekit.exact import VALUE_FAULTS
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.loading import Loading
 from statekit.meta import HomeShare, Meta
 from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
+from statekit.migration.messages import Leases, cut_leases
 from statekit.migration.moving import MovingProvider
 from statekit.residence import Residence
-from statekit.schema import StateSchema, Type, check_evolution, show, value_kind
+from statekit.schema import StateSchema, Type, check_evolution, value_kind
 from statekit.state import (
     AggregateState,
     ListState,
@@ -69,6 +75,7 @@ from statekit.state.value import NO_DEFAULT, NumberValueState
 from statekit.store import Store
 from statekit.store.columns import route
 from statekit.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
+from statekit.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -77,10 +84,11 @@ A = TypeVar("A")
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
+_log = logging.getLogger("statekit")
+
 MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
 
 
-_log = logging.getLogger("statekit")
 _unclosed: "weakref.WeakSet[KVProvider]" = weakref.WeakSet()  # providers with a home ...
 #: ... and their stores, by id: what is collected together is finalized in any order, and a store
 #: must live until its provider has read it out.
@@ -114,11 +122,16 @@ class _Declaration:
         self.make = make  # (raw, residence, schema) -> the typed state
 
 
-class KVProvider(MovingProvider):
+class KVProvider(InProcess, MovingProvider):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
     """
+
+    _instead = (
+        "Open a provider in the other process. State goes over with checkpoint() and "
+        "statekit.restore(), or with serve() and fetch_from()."
+    )
 
     def __init__(
         self,
@@ -145,6 +158,9 @@ class KVProvider(MovingProvider):
         self._has_position = False  # commit() was given one
         self._checkpointer = Checkpointer(residence, self._lock, self._holdings)
         self._pid = os.getpid()
+        #: Key-groups that are ours, though the home's record may say that they are another's.
+        self._unrecorded: tuple[range, ...] = ()
+        self._leases = cut_leases(meta.leases, leaf_ranges(mine, residence.store.subgroups))
         residence.register(meta.schemas)
         residence.keeper = self  # who has a state has its provider
         for group in (group for part in mine for group in part):
@@ -309,6 +325,12 @@ class KVProvider(MovingProvider):
         ttl: Any = None,
     ) -> AggregateState[Any, Any, Any]:
         """An accumulator of a type that items are added to, and the result made of it."""
+        for function, what in ((add, "add"), (result, "result")):
+            if not callable(function):
+                raise ArgumentError(
+                    f"{what}={shorten(function)} is no function (state {name!r}). Pass "
+                    "add(accumulator, item) and, if you like, result(accumulator)."
+                )
         _check_value(make_codec(type), initial, f"the initial value of state {name!r}")
         return self._value(  # type: ignore[no-any-return]
             name, type, key, ttl, fold=lambda values: AggregateState(values, initial, add, result)
@@ -395,8 +417,7 @@ class KVProvider(MovingProvider):
             if expected is not None:
                 stored_meta = Meta.decode(expected, self.url)
                 self._check_geometry(stored_meta)
-                self._meta.schemas = stored_meta.schemas
-                self._meta.restoring = stored_meta.restoring
+                self._meta.refresh(stored_meta)
             schemas = self._meta.schemas
             if schema in schemas:
                 break
@@ -436,6 +457,13 @@ class KVProvider(MovingProvider):
 
     def __contains__(self, name: object) -> bool:
         return name in self._states
+
+    def __iter__(self) -> NoReturn:
+        raise KindError(
+            "a provider is no collection. `for name in kv.schemas` goes through the names of its "
+            "states, `for key in kv[name]` through the keys of one, `kv[name].items()` through its "
+            "entries."
+        )
 
     @property
     def schemas(self) -> Mapping[str, StateSchema]:
@@ -518,7 +546,7 @@ class KVProvider(MovingProvider):
         """The metadata of the last commit of each key-group, with the key-groups it is of."""
         self._check_open()
         ledger = self._residence.ledger
-        return [] if ledger is None else ledger.positions_of(self._mine)
+        return [] if ledger is None else deepcopy(ledger.positions_of(self._mine))
 
     def rollback(self) -> None:
         """Back to the last commit: all changes since then, in all states, are undone.
@@ -530,7 +558,7 @@ class KVProvider(MovingProvider):
         with self._lock:
             residence = self._committing("rollback()")
             mine = self._mine
-            uninterrupted(lambda: residence.rollback(mine))
+            uninterrupted(lambda _: residence.rollback(mine))
 
     def _committing(self, call: str) -> Residence:
         """The residence, if its home can be committed."""
@@ -548,6 +576,7 @@ class KVProvider(MovingProvider):
             self._flush()
 
     def _flush(self) -> None:
+        self._settle_record()
         residence = self._residence
         if residence.ledger is not None:
             residence.commit(self._mine, residence.ledger.positions_of(self._mine))
@@ -573,6 +602,8 @@ class KVProvider(MovingProvider):
         self._close(is_kept=True)
 
     def _close(self, is_kept: bool) -> None:
+        if self._is_parents:
+            return
         # First and without the lock, which a checkpoint that is being started waits for.
         self._close_peer()
         self._checkpointer.close()
@@ -594,14 +625,19 @@ class KVProvider(MovingProvider):
                 raise
             self._let_go()
 
+    @property
+    def _is_parents(self) -> bool:
+        """Whether it belongs to the process we were forked from, which goes on using the home."""
+        return self._residence.ledger is not None and self._pid != os.getpid()
+
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):  # True: it was never quite made
             self._leave()
 
     def _leave(self) -> None:
         """Commits what nobody will commit any more, where that is possible; and says so."""
-        if self._residence.ledger is None or self._pid != os.getpid():
-            return  # nothing to keep; or it is the provider of the process we were forked from
+        if self._residence.ledger is None or self._is_parents:
+            return
         is_kept, shown = not self._uses_positions(), repr(self)
         done = (
             "What was not committed is lost, as commit() was used."
@@ -667,6 +703,7 @@ class KVProvider(MovingProvider):
         compression: str | None = None,
         metadata: dict[str, Any] | None = None,
         barrier: int | None = None,
+        keep: int | None = None,
     ) -> Checkpoint:
         """Writes the state as it is now to a directory of checkpoints, and waits for it.
 
@@ -679,6 +716,10 @@ class KVProvider(MovingProvider):
         barrier: the number of a checkpoint that several providers take together, each when the
         barrier of that number passes it. Key-groups that are handed over meanwhile are in the part
         of one of them; see docs/migration.md.
+        keep: the number of newest checkpoints there that stay when this one is taken; all unless
+        told. If the others cannot be removed, that is logged, and no reason to fail.
+        One that is being taken there already comes first. FencedError if another process has
+        restored from there and published since: this one was replaced.
         """
         self._check_open()
         return self._checkpointer.take(
@@ -688,6 +729,7 @@ class KVProvider(MovingProvider):
             metadata=metadata,
             gives_way=False,
             choose=self._part_of(barrier, url),
+            keep=keep,
         )
 
     def checkpoint_async(
@@ -698,11 +740,15 @@ class KVProvider(MovingProvider):
         compression: str | None = None,
         metadata: dict[str, Any] | None = None,
         barrier: int | None = None,
+        keep: int | None = None,
     ) -> CheckpointJob:
-        """As checkpoint(), in the background: the state as it is now, while it goes on changing."""
+        """As checkpoint(), in the background: the state as it is now, while it goes on changing.
+
+        Waits only while another one is being taken there: then it is the state after that.
+        """
         self._check_open()
         choose = self._part_of(barrier, url)
-        return self._checkpointer.start(url, base, compression, metadata, choose=choose)
+        return self._checkpointer.start(url, base, compression, metadata, choose=choose, keep=keep)
 
     def checkpoint_every(
         self,
@@ -712,18 +758,25 @@ class KVProvider(MovingProvider):
         keep: int = 3,
         compression: str | None = None,
         metadata: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        background: bool = True,
+        on_error: Callable[[Exception], object] | None = None,
     ) -> PeriodicCheckpoints:
         """Takes a checkpoint every so many seconds, until stopped or closed; keeps the newest.
 
+        background=False: none is taken by itself. Call poll() between two records: it takes one if
+        it is time, as checkpoint_async() does. So no checkpoint has a half of what a record does,
+        and metadata and state are of the same record.
+        background=True: a thread takes them, whatever is going on.
         metadata: a dict, or what is called for one immediately before each checkpoint freezes the
-        state, in a thread of statekit. What it tells is never newer than the state: if you change
-        the state first and count the offset up then, a replay from there misses nothing.
-        What goes wrong is kept in `errors`, and the next one is tried. While the provider owns no
-        key-groups, none is taken: it would push out the last one that has state.
+        state: by poll(), or in a thread of statekit. What it tells is never newer than the state:
+        if you change the state first and count the offset up then, a replay misses nothing.
+        What goes wrong is logged ("statekit", each cause once), counted (metrics), kept in `errors`
+        and given to on_error, and the next one is tried. While the provider owns no key-groups,
+        none is taken: it would push out the last one that has state.
         """
         self._check_open()
         return self._checkpointer.every(
-            url, seconds, keep, compression=compression, metadata=metadata
+            url, seconds, keep, background, on_error, compression=compression, metadata=metadata
         )
 
     def _part_of(
@@ -792,11 +845,13 @@ class KVProvider(MovingProvider):
         memory is shared out by the number of key-groups.
         """
         self._check_open()
-        if isinstance(ranges, range):
-            raise ArgumentError(
-                f"{ranges} is one range. Pass a list of ranges, one for each new provider."
-            )
         total = self.key_group_count
+        if isinstance(ranges, range | str | bytes) or not isinstance(ranges, Iterable):
+            raise ArgumentError(
+                f"{shorten(ranges)} is no list of key-groups for new providers. Pass one range for "
+                f"each: [range(0, {total // 2}), range({total // 2}, {total})], or what "
+                f"statekit.assign({total}, 2) gives."
+            )
         parts = [group_ranges(part, total) for part in ranges]
         group_ranges([group for part in parts for group in part])  # each group once
         for part in parts:
@@ -886,14 +941,47 @@ class KVProvider(MovingProvider):
             if self._family.owners.get(group) is self:
                 del self._family.owners[group]
 
-    def _since(self, url: str, number: int) -> "array[int] | None":
-        return self._checkpointer.since(url, number)
+    # What the home's record says of who owns what. Siblings share it, and so may processes.
+
+    def _record_given(self, part: tuple[range, ...], leases: Leases) -> None:
+        self._record(lambda meta: meta.give(part, leases))
+
+    def _record_taken(self, part: tuple[range, ...], leases: Leases) -> None:
+        self._unrecorded = (*subtract(self._unrecorded, part), *part)
+        self._record(lambda meta: meta.take(part, leases))
+
+    def _record_deleted(self, part: tuple[range, ...]) -> None:
+        self._record(lambda meta: meta.delete(part))
+
+    def _settle_record(self) -> None:
+        """What could not be written before must be there when a flush is done."""
+        if self._unrecorded:
+            with self._lock:
+                self._record(lambda meta: None)
+
+    def _record(self, change: Callable[[Meta], None]) -> None:
+        """Changes the home's record, durably. The provider's lock is held."""
+        home = self._residence.home
+        while home is not None:
+            expected = home.read_meta()
+            stored = self._meta.encode() if expected is None else expected
+            meta = Meta.decode(stored, self.url)
+            meta.take(self._unrecorded)
+            change(meta)
+            data = meta.encode()
+            if data == expected or home.write_meta(data, expected):
+                self._meta.refresh(meta)
+                break
+        self._unrecorded = ()
+
+    def _since(self, digest: bytes) -> "array[int] | None":
+        return self._checkpointer.since(digest)
 
     def _figures(self) -> dict[str, Any]:
         return self.metrics().as_dict()
 
     def _take_over(self, part: tuple[range, ...]) -> None:
-        self._mine = group_ranges([group for r in (*self._mine, *part) for group in r])
+        self._mine = group_ranges((*self._mine, *part))
         self._checkpointer.came(leaf_ranges(part, self.subgroups))
         for group in (group for r in part for group in r):
             self._family.owners[group] = self
@@ -905,6 +993,10 @@ class KVProvider(MovingProvider):
         Refused, with nothing changed, if both have a key-group or their states do not agree.
         """
         self._check_open()
+        if not isinstance(other, KVProvider):
+            raise ArgumentError(
+                f"{shorten(other)} is no provider. Pass what split() or open() gave."
+            )
         other._check_open()
         self._check_mergeable(other)
         if other._peer is not None:
@@ -927,12 +1019,21 @@ class KVProvider(MovingProvider):
                 # Their memory comes with them; a provider that had given all away and takes from
                 # one without a limit needs some again.
                 self._residence.set_budget(here + (there or 0) or MEMORY_DEFAULT)
+            leaves = leaf_ranges(part, self.subgroups)
+            self._residence.let_in(leaves)
+            if not is_moved:
+                self._record_deleted(part)  # of what was handed over before: it is overwritten
             try:
-                other._residence.give(self._residence, leaf_ranges(part, self.subgroups))
+                other._residence.give(self._residence, leaves)
             except BaseException:
                 if here is not None:
                     self._residence.set_budget(here)
                 raise
+            if not is_moved:
+                try:
+                    self._record_taken(part, other._leases_of(part))
+                except HomeError as error:  # the next flush() tries it again, or fails
+                    _log.warning("the home does not say yet what is its own: %s", error)
             other._gave(part)
             self._take_over(part)
             other._hand_on(self, part)
@@ -943,6 +1044,13 @@ class KVProvider(MovingProvider):
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:
             raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
+        is_shared = self._residence.ledger is other._residence.ledger
+        if self._meta.id and self._meta.id == other._meta.id and not is_shared:
+            raise ArgumentError(
+                f"both providers have the home {self.url!r} open, each by itself: it would be "
+                "given its own rows, and delete them. Close one, and open its key-groups with "
+                "owned= where they are to be; providers that split() makes share their home."
+            )
         here = (self.key_group_count, self.subgroups)
         there = (other.key_group_count, other.subgroups)
         if here != there:
@@ -1006,7 +1114,15 @@ class KVProvider(MovingProvider):
         if residence.home is not None:
             figures = {"failed_writes": residence.failures, **residence.home.metrics()}
         moved = MovedMetrics() if self._peer is None else self._peer.moved()
-        return Metrics(states, store.bytes_used, residence.budget or 0, leaves, figures, moved)
+        return Metrics(
+            states,
+            store.bytes_used,
+            residence.budget or 0,
+            leaves,
+            figures,
+            moved,
+            self._checkpointer.metrics,
+        )
 
     def __repr__(self) -> str:
         if self._is_closed:
@@ -1045,6 +1161,8 @@ class Keyed:
         self._key = key
 
     def __getattr__(self, name: str) -> Any:
+        if name in Keyed.__slots__:  # copy.copy() looks at one that is not made yet
+            raise AttributeError(name)
         try:
             return self[name]
         except SchemaError as error:
@@ -1070,11 +1188,11 @@ def _check_value(codec: Codec, value: Any, what: str) -> None:
     """BadValueError before anything is declared, if a value is not of its state's type."""
     try:
         codec.encode(value)
-    except VALUE_FAULTS:
-        raise BadValueError(
-            f"{what} is {shorten(value)}, of type {type(value).__name__}, not {show(codec.type)}. "
-            f"Pass a value of type {show(codec.type)}."
-        ) from None
+    except VALUE_FAULTS as fault:
+        misfit = as_misfit(fault, value, codec)
+        given = f"{shorten(misfit.value)}{misfit.place()}"
+        kind = OverflowStateError if misfit.is_too_large else BadValueError
+        raise kind(f"{what}: {given} {misfit.problem()}. {misfit.what_to_do()}") from None
 
 
 def _key_type_of(key: Any) -> str:

@@ -38,7 +38,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
@@ -213,11 +213,10 @@ class Residence:
             if self.loading is None:
                 self.loading = Loading(self.store, source, self._end_loading, background=False)
             else:
-                self.loading.join(source, (leaf for part in ranges for leaf in part))
+                self.loading.join(source, chain.from_iterable(ranges))
             for part in ranges:
-                self.shut_leaves.difference_update(part)  # it was here before, and is back
-                self._doomed.difference_update(part)
-                self.store.mark(part.start, part.stop, "away")  # what is still kept of it
+                for leaf in self.shut_leaves and self.shut_leaves.intersection(part):
+                    self._drop_kept(leaf)  # it was here before, and is back
                 self.store.set_gate(part.start, part.stop, "expected")
 
     @property
@@ -541,15 +540,17 @@ class Residence:
     def rollback(self, key_groups: tuple[range, ...]) -> None:
         """Back to the last commit, in these key-groups."""
         ranges = leaf_ranges(key_groups, self.store.subgroups)
+        ledger = self.ledger
+        assert ledger is not None
         with self._lock:
-            assert self.ledger is not None
-            self.ledger.settle()  # before anything is given up
-            self._evictions += 1  # answers on their way are of the time before
             self._protect(leaf for part in ranges for leaf in part)
-            for part in ranges:
-                self.store.mark(part.start, part.stop, "absent")
-            self.ledger.rollback(ranges)
-            self._evictions += 1
+            with ledger.lock:  # or a sibling's commit that fails would leave us half rolled back
+                ledger.settle()  # before anything is given up
+                self._evictions += 1  # answers on their way are of the time before
+                for part in ranges:
+                    self.store.mark(part.start, part.stop, "absent")
+                ledger.rollback(ranges)
+                self._evictions += 1
             self.load_timers(leaf for part in ranges for leaf in part)
 
     def drop_rows(self) -> None:
@@ -826,7 +827,8 @@ class Residence:
             except BaseException:
                 self.reopen(done)
                 raise
-            self.shut_leaves.update(leaf for part in ranges for leaf in part)
+            for part in ranges:
+                self.shut_leaves.update(part)
 
     def reopen(self, ranges: Sequence[range]) -> None:
         """Takes leaves back that were shut."""
@@ -842,21 +844,33 @@ class Residence:
             if leaf in self.shut_leaves:
                 self._doomed.add(leaf)
 
-    def free_doomed(self) -> bool:
-        """Frees one leaf that is doomed; False if there is none. One that came back is not."""
+    def doomed(self) -> list[int]:
+        """The leaves that free_doomed() may free."""
         with self._lock:
-            if not self._doomed:
-                return False
-            leaf = self._doomed.pop()
-            self.store.mark(leaf, leaf + 1, "away")
-            self.shut_leaves.discard(leaf)
-            if self.ledger is not None:
-                self.ledger.dropping.add(leaf)
-            return True
+            return sorted(self._doomed)
 
-    @property
-    def has_doomed(self) -> bool:
-        return bool(self._doomed)
+    def free_doomed(self, leaf: int) -> None:
+        """Frees a leaf that is doomed. One that has come back is not."""
+        with self._lock:
+            if leaf in self._doomed:
+                self._drop_kept(leaf)
+                if self.ledger is not None:
+                    self.ledger.dropping.add(leaf)
+
+    def let_in(self, ranges: Sequence[range]) -> None:
+        """Leaves are about to come back from the process that they were handed over to.
+
+        What was kept of them is of no use any more, and must not be freed when they are here.
+        """
+        with self._lock:
+            for part in ranges:
+                for leaf in self._doomed.intersection(part):
+                    self._drop_kept(leaf)
+
+    def _drop_kept(self, leaf: int) -> None:
+        self.store.mark(leaf, leaf + 1, "away")
+        self.shut_leaves.discard(leaf)
+        self._doomed.discard(leaf)
 
     def forget_shut(self) -> None:
         """Nothing is being handed over any more, and nothing is ours."""
@@ -925,11 +939,13 @@ class Residence:
         self,
         plan: Callable[[Store], "array[int] | None"] = lambda store: None,
         bytes_max: int = 0,
+        with_shut: bool = False,
     ) -> Frozen:
         """The state as it is now, here and at home; see Frozen.
 
         plan: decides at that moment from which epoch on the changes of each leaf are wanted.
         bytes_max: how far writers may encode ahead of the reader.
+        with_shut: leaves that are shut too, for they are about to be opened again.
         """
         with self._lock, ExitStack() as undo:
             since = plan(self.store)
@@ -942,6 +958,8 @@ class Residence:
                 undo.callback(rows.close)
             snapshot = self.store.snapshot(since, bytes_max)
             undo.callback(snapshot.close)
+            if with_shut:
+                snapshot.add_shut()
             if self.ledger is not None and rows is None:
                 rows = Guard(self.ledger, range(len(self.schemas)), snapshot)
             frozen = Frozen(

@@ -8,7 +8,8 @@ A type is written as plain JSON, so that any program can read it:
     ["tuple", T, ...] ["tuple*", T]               of these types; of any length
     ["record", name, {field: [T, required]}]      dataclass or TypedDict: a map with field names
     ["row", name, {field: [T, required]}]         NamedTuple: an array
-    ["enum", name, [value, ...]]
+    ["enum", name, [value, ...]]                  Enum, or "Literal"
+    ["flags", name, [value, ...]]                 Flag: an int, whose bits are these
     ["union", T, ...]                             Optional[T] is ["union", T, "none"]
     ["ref", name]                                 a record inside itself
 
@@ -22,6 +23,8 @@ True
 'str cannot become int'
 """
 
+import collections
+import collections.abc
 import dataclasses
 import datetime
 import decimal
@@ -52,9 +55,22 @@ _FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
 _NUMBER_KINDS = {"int": "i64", "float": "f64"}
 _KEY_PARTS = frozenset(("str", "bytes", "int"))
 _ADVICE = (
-    "Use int, float, bool, str, bytes, None, datetime, Any, list, dict, set, tuple, a dataclass, "
-    "NamedTuple, TypedDict or Enum, or unions of these."
+    "Use int, float, bool, str, bytes, None, datetime, date, time, timedelta, UUID, Decimal, Any, "
+    "list, dict, set, tuple[...], a dataclass, NamedTuple, TypedDict, Enum or Literal, or unions "
+    "of these."
 )
+_INSTEAD: dict[Any, str] = {
+    tuple: "tuple[int, ...] or tuple[str, int]",
+    frozenset: "set",
+    bytearray: "bytes",
+    collections.abc.Sequence: "list",
+    collections.abc.Mapping: "dict",
+    collections.abc.Set: "set",
+    collections.deque: "list",
+    collections.defaultdict: "dict",
+    collections.Counter: "dict[str, int]",
+    collections.OrderedDict: "dict",
+}
 
 
 class StateSchema(NamedTuple):
@@ -91,20 +107,49 @@ def describe(hint: Any) -> Type:
     return _describe(hint, {})
 
 
+_WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired)
+_ALIAS: Any = getattr(typing, "TypeAliasType", ())  # of Python 3.12: `type UserId = int`
+
+
+def unwrapped(hint: Any) -> Any:
+    """The type in an Annotated, a NewType, an alias, Required or NotRequired.
+
+    >>> unwrapped(typing.Annotated[typing.NewType("UserId", int), "who"])
+    <class 'int'>
+    """
+    while True:
+        if isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        elif isinstance(hint, _ALIAS):
+            hint = hint.__value__
+        elif typing.get_origin(hint) in _WRAPPERS:
+            hint = typing.get_args(hint)[0]
+        else:
+            return hint
+
+
+def annotations(hint: Any) -> tuple[Any, ...]:
+    """What an Annotated says about its type."""
+    found: tuple[Any, ...] = ()
+    while typing.get_origin(hint) in _WRAPPERS:
+        hint, *more = typing.get_args(hint)
+        found += tuple(more)
+    return found
+
+
 def _describe(hint: Any, open_records: dict[Any, str]) -> Type:
+    hint = unwrapped(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     try:
         if (scalar := _SCALARS.get(hint)) is not None:
             return scalar
         bare = None if args else _BARE.get(origin or hint)
     except TypeError as error:  # unhashable
-        raise SchemaError(f"{shorten(hint)} is no type that a state can hold. {_ADVICE}") from error
+        raise _no_type(hint) from error
     if bare is not None:
         return list(bare)
     if origin in (typing.Union, types.UnionType):
         return ["union", *(_describe(arg, open_records) for arg in args)]
-    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
-        return _describe(args[0], open_records)
     if origin is Literal:
         return ["enum", "Literal", list(args)]
     if origin in (list, set):
@@ -115,7 +160,22 @@ def _describe(hint: Any, open_records: dict[Any, str]) -> Type:
         return _describe_tuple(args, open_records)
     if isinstance(hint, type):
         return _describe_class(hint, open_records)
-    raise SchemaError(f"{shorten(hint)} is no type that a state can hold. {_ADVICE}")
+    raise _no_type(hint)
+
+
+def _no_type(hint: Any) -> SchemaError:
+    advice = _ADVICE
+    origin = typing.get_origin(hint) or hint
+    if isinstance(hint, str):
+        advice = "Pass the type itself, not its name."
+    elif isinstance(origin, collections.abc.Hashable) and origin in _INSTEAD:
+        advice = f"Use {_INSTEAD[origin]}."
+    elif isinstance(hint, type) and hint.__module__.partition(".")[0] in ("numpy", "pandas"):
+        advice = "Use int, float, bool, str, datetime or a list of these: NumPy's are taken too."
+    elif dataclasses.is_dataclass(hint) and not isinstance(hint, type):
+        advice = f"Pass the class, {type(hint).__name__}."
+    name = hint.__name__ if isinstance(hint, type) else shorten(hint)
+    return SchemaError(f"{name} is no type that a state can hold. {advice}")
 
 
 def _describe_tuple(args: tuple[Any, ...], open_records: dict[Any, str]) -> Type:
@@ -144,10 +204,10 @@ def _describe_class(cls: type, open_records: dict[Any, str]) -> Type:
                 f"the values of {cls.__name__} are not all str or all int, so it cannot be "
                 "stored. Give its members values of one of these types."
             )
-        return ["enum", cls.__name__, values]
+        return ["flags" if issubclass(cls, enum.Flag) else "enum", cls.__name__, values]
     fields = _fields(cls)
     if fields is None:
-        raise SchemaError(f"{cls.__name__} is no type that a state can hold. {_ADVICE}")
+        raise _no_type(cls)
     inside = {**open_records, cls: cls.__name__}
     described = {
         name: [_describe(hint, inside), required] for name, (hint, required) in fields.items()
@@ -172,11 +232,11 @@ def _fields(cls: type) -> dict[str, tuple[Any, bool]] | None:
         return {
             field.name: (
                 hints[field.name],
-                field.default is dataclasses.MISSING
+                field.init
+                and field.default is dataclasses.MISSING
                 and field.default_factory is dataclasses.MISSING,
             )
             for field in dataclasses.fields(cls)
-            if field.init
         }
     if typing.is_typeddict(cls):
         required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
@@ -189,14 +249,19 @@ def _fields(cls: type) -> dict[str, tuple[Any, bool]] | None:
 # ---- In words
 
 
+_SHOWN = {"none": "None", "any": "Any", "uuid": "UUID", "decimal": "Decimal"}
+
+
 def show(stored: Type) -> str:
     """A type as Python would write it."""
     if isinstance(stored, str):
-        return {"none": "None", "any": "Any"}.get(stored, stored)
+        return _SHOWN.get(stored, stored)
     tag, *rest = stored
+    if tag == "enum" and rest[0] == "Literal":
+        return f"Literal[{', '.join(map(repr, rest[1]))}]"
     if tag == "union":
         return " | ".join(show(part) for part in rest)
-    if tag in ("record", "row", "enum", "ref"):
+    if tag in ("record", "row", "enum", "flags", "ref"):
         return str(rest[0])
     if tag == "tuple*":
         return f"tuple[{show(rest[0])}, ...]"
@@ -284,6 +349,7 @@ _COMPARE: dict[str, Callable[[list[Any], list[Any]], str | None]] = {
     "record": _refuse_fields,
     "row": _refuse_row,
     "enum": _refuse_enum,
+    "flags": _refuse_enum,
     "ref": _refuse_ref,
 }
 

@@ -37,8 +37,8 @@ class TTL:
             )
         if not 1 <= self.after_ms <= _MS_MAX:
             raise ArgumentError(
-                f"entries cannot live for {shorten(self.after)}. "
-                "Pass a timedelta or seconds, of at least a millisecond."
+                f"entries cannot live for {shorten(self.after)}. Pass a timedelta or a number of "
+                "seconds, of at least a millisecond; leave ttl out if they live for ever."
             )
 
     @property
@@ -47,7 +47,7 @@ class TTL:
         try:
             if isinstance(after, timedelta):
                 return after // timedelta(milliseconds=1)
-            return int(after * 1000)
+            return 0 if isinstance(after, bool) else int(after * 1000)
         except (TypeError, ValueError, OverflowError):
             return 0
 

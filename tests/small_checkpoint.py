@@ -46,6 +46,9 @@ class Files(dict[str, bytes]):
     def file(self, name: str) -> str:
         return f"dict:/{name}"
 
+    def is_unfinished(self, name: str) -> bool:
+        return False
+
     def save(self, folder: Path) -> None:
         for name, data in self.items():
             (folder / name).write_bytes(data)

@@ -14,6 +14,7 @@ from statekit.errors import (
     ArgumentError,
     CheckpointCancelledError,
     CheckpointError,
+    FencedError,
     StorageError,
 )
 
@@ -232,8 +233,6 @@ def test_a_cancelled_job_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     kv.value("counts", int)["b"] = 1
     job = kv.checkpoint_async(tmp_path)
     assert going.wait(60)
-    with pytest.raises(CheckpointError, match="is being written already"):
-        kv.checkpoint(tmp_path)
     job.cancel()
     go.set()
     with pytest.raises(CheckpointCancelledError, match="cancelled"):
@@ -384,7 +383,10 @@ def test_unknown_compression_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
-def test_equal_state_gives_equal_files(tmp_path: Path, compression: str | None) -> None:
+def test_equal_state_gives_equal_files_but_for_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str | None
+) -> None:
+    monkeypatch.setattr(checkpointer, "draw_owner", lambda: "0123456789abcdef")
     entries = {f"k{i}": [f"v{i}"] * (i % 7) for i in range(400)}
     for place, seed in (("one", 1), ("two", 2)):
         kv = small()
@@ -453,21 +455,26 @@ def test_of_two_writers_at_a_time_the_slower_one_fails_and_harms_nothing(
         return publish(attempt, **description)
 
     monkeypatch.setattr(writer.Attempt, "publish", be_slow)
-    with pytest.raises(CheckpointError, match="published by another writer"):
+    with pytest.raises(FencedError):
         kv.checkpoint(tmp_path)
     assert [taken.number for taken in sk.checkpoints(tmp_path)] == [others]
     assert restored(tmp_path) == {"a": 1}
     kv.value("counts", int)["b"] = 2
-    assert kv.checkpoint(tmp_path).number == others + 1
-    assert restored(tmp_path) == {"a": 1, "b": 2}
+    with pytest.raises(FencedError):  # the place is the other's
+        kv.checkpoint(tmp_path)
+    other.value("counts", int)["b"] = 3
+    assert other.checkpoint(tmp_path).number == others + 1
+    assert restored(tmp_path) == {"a": 1, "b": 3}
 
 
-def test_writers_take_turns_in_one_directory(tmp_path: Path) -> None:
+def test_a_writer_that_finds_checkpoints_of_another_takes_their_place(tmp_path: Path) -> None:
     kv, other = small(), small()
     kv.value("counts", int)["a"] = 1
     other.value("counts", int)["b"] = 2
     kv.checkpoint(tmp_path)
-    other.checkpoint(tmp_path)  # one after the other is fine: it is the next one
+    other.checkpoint(tmp_path)  # it is the next one; the first one is replaced
+    with pytest.raises(FencedError):
+        kv.checkpoint(tmp_path)
     assert [json.dumps(taken.manifest.base) for taken in sk.checkpoints(tmp_path)] == [
         "null",
         "null",

@@ -81,11 +81,26 @@ def before_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> No
 # ---- Bases
 
 
+def later(place: str, **values: int) -> sk.KVProvider:
+    """A provider of a later generation than that of any stranger in a place that was wiped."""
+    small(**values).checkpoint(place)
+    kv = sk.restore(place, lazy=False)
+    kv.value("counts", int)
+    return kv
+
+
+def use(place: str) -> None:
+    """A stranger takes checkpoints 1 and 2."""
+    stranger = small(z=1)
+    for _ in range(2):
+        stranger._checkpointer.start(place, None).wait(SECONDS_MAX)
+
+
 def test_a_base_is_recognised_by_its_contents_and_not_by_its_number(place: str) -> None:
-    kv = small(a=1, b=2)
-    kv.checkpoint(place)
+    kv = later(place, a=1, b=2)
+    assert kv.checkpoint(place).number == 2
     wipe(place)
-    small(z=1).checkpoint(place)  # number 1 as well
+    use(place)
     taken = kv.checkpoint(place)
     assert taken.manifest.base is None
     assert restored(place) == {"a": 1, "b": 2}
@@ -94,13 +109,12 @@ def test_a_base_is_recognised_by_its_contents_and_not_by_its_number(place: str) 
 def test_a_base_that_is_replaced_while_its_successor_is_written_is_noticed(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kv = small(a=1)
+    kv = later(place, a=1)
     kv.checkpoint(place)
 
     def replace() -> None:
         wipe(place)
-        other = small(z=1)
-        other._checkpointer.start(place, None).wait(SECONDS_MAX)
+        use(place)
 
     before_write(monkeypatch, replace)
     with pytest.raises(CheckpointError, match="Take it again: it will be full") as caught:
@@ -202,7 +216,7 @@ def test_a_checkpoint_that_cannot_be_started_is_over_for_whoever_waits_for_it(
     jobs = []
 
     def fail(*_: Any) -> None:
-        jobs.extend(kv._checkpointer._jobs.values())  # as close() in another thread does
+        jobs.extend(kv._checkpointer._jobs)  # as close() in another thread does
         raise StorageError("as the test wants")
 
     monkeypatch.setattr(kv._checkpointer, "_base", fail)
@@ -702,3 +716,41 @@ def test_a_time_to_live_that_was_added_runs_on_over_restarts(
         kv.checkpoint(tmp_path)
         kv.close()
     assert left == [50, 0, 0]
+
+
+class _WordsToEnd:
+    """The queue of an attempt's writers, where a thread ends at each word before the next is said.
+
+    And the one that has ended is then the next to be looked at, whoever the word was meant for.
+    """
+
+    def __init__(self, attempt: Any) -> None:
+        self._queue, self._threads = attempt._queue, attempt._threads
+        self._ended: list[threading.Thread] = []
+
+    def put(self, word: None) -> None:
+        self._queue.put(word)
+        while not (new := [one for one in self._threads if self._is_new(one)]):
+            pass
+        self._ended.append(new[0])
+        others = [one for one in self._threads if one not in self._ended]
+        self._threads[:] = [*others[:1], *self._ended, *others[1:]]
+
+    def _is_new(self, thread: threading.Thread) -> bool:
+        thread.join(0.01)
+        return not thread.is_alive() and thread not in self._ended
+
+
+def test_every_writer_of_an_attempt_ends_whoever_takes_the_word_for_another(tmp_path: Path) -> None:
+    attempt = writer._PackWriter(lambda ref, parts: None, open_storage(tmp_path), False)
+    words, threads = attempt._queue, [*attempt._threads]
+    attempt._queue = _WordsToEnd(attempt)  # type: ignore[assignment]
+    ending = threading.Thread(target=attempt.finish)
+    ending.start()
+    ending.join(SECONDS_MAX)
+    is_hanging = ending.is_alive()
+    for _ in threads:
+        words.put(None)
+    ending.join()
+    assert not is_hanging
+    assert not any(thread.is_alive() for thread in threads)

@@ -70,7 +70,7 @@ def run_json(*args: str | Path, code: int = 0) -> Any:
 
 def program(*args: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
     """The same in a process of its own."""
-    command = [sys.executable, "-m", "statekit.cli", *map(str, args)]
+    command = [sys.executable, "-m", "statekit", *map(str, args)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, **options
     )
@@ -232,12 +232,12 @@ def test_get_of_an_older_checkpoint(place: Path) -> None:
 def test_verify_reports_all_damage_and_orphans(place: Path) -> None:
     assert "all good" in run("verify", place)
     (place / f"{'0' * 32}.pack").write_bytes(b"x" * 100)
-    (place / "junk.tmp-1234").write_bytes(b"y")
+    (place / "000000000009.manifest.tmp-1234").write_bytes(b"y")
     found = run_json("verify", place)
     assert found["damage"] == []
     assert [Path(orphan["file"]).name for orphan in found["orphans"]] == [
         f"{'0' * 32}.pack",
-        "junk.tmp-1234",
+        "000000000009.manifest.tmp-1234",
     ]
     one = open_checkpoint(place, 1)
     segments = one.manifest.segments
@@ -590,7 +590,7 @@ ERRORS: list[tuple[str, int, str]] = [
     ("inspect {ck}@99", 1, "has no checkpoint 99. `statekit ls` tells which it has"),
     ("inspect {ck}@1 --at 2", 1, "name two checkpoints"),
     ("inspect {ck} --state nope", 1, "has no state 'nope'. It has: anything, clicks"),
-    ("inspect {ck} --key nobody", 1, "no state of checkpoint 2 has the key 'nobody'"),
+    ("inspect {ck} --key nobody", 1, "no state of checkpoint 2 of '{ck}' has the key 'nobody'"),
     ("inspect {ck} --key x --state tags", 1, "'x' is no key of type int. Write 7 or -7."),
     ("inspect {ck} --limit -1", 2, "--limit"),
     ("get {ck} vists u", 1, "has no state 'vists'. It has: anything"),

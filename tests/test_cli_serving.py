@@ -351,7 +351,7 @@ ERRORS = [
     ("fetch {address} --discard --token-file {tmp}/none", 1, "No such file"),
     ("fetch {address} --discard --token-file {tmp}/short", 1, "the token has 5 characters"),
     ("fetch nowhere --discard", 1, "'nowhere' is no address"),
-    ("fetch 127.0.0.1:1 --discard --timeout 0.3", 1, "Check that it runs there"),
+    ("fetch 127.0.0.1:1 --discard --timeout 0.3", 1, "nobody listens at 127.0.0.1:1"),
     ("serve {tmp}/nowhere", 1, "there is no checkpoint"),
     ("serve {ck}@7", 1, "7"),
     ("serve {ck} --address nowhere", 1, "'nowhere' is no address"),

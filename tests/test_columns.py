@@ -83,7 +83,7 @@ SOURCES: list[tuple[str, Any, list[Any]]] = [
     ("i", INTS, INTS),
     ("i", tuple(INTS), INTS),
     ("i", (x for x in INTS), INTS),
-    ("i", dict.fromkeys(INTS), INTS),
+    ("i", dict.fromkeys(INTS).keys(), INTS),
     ("i", range(5), list(range(5))),
     ("i", array.array("q", INTS), INTS),
     ("i", array.array("i", [1, -2]), [1, -2]),
@@ -223,7 +223,7 @@ def test_arrow_and_numpy_columns_are_not_copied() -> None:
         ("s", pa.array(INTS), "it holds int. Pass str items"),
         ("s", pa.array(BLOBS), "it holds bytes. Pass str items"),
         ("s", ["a", b"b"], "item 1 is b'b'"),
-        ("s", ["a", "\ud800"], "item 1 is '.ud800'"),
+        ("s", ["a", "\ud800"], "item 1, '.ud800', has no UTF-8 form"),
         ("b", TEXTS, "item 0 is 'alice'"),
         ("b", pa.array(TEXTS), "it holds str. Pass bytes items"),
         ("s", "alice", "is one item, not a column"),
@@ -277,7 +277,7 @@ ROWS = [("a", 1), ("", -1), ("ключ", INT_MAX), ("a", 1)]
         ROWS,
         iter(ROWS),
         (["a", "", "ключ", "a"], [1, -1, INT_MAX, 1]),
-        [["a", "", "ключ", "a"], np.array([1, -1, INT_MAX, 1])],
+        (["a", "", "ключ", "a"], np.array([1, -1, INT_MAX, 1])),
         (pa.array(["x", "a", "", "ключ", "a"])[1:], pa.array([1, -1, INT_MAX, 1])),
     ],
 )
@@ -291,6 +291,12 @@ def test_tuple_keys_come_as_rows_or_as_columns(source: Any) -> None:
     [
         ((["a"],), "do not fit tuple"),
         ((["a"], [1], [2]), "do not fit tuple"),
+        ([["a", "b"], [1, 2]], "do not fit tuple"),  # rows or columns?
+        ([["a", 1], ["b", 2]], "do not fit tuple"),
+        (None, "do not fit tuple"),
+        (5, "do not fit tuple"),
+        ("ab", "do not fit tuple"),
+        ({("a", 1): 1}, "do not fit tuple"),
         ([("a", 1), ("b",)], "do not fit tuple"),
         ((["a", "b"], [1]), "2, 1 items"),
         ((["a"], ["b"]), "part 1 of the keys: item 0"),
@@ -430,7 +436,7 @@ def test_empty_batches_do_nothing(store: Store) -> None:
 def test_columns_of_unequal_length_are_refused(store: Store) -> None:
     with pytest.raises(ColumnError, match="2 keys but 1 values"):
         store.state("i", "i64").put_many(["a", "b"], [1])
-    with pytest.raises(ColumnError, match="1 keys but 2 map_keys"):
+    with pytest.raises(ColumnError, match="1 keys but 2 map keys"):
         store.state("m", "map").map_put_many(["a"], ["k", "l"], [1])
 
 

@@ -1,5 +1,6 @@
 """Every example runs, quietly, and finds its own result right: it exits with 0 only then."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +35,20 @@ def test_demo_hands_over_kills_restores_and_finds_every_count_right(tmp_path: Pa
         assert len(line.removeprefix(row).split()) == 9
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert str(plot) in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["homes", "checkpoints"])
+def test_kafka_totals_are_exact_though_workers_are_killed_at_random(mode: str) -> None:
+    pytest.importorskip("confluent_kafka", reason="pip install confluent-kafka")
+    seed = random.randrange(2**32)
+    path = ROOT / "examples" / "kafka_counts.py"
+    command = [sys.executable, "-W", "error", str(path), "--demo", str(seed)]
+    command += ["--checkpoints"] * (mode == "checkpoints")
+    print(f"seed {seed}")  # pytest shows it if the test fails
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10 * TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    killed, _, compared = done.stdout.splitlines()
+    assert killed.startswith(f"seed {seed}: ")
+    assert int(killed.split()[2]) > 0, "no worker was killed"
+    assert compared.endswith(": 0 differ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remote_util import TOKEN
 
 import statekit as sk
 from statekit.errors import (
@@ -25,7 +26,7 @@ from statekit.migration import arrival as arrival_module
 from statekit.migration.taking import Taker
 from statekit.residence import Residence
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(3000)]
 
 
@@ -66,6 +67,51 @@ def test_a_leaf_that_came_back_is_not_freed_when_it_goes_again(stack: ExitStack)
         janitor.join(SECONDS_MAX)
     migration.wait(SECONDS_MAX)
     assert list(b.value("n", int).get_many(KEYS)) == list(range(len(KEYS)))
+
+
+@pytest.mark.parametrize("with_home", [False, True])
+def test_a_leaf_that_is_merged_back_is_not_freed_afterwards(
+    stack: ExitStack, tmp_path: Path, with_home: bool
+) -> None:
+    """The old owner frees what was handed over a little later: by then it may be back."""
+    if with_home:
+        pytest.importorskip("rocksdict")
+    url = f"rocksdb:{tmp_path}/db?memory=4MiB" if with_home else "memory:"
+    with ExitStack() as inner:
+        a = opened(inner, url)
+        b = opened(stack, owned=())
+        numbers = a.value("n", int)
+        numbers.put_many(KEYS, range(len(KEYS)))
+        busy(a, True)
+        b.fetch_from(a.serve().address).wait(SECONDS_MAX)
+        a.merge(b)
+        busy(a, False)
+        janitor = a._as_peer()._janitor
+        if janitor is not None:
+            janitor.join(SECONDS_MAX)
+        assert list(numbers.get_many(KEYS)) == list(range(len(KEYS)))
+        a.flush()
+        assert list(numbers.get_many(KEYS)) == list(range(len(KEYS)))
+    if with_home:
+        with sk.open(url) as again:
+            assert list(again.value("n", int).get_many(KEYS)) == list(range(len(KEYS)))
+
+
+def test_a_wrong_word_of_a_death_ends_hand_overs_both_ways(stack: ExitStack) -> None:
+    """What comes from the dead is not this provider's any more: nobody brings it."""
+    a, b = opened(stack, owned=[0]), opened(stack, owned=[1])
+    a.value("n", int).put_many(of_group(a, 0), [1] * len(of_group(a, 0)))
+    b.value("n", int).put_many(of_group(b, 1), [1] * len(of_group(b, 1)))
+    here, there = a.serve().address, b.serve().address
+    a.fetch_from(there, strategy="on_demand")
+    b.fetch_from(here, key_groups=[0], strategy="on_demand")
+    (departure,) = (one for one in a.migrations if isinstance(one, sk.Departure))
+    departure.abort(target_is_dead=True)
+    assert a.key_groups == (range(1),)
+    assert set(a.value("n", int).get_many(of_group(a, 0))) == {1}
+    with pytest.raises(NotOwnedError):
+        a.value("n", int)[of_group(a, 1)[0]]
+    assert a.migrations == ()
 
 
 def test_what_is_away_is_never_read_out_as_empty(stack: ExitStack) -> None:
@@ -181,8 +227,9 @@ def test_fencing_ends_arrivals(stack: ExitStack) -> None:
 
 def test_who_meets_a_later_generation_owns_nothing_any_more(stack: ExitStack) -> None:
     a, b = opened(stack, owned=[0]), opened(stack, owned=[1])
+    address = a.serve(generation=1, token=TOKEN).address
     with pytest.raises(FencedError):
-        b.fetch_from(a.serve(generation=1).address)
+        b.fetch_from(address, token=TOKEN)
     assert b.key_groups == ()
     assert a.key_groups == (range(1),)
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from servers import HOST, RedisServer, free_port, redis_cluster, redis_server
+import rocksdict
+from servers import HOST, RedisServer, free_port, need_redis_tls, redis_cluster, redis_server
 from test_docs import python_blocks
 
+import statekit as sk
 from statekit.errors import ArgumentError, HomeError, StateKitError
 from statekit.homes import (
     Home,
@@ -455,6 +457,145 @@ def test_rocksdb_url_that_is_wrong(url: str) -> None:
         open_rocksdb(HomeUrl.parse(url), 0)
 
 
+# -- directories that are, or are not, a home ------------------------------------------------
+
+
+def tree(path: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    """Everything below a path and the path itself: mode, inode, time of change and content."""
+    found = {}
+    for one in (path, *sorted(path.rglob("*"))):
+        status = one.lstat()
+        data = one.read_bytes() if one.is_file() else b""
+        found[str(one)] = (status.st_mode, status.st_ino, status.st_mtime_ns, data)
+    return found
+
+
+def foreign_raw(path: Path) -> None:
+    with_keys(path, rocksdict.Options(raw_mode=True), [(b"%d" % at, b"v") for at in range(1000)])
+
+
+def foreign_typed(path: Path) -> None:
+    with_keys(path, rocksdict.Options(), [(f"key-{at}", {"n": at}) for at in range(1000)])
+
+
+def foreign_empty(path: Path) -> None:
+    with_keys(path, rocksdict.Options(), [])
+
+
+def with_keys(path: Path, options: rocksdict.Options, pairs: list[tuple[object, object]]) -> None:
+    db = rocksdict.Rdict(str(path), options)
+    for at, (key, value) in enumerate(pairs):
+        db[key] = value
+        if at == len(pairs) // 2:
+            db.flush()  # half of it in a file, half in the log
+    db.close()
+
+
+def other_files(path: Path) -> None:
+    (path / "sub").mkdir(parents=True)
+    (path / "sub" / "notes.txt").write_text("mine")
+    (path / "hidden").symlink_to("nowhere")
+
+
+def a_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def checkpoints(path: Path) -> None:
+    with sk.open("memory:") as kv:
+        kv.value("v", str)["k"] = "1"
+        kv.checkpoint(path)
+
+
+def a_home(path: Path) -> None:
+    with sk.open(f"rocksdb:{path}") as kv:
+        kv.value("v", str)["k"] = "1"
+
+
+@pytest.mark.parametrize(
+    ("make", "below", "why"),
+    [
+        (foreign_raw, "", "a RocksDB of another program"),
+        (foreign_typed, "", "a RocksDB of another program"),
+        (foreign_empty, "", "a RocksDB of another program"),
+        (other_files, "", "has other files and is no home"),
+        (a_file, "", "it is no directory"),
+        (a_link_to_nothing, "", "it is no directory"),
+        (checkpoints, "", "has other files and is no home"),
+        (checkpoints, "below", "it lies inside the checkpoints at"),
+        (checkpoints, "below/and/below", "it lies inside the checkpoints at"),
+        (a_home, "below", "it lies inside the home at"),
+        (a_home, "below/and/below", "it lies inside the home at"),
+    ],
+)
+def test_rocksdb_refuses_what_is_no_home_and_leaves_it_as_it_was(
+    make: Callable[[Path], None], below: str, why: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "place")
+    path = tmp_path / "place" / below
+    before = tree(tmp_path)
+    for use in (lambda: rocksdb(path), lambda: sk.open(f"rocksdb:{path}")):
+        fails(use, repr(str(path)), why, "Nothing was changed", "Name a home, an empty directory")
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [a_home, checkpoints])
+def test_rocksdb_refuses_a_link_that_leads_into_a_home_or_checkpoints(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "place")
+    (tmp_path / "place" / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "place" / "empty")
+    before = tree(tmp_path)
+    for path in (tmp_path / "link", tmp_path / "link" / "below"):
+        fails(partial(rocksdb, path), "it lies inside the", "Nothing was changed")
+    assert tree(tmp_path) == before
+
+
+def test_rocksdb_of_another_program_that_was_refused_is_still_its_own(tmp_path: Path) -> None:
+    foreign_typed(tmp_path / "db")
+    fails(lambda: rocksdb(tmp_path / "db"), "another program")
+    db = rocksdict.Rdict(str(tmp_path / "db"))
+    assert {key: db[key] for key in db.keys()} == {f"key-{at}": {"n": at} for at in range(1000)}  # noqa: SIM118
+    db.close()
+
+
+def test_rocksdb_of_another_program_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    db = rocksdict.Rdict(str(tmp_path / "db"))
+    db["a"] = 1
+    fails(lambda: rocksdb(tmp_path / "db"), "another program")
+    db["b"] = 2
+    assert (db["a"], db["b"]) == (1, 2)
+    db.close()
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_rocksdb_home_is_made_in_an_empty_directory_and_marked(
+    is_made: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a" / "home"
+    if is_made:
+        path.mkdir(parents=True)
+    a_home(path)
+    assert "home of statekit" in (path / "STATEKIT").read_text()
+    with sk.open(f"rocksdb:{path}") as kv:
+        assert dict(kv.value("v", str).items()) == {"k": "1"}
+
+
+def test_rocksdb_home_of_the_version_before_opens_and_gets_its_mark(tmp_path: Path) -> None:
+    path = tmp_path / "home"
+    a_home(path)
+    mark = (path / "STATEKIT").read_text()
+    (path / "STATEKIT").unlink()
+    with sk.open(f"rocksdb:{path}") as kv:
+        assert dict(kv.value("v", str).items()) == {"k": "1"}
+        assert (path / "STATEKIT").read_text() == mark
+
+
 # -- Redis ---------------------------------------------------------------------------------
 
 
@@ -512,6 +653,7 @@ def test_redis_url_with_a_mistake_never_shows_the_password() -> None:
 def test_redis_with_tls_checks_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_redis_tls()
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed, so there is no certificate")
     key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
@@ -534,7 +676,7 @@ def test_redis_with_tls_checks_the_certificate(
 
 
 def test_redis_replica_takes_no_writes(tmp_path: Path, server: RedisServer) -> None:
-    with redis_server(tmp_path, "--replicaof", f"{HOST} {server.port}") as replica:
+    with redis_server(tmp_path, "--replicaof", HOST, str(server.port)) as replica:
         home = redis_home(replica)
         uses: list[Callable[[], object]] = [
             lambda: home.write([(A, b"1")]),
@@ -550,7 +692,7 @@ def test_redis_that_is_full_refuses_writes_and_keeps_rows(tmp_path: Path) -> Non
     with redis_server(tmp_path) as one, one.client() as admin:
         home = redis_home(one)
         home.write([(A, b"1")])
-        admin.config_set("maxmemory", "1mb")
+        admin.config_set("maxmemory", "1")  # less than it has
         fails(lambda: home.write([(A, b"2")]), f"{HOST}:{one.port}", "Raise maxmemory")
         assert home.get([A]) == [b"1"]
         admin.config_set("maxmemory-policy", "allkeys-lru")
@@ -607,9 +749,9 @@ def test_redis_killed_during_writes_and_back_again(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=write, daemon=True)
         thread.start()
-        assert is_writing.wait(10)
+        assert is_writing.wait(120)
         one.kill()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
         assert type(failures[0]) is HomeError, failures
         assert f"{HOST}:{one.port}" in str(failures[0])

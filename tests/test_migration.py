@@ -6,6 +6,9 @@ oracle is a dict of what was written.
 
 import operator
 import random
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,15 +30,25 @@ from statekit.errors import (
     OccupiedError,
     PeerError,
     PeerLostError,
+    PeerRefusedError,
     SchemaError,
 )
 from statekit.migration.arrival import STRATEGIES
-from statekit.remote.calls import PickCall, PickReply, ProposeCall
+from statekit.migration.member import Credentials
+from statekit.remote.calls import (
+    FetchCall,
+    GiveBackCall,
+    InstalledCall,
+    PickCall,
+    PickReply,
+    ProposeCall,
+    StreamCall,
+)
 
 GROUPS, SUBGROUPS = 16, 4
 KEYS = [f"key-{i}" for i in range(400)]
 LOW, HIGH = range(8), range(8, 16)
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 @pytest.fixture
@@ -313,7 +326,7 @@ def test_single_entries_are_given_for_their_lease_only(stack: ExitStack) -> None
     address = source.serve().address
     migration = target.fetch_from(address, strategy="on_demand")
     leaf = sk.leaf_of(str, "a", GROUPS, SUBGROUPS)
-    (epoch,) = (grant.epoch for grant in migration._offer.grants if grant.leaf == leaf)
+    (epoch,) = (grant.epoch for grant in migration._offer.grants if leaf in grant.leaves)
     call = PickCall(migration.id, 0, ((leaf, epoch),), (("v", (b"a",)),))
     peer = source._as_peer()
     for wrong in (
@@ -478,10 +491,10 @@ def test_a_provider_with_a_home_is_told_what_to_do(stack: ExitStack, tmp_path: P
         target.fetch_from(source.serve().address)
 
 
-def test_nobody_there_is_said_with_the_address_and_the_time(stack: ExitStack) -> None:
+def test_nobody_there_is_said_with_the_address_and_at_once(stack: ExitStack) -> None:
     target = opened(stack, owned=())
-    with pytest.raises(PeerLostError, match=r"127\.0\.0\.1:1") as lost:
-        target.fetch_from("127.0.0.1:1", timeout=0.3)
+    with pytest.raises(PeerLostError, match=r"nobody listens at 127\.0\.0\.1:1 ") as lost:
+        target.fetch_from("127.0.0.1:1", timeout=SECONDS_MAX)
     assert lost.value.peer == "127.0.0.1:1"
 
 
@@ -647,7 +660,7 @@ def test_a_dead_source_is_abandoned_and_what_has_not_come_is_named(
     source, target, address = pair(stack)
     source.value("n", int).put_many(KEYS, range(len(KEYS)))
     source.checkpoint(tmp_path)
-    migration = target.fetch_from(address, key_groups=HIGH, strategy="on_demand", timeout=0.3)
+    migration = target.fetch_from(address, key_groups=HIGH, strategy="on_demand")
     numbers = target.value("n", int)
     kept = target.key_group_of(keys_of(target, HIGH)[0])
     target.prefetch(keys_of(target, [kept])).result(SECONDS_MAX)
@@ -655,6 +668,7 @@ def test_a_dead_source_is_abandoned_and_what_has_not_come_is_named(
         target._residence.load_leaves([leaf])
     torn = keys_of(target, [group for group in HIGH if group != kept])[0]
     assert numbers[torn] == KEYS.index(torn)  # one leaf of another key-group
+    migration._channel.timeout_s = 0.3
     source.close()
     lost = migration.abandon()
     assert {group for part in lost for group in part} == set(HIGH) - {kept}
@@ -672,14 +686,76 @@ def test_a_dead_source_is_abandoned_and_what_has_not_come_is_named(
 
 
 def test_a_later_generation_fences_an_earlier_one(stack: ExitStack) -> None:
-    source, target, address = pair(stack)
+    source, target = opened(stack), opened(stack, owned=())
     source.value("n", int)["a"] = 1
-    target.serve(generation=1)
+    address = source.serve(token=TOKEN).address
+    target.serve(generation=1, token=TOKEN)
     with pytest.raises(FencedError, match="generation 1"):
         target.fetch_from(address)
     assert source.key_groups == ()
     with pytest.raises(NotOwnedError):
         source.value("n", int)["a"]
+
+
+def test_a_stranger_with_a_later_generation_is_refused_and_not_obeyed(stack: ExitStack) -> None:
+    """Neither has shown who it is: only kv.fence() fences."""
+    victim, stranger = opened(stack), opened(stack, owned=())
+    victim.value("n", int).put_many(KEYS, range(len(KEYS)))
+    address = victim.serve().address
+    other = opened(stack, owned=())
+    migration = other.fetch_from(address, key_groups=HIGH, strategy="on_demand")
+    stranger.serve(generation=5)
+    with pytest.raises(PeerRefusedError, match=r"kv\.fence\(5\)"):
+        stranger.fetch_from(address)
+    channel = stranger._as_peer().connect(address, Credentials(), SECONDS_MAX)
+    leases = ((0, 1),)
+    for ask in (
+        lambda: list(channel.fetch(FetchCall(migration.id, 5, leases))),
+        lambda: channel.pick(PickCall(migration.id, 5, leases, ())),
+        lambda: list(channel.stream(StreamCall(migration.id, 5), credit=1)),
+        lambda: channel.installed(InstalledCall(migration.id, 5, leases)),
+        lambda: channel.give_back(GiveBackCall(migration.id, 5, leases)),
+        lambda: channel.propose(ProposeCall("0" * 32, 5, address, (LOW,), "gradual")),
+    ):
+        with pytest.raises(PeerRefusedError, match="not believed"):
+            ask()
+    channel.close()
+    assert victim.key_groups == (LOW,)
+    assert victim._as_peer().generation == 0
+    migration.wait(SECONDS_MAX)
+    victim.fence(5)
+    assert victim.key_groups == ()
+
+
+def test_a_later_generation_of_a_server_that_is_not_known_is_not_obeyed(stack: ExitStack) -> None:
+    source, target = opened(stack, owned=[0]), opened(stack, owned=[1])
+    address = source.serve(generation=3).address
+    with pytest.raises(PeerRefusedError, match="generation 3"):
+        target.fetch_from(address)
+    assert target.key_groups == (range(1, 2),)
+
+
+def test_a_source_that_is_not_known_does_not_fence_who_fetches_from_it(stack: ExitStack) -> None:
+    source, target, address = pair(stack)
+    source.value("n", int).put_many(KEYS, range(len(KEYS)))
+    migration = target.fetch_from(address, strategy="on_demand")
+    source.fence(9)
+    with pytest.raises(PeerRefusedError, match="generation 9"):
+        target.value("n", int)[KEYS[0]]
+    assert target._as_peer().generation == 0
+    assert target.key_groups == (range(GROUPS),)
+    migration.abandon()
+
+
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_a_provider_that_asks_nobody_who_they_are_says_so_once(
+    stack: ExitStack, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kv = opened(stack)
+    server = kv.serve(token=token or None)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (0 if token else 1)
+    assert all(server.address in one and "token=" in one for one in said)
 
 
 # ---- Checkpoints
@@ -749,6 +825,81 @@ def test_parts_of_one_barrier_have_each_leaf_once(
         target.checkpoint(tmp_path / "again", barrier=1)
 
 
+def whole(stack: ExitStack, parts: list[Any]) -> list[int]:
+    """What parts of one checkpoint are together, each key-group in one of them."""
+    covered = sorted(group for part in parts for span in part.key_groups for group in span)
+    assert covered == list(range(GROUPS))
+    restored = stack.enter_context(sk.restore(parts, lazy=False))
+    return many(restored.value("n", int), KEYS)
+
+
+@pytest.mark.parametrize("ending", ["give back", "abort", "close"])
+@pytest.mark.parametrize("with_home", [False, True])
+def test_what_is_back_after_the_barrier_passed_is_in_the_old_owners_part(
+    stack: ExitStack, tmp_path: Path, ending: str, with_home: bool
+) -> None:
+    """It was offered when the barrier passed: neither side had it then."""
+    if with_home:
+        pytest.importorskip("rocksdict")
+    url = f"rocksdb:{tmp_path}/db?memory=2MiB" if with_home else "memory:"
+    source, target = opened(stack, url), opened(stack, owned=())
+    numbers = source.value("n", int)
+    numbers.put_many(KEYS, range(len(KEYS)))
+    migration = target.fetch_from(source.serve().address, key_groups=HIGH, strategy="on_demand")
+    (departure,) = source.migrations
+    parts = [source.checkpoint(tmp_path / "source", barrier=1)]
+    if ending == "give back":
+        assert migration.give_back() == (HIGH,)
+    elif ending == "abort":
+        departure.abort()
+    else:
+        target.close()
+    numbers.put_many(KEYS, [-1] * len(KEYS))  # after the barrier
+    if ending == "give back":
+        parts.append(target.checkpoint(tmp_path / "target", barrier=1))
+    parts += [job.wait(SECONDS_MAX) for job in source.late_parts(1)]
+    assert whole(stack, parts) == list(range(len(KEYS)))
+    assert source.late_parts(2) == ()
+
+
+def test_what_is_back_is_in_the_parts_of_all_barriers_that_passed(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    source, target, address = pair(stack)
+    numbers = source.value("n", int)
+    numbers.put_many(KEYS, range(len(KEYS)))
+    migration = target.fetch_from(address, key_groups=HIGH, strategy="on_demand")
+    first = source.checkpoint(tmp_path / "1", barrier=1)
+    numbers.add_many(keys_of(source, LOW), [1000] * len(keys_of(source, LOW)))
+    second = source.checkpoint(tmp_path / "2", barrier=2)
+    migration.give_back()
+    numbers.put_many(KEYS, [-1] * len(KEYS))
+    plain = [source.late_parts(number) for number in (1, 2)]
+    late = [[job.wait(SECONDS_MAX) for job in jobs] for jobs in plain]
+    expected = list(range(len(KEYS)))
+    assert whole(stack, [first, *late[0]]) == expected
+    low = set(keys_of(source, LOW))
+    expected = [n + 1000 * (key in low) for n, key in enumerate(KEYS)]
+    assert whole(stack, [second, *late[1]]) == expected
+
+
+def test_what_comes_after_several_barriers_is_in_the_new_owners_part_of_each(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    source, target, address = pair(stack)
+    source.value("n", int).put_many(KEYS, range(len(KEYS)))
+    parts = {
+        number: [target.checkpoint(tmp_path / f"t{number}", barrier=number)] for number in (1, 2)
+    }
+    target.fetch_from(address, key_groups=HIGH, strategy="on_demand")
+    there = target.value("n", int)
+    there.put_many(keys_of(target, HIGH), [-1] * len(keys_of(target, HIGH)))
+    for number in (1, 2):
+        parts[number].append(source.checkpoint(tmp_path / f"s{number}", barrier=number))
+        parts[number] += [job.wait(SECONDS_MAX) for job in target.late_parts(number)]
+        assert whole(stack, parts[number]) == list(range(len(KEYS)))
+
+
 # ---- Deltas
 
 
@@ -810,6 +961,70 @@ def test_a_base_that_is_not_the_sources_last_is_not_used(stack: ExitStack, tmp_p
     assert dict(target.value("names", str).items()) == {key: key for key in KEYS}
 
 
+def test_a_base_is_known_by_its_contents_not_by_its_place_and_number(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """The place was wiped, and used by another provider, which has come to the same number."""
+    source, target, address = pair(stack)
+    names = source.value("names", str)
+    names.put_many(KEYS, KEYS)
+    mine = source.checkpoint(tmp_path / "place")
+    shutil.rmtree(tmp_path / "place")
+    with opened(stack) as other:
+        other.value("names", str).put_many(KEYS, ["a stranger's"] * len(KEYS))
+        assert other.checkpoint(tmp_path / "place").number == mine.number
+    migration = target.fetch_from(address, base=str(tmp_path / "place"))
+    migration.wait(SECONDS_MAX)
+    assert not migration.is_based
+    assert dict(target.value("names", str).items()) == {key: key for key in KEYS}
+
+
+def test_a_base_may_lie_elsewhere_for_the_other_side(stack: ExitStack, tmp_path: Path) -> None:
+    source, target, address = pair(stack)
+    names = source.value("names", str)
+    names.put_many(KEYS, KEYS)
+    source.checkpoint(tmp_path / "here")
+    names[KEYS[0]] = "changed"
+    (tmp_path / "here").rename(tmp_path / "there")  # as it is mounted on another machine
+    migration = target.fetch_from(address, base=str(tmp_path / "there"))
+    migration.wait(SECONDS_MAX)
+    assert migration.is_based
+    assert dict(target.value("names", str).items()) == {key: key for key in KEYS} | {
+        KEYS[0]: "changed"
+    }
+
+
+_ELSEWHERE = """
+import sys
+import statekit as sk
+kv = sk.open("memory:", key_groups=16, subgroups=4)
+kv.value("names", str).put_many([f"key-{i}" for i in range(400)], ["elsewhere"] * 400)
+print(kv.checkpoint("memory://base").number, kv.serve().address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_same_url_in_another_process_is_another_base(stack: ExitStack) -> None:
+    pytest.importorskip("fsspec")
+    with opened(stack) as other:
+        other.value("names", str).put_many(KEYS, ["here"] * len(KEYS))
+        mine = other.checkpoint("memory://base")
+    process = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-c", _ELSEWHERE],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+    )  # fmt: skip
+    assert process.stdout is not None
+    number, address = process.stdout.readline().split()
+    assert int(number) == mine.number
+    target = opened(stack, owned=())
+    migration = target.fetch_from(address, base="memory://base")
+    migration.wait(SECONDS_MAX)
+    assert not migration.is_based
+    assert set(many(target.value("names", str), KEYS)) == {"elsewhere"}
+
+
 # ---- Looking
 
 
@@ -863,7 +1078,7 @@ def test_state_moves_over_mutual_tls_with_a_token_and_to_nobody_else(stack: Exit
         {"token": TOKEN},
     ):
         with pytest.raises(PeerError):
-            target.fetch_from(address, timeout=5, **wrong)  # type: ignore[arg-type]
+            target.fetch_from(address, timeout=SECONDS_MAX, **wrong)  # type: ignore[arg-type]
     assert source.key_groups == (range(GROUPS),)
     target.fetch_from(address, tls=own, token=TOKEN).wait(SECONDS_MAX)
     assert many(target.value("n", int), KEYS) == list(range(len(KEYS)))

@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -23,8 +24,9 @@ PACKAGE = ROOT / "statekit"
 LAYERS = [
     {"_native", "version"},
     {"errors"},
-    {"failpoints", "keys", "store.kinds", "store.buffers", "store.digest"},
+    {"failpoints", "keys", "uninterrupted", "store.kinds", "store.buffers", "store.digest"},
     {"migration", "migration.messages"},
+    {"migration.known"},
     {"migration.coordinator", "migration.participant"},
     {"store.arrow", "store.columns", "store.frames"},
     {"store.batch"},
@@ -32,8 +34,19 @@ LAYERS = [
     {"store.numbers", "store.containers", "store.timers"},
     {"store.store"},
     {"store"},
-    {"assignment", "codecs", "homes.home", "metrics", "rows", "schema", "ttl"},
-    {"homes", "homes.redis", "homes.rocksdb", "migration.routing"},
+    {
+        "assignment",
+        "codecs",
+        "exact",
+        "fit",
+        "homes.home",
+        "homes.looking",
+        "metrics",
+        "rows",
+        "schema",
+        "ttl",
+    },
+    {"homes", "homes.ledger", "homes.redis", "homes.rocksdb", "migration.routing"},
     {"plain.keys", "plain.wire"},
     {"plain.scalars"},
     {"plain.anything"},
@@ -46,8 +59,9 @@ LAYERS = [
     {"remote.security", "remote.watch", "remote.wire"},
     {"remote.channel", "remote.server"},
     {"remote.query"},
-    {"checkpoint.pack", "checkpoint.retention"},
+    {"checkpoint.pack"},
     {"checkpoint.reader"},
+    {"checkpoint.ownership", "checkpoint.retention"},
     {"checkpoint.copying", "checkpoint.diff", "checkpoint.writer"},
     {"checkpoint.job", "checkpoint.rework"},
     {"checkpoint.periodic"},
@@ -71,12 +85,14 @@ LAYERS = [
     {"testing"},
     {"statekit"},
     {"cli.options", "cli.output", "cli.typetext"},
-    {"cli.files", "cli.places"},
-    {"cli.bench", "cli.looking"},
+    {"cli.peers", "cli.places", "cli.targets"},
+    {"cli.sources"},
+    {"cli.files"},
+    {"cli.bench", "cli.looking", "cli.verifying"},
     {"cli.changing", "cli.moving", "cli.serving"},
     {"cli.app"},
     {"cli"},
-    {"cli.__main__"},
+    {"__main__", "cli.__main__"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 
@@ -183,6 +199,76 @@ def test_cdef_keeps_no_preprocessor_line_but_integers() -> None:
 
 def test_extension_is_built_for_the_stable_abi() -> None:
     assert _native.__file__.endswith(".abi3.so")
+
+
+def test_extension_is_stripped() -> None:
+    """Unless it was built otherwise by hand: what section names a file has, it has as text."""
+    if os.environ.get("STATEKIT_CFLAGS"):
+        pytest.skip("built with STATEKIT_CFLAGS")
+    data = Path(_native.__file__).read_bytes()
+    assert b".dynsym" in data
+    assert b".debug_info" not in data
+    assert b".symtab" not in data
+
+
+def sdist_files(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What MANIFEST.in takes in, as setuptools reads it; the package itself comes on top."""
+    egg_info = pytest.importorskip("setuptools.command.egg_info")
+    monkeypatch.chdir(ROOT)
+    found = egg_info.FileList()
+    for line in (ROOT / "MANIFEST.in").read_text().splitlines():
+        if line and not line.startswith("#"):
+            found.process_template_line(line)
+    return set(found.files)
+
+
+def test_sdist_has_docs_examples_and_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sdist_files(monkeypatch)
+    assert {
+        "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "csrc/statekit.h", "docs/cli.md",
+        "docs/states/list.md", "docs/make_cli_reference.py", "examples/demo.py",
+        "benchmarks/bench_store.py", "benchmarks/results/store_growth.png", "tests/conftest.py",
+    } <= found  # fmt: skip
+    assert not [name for name in found if name.endswith((".so", ".pyc", ".o"))]
+    assert not [name for name in found if name.startswith("benchmarks") and name.endswith(".json")]
+
+
+def test_sdist_has_everything_that_is_kept_in_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "csrc", "docs", "examples", "benchmarks", "tests"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        pytest.skip("this is no clone of the repository")
+    missing = set(listed.stdout.splitlines()) - sdist_files(monkeypatch)
+    assert {Path(name).parent for name in missing} <= {Path("benchmarks/results")}
+
+
+def test_pictures_and_pages_that_the_docs_name_are_in_the_sdist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = sdist_files(monkeypatch)
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for name in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            target = (page.parent / name).resolve().relative_to(ROOT)
+            is_package = target.parts[0] == "statekit"
+            assert is_package or target.is_dir() or str(target) in found, f"{page.name}: {name}"
+
+
+def test_every_version_that_the_limited_api_allows_is_named() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least = int(project["requires-python"].removeprefix(">=3."))
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if ":: 3." in line]
+    assert named == [f"3.{minor}" for minor in range(least, least + len(named))]
+    assert "3.14" in named
+
+
+def test_python_m_statekit_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "statekit", "--version"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"statekit {statekit.__version__}\n")
 
 
 def test_package_is_typed() -> None:

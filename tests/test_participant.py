@@ -17,6 +17,7 @@ from statekit.migration.messages import (
     Fetch,
     GiveBack,
     GivenBack,
+    Grant,
     Here,
     Install,
     Installed,
@@ -234,13 +235,13 @@ def test_an_offer_is_expected_once_and_always_acknowledged() -> None:
     assert kinds(b.on("a", offer)) == [Expect, Accept]
     again = b.on("a", offer)
     assert kinds(again) == [Accept]
-    assert [leaf for leaf, _ in said(again, Accept).waiting] == [0, 1]
+    assert said(again, Accept).waiting == ((range(2), offer.grants[0].epoch),)
 
 
 def test_an_old_offer_changes_nothing() -> None:
     a, b, message = installed()
     b.on("a", said(a.on("b", message), Released))
-    offer = Offer("m", 0, 1, "a", ((0, a.epoch_of(0), 0), (0, a.epoch_of(0) - 1, 0)))  # type: ignore[arg-type]
+    offer = Offer("m", 0, 1, "a", (Grant(range(1), a.epoch_of(0), 0), Grant(range(1), 0, 0)))
     assert said(b.on("a", offer), Accept).waiting == ()
     assert b.state_of(0) is OWNED
 
@@ -589,7 +590,7 @@ def test_leaves_that_go_another_way_are_not_ours_and_may_come_back() -> None:
         owner("b", (3,)).disown([3, 9])
     b = owner("b", (3,))
     epoch = b.epoch_of(3)
-    assert b.disown([3]) == {3: epoch}
+    assert b.disown([3]) == [(range(3, 4), epoch)]
     assert b.held() == []
     assert b.moved_to(3) is None
     b.own([3])
@@ -600,7 +601,7 @@ def test_leaves_of_another_participant_of_the_process_keep_their_epochs() -> Non
     a, b, message = installed()
     b.on("a", said(a.on("b", message), Released))
     child = Participant("b/1")
-    child.own([0], epochs=b.disown([0]))
+    child.own([0], leases=b.disown([0]))
     offer = said(child.begin("n", "a", [0]), Offer)  # a remembers the epoch of its own offer
     assert kinds(a.on("b/1", offer)) == [Expect, Accept]
 

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 import statekit as sk
 from statekit.errors import BadValueError, KeyTypeError
 from statekit.keys import key_codec
-from statekit.plain import NaiveDatetimeError, PlainCodec, key_json, key_text, parse_key, to_json
+from statekit.plain import (
+    NaiveDatetimeError,
+    PlainCodec,
+    StateSchema,
+    key_json,
+    key_text,
+    parse_key,
+    to_json,
+)
 
 
 class Colour(Enum):
@@ -319,3 +327,10 @@ def test_a_text_that_is_no_key_is_refused_with_what_to_write(
 ) -> None:
     with pytest.raises(KeyTypeError, match=message):
         parse_key(key_codec(kind), text)
+
+
+def test_a_number_that_no_float_is_equal_to_is_refused() -> None:
+    codec = PlainCodec(StateSchema("s", "value", "s", ["list", "float"]))
+    assert codec.read(codec.write([2**53, 1])) == [2.0**53, 1.0]
+    with pytest.raises(BadValueError, match=r"at \$\[1\].*a number that a float is equal to"):
+        codec.write([1, 2**53 + 1])

@@ -38,7 +38,7 @@ MUTANTS = {
     ),
     "a fetched leaf does not count as sent": Mutant(
         participant,
-        "        known.is_sent = True\n        if not fetch.keys:",
+        "        self._mark_sent(leaf, known)\n        if not fetch.keys:",
         "        if not fetch.keys:",
     ),
     "leaves are offered without being shut": Mutant(
@@ -47,7 +47,7 @@ MUTANTS = {
         "return [self._offer(migration)]",
     ),
     "an offer does not tell what checkpoints have the leaf": Mutant(
-        participant, "Grant(leaf, known.epoch, known.covered)", "Grant(leaf, known.epoch, 0)"
+        participant, "Grant(run, known.epoch, known.covered)", "Grant(run, known.epoch, 0)"
     ),
     "a leaf that comes late is not added to the part": Mutant(
         participant, "[AddToPart(n, leaf) for n in self._parts if n > known.covered]", "[]"
@@ -66,9 +66,11 @@ MUTANTS = {
         participant,
         "if known.state is OWNED and known.is_closed and known.version <= self.version:",
         "if known.state is OWNED and known.version <= self.version:\n"
-        "                known.is_closed = True",
+        "                self._leaves.put((leaf,), known._replace(is_closed=True))",
     ),
-    "an epoch is used again": Mutant(participant, "known.epoch += 1  # the offered", "#"),
+    "an epoch is used again": Mutant(
+        participant, "state=OWNED, epoch=known.epoch + 1,", "state=OWNED, epoch=known.epoch,"
+    ),
     "what was given back is let in": Mutant(
         participant,
         "        if known.state is NONE:\n            return [self._to(sender, GiveBack,",
@@ -77,15 +79,15 @@ MUTANTS = {
     ),
     "a part of a leaf is taken for all of it": Mutant(
         participant,
-        "        if here.is_whole:\n            known.state = OWNED",
-        "        if True:\n            known.state = OWNED",
+        "        if here.is_whole:\n            new = new",
+        "        if True:\n            new = new",
     ),
     "a leaf goes to and fro between two tables": Mutant(
         participant, " and known.version <= self.version:", ":"
     ),
     "a refusal is said once": Mutant(participant, "arrival.returned.update(refused)", "pass"),
     "lost content is not sent again": Mutant(
-        participant, "departure.stream[leaf] = None  # if it was", "pass  #"
+        participant, "departure.streamed.discard(leaf)  # if it was", "pass  #"
     ),
     "what is not stored is sent": Mutant(
         coordinator,

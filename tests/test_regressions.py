@@ -34,7 +34,7 @@ from statekit.residence import Residence
 from statekit.schema import refusal
 from statekit.store import Store
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 KEYS = [f"k{at}" for at in range(40)]
 
 

@@ -198,6 +198,12 @@ def test_nothing_can_be_written(remote: Remote) -> None:
     assert not hasattr(visits, "put")
 
 
+@pytest.mark.parametrize("use", [list, iter, lambda state: [*state], lambda state: "x" in [*state]])
+def test_a_state_cannot_be_gone_through_and_says_what_to_use(remote: Remote, use: Any) -> None:
+    with pytest.raises(TypeError, match=r"'visits'.*get_many\(keys\)"):
+        use(remote.value("visits", int))
+
+
 def test_nobody_is_connected_in_vain(kv: Any) -> None:
     with PeerServer(Live(kv), token=TOKEN) as server:
         with pytest.raises(PeerRefusedError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_util import TOKEN, Authority, ServerProcess, Service
+from remote_util import LONG_S, TOKEN, Authority, ServerProcess, Service
 
 from statekit.errors import ArgumentError, PeerError, PeerLostError, PeerRefusedError
 from statekit.remote.channel import PeerChannel
@@ -33,7 +33,7 @@ def serving(tls: TLS | None = None, token: str | None = None) -> Iterator[PeerSe
 
 def refused(server: PeerServer, **given: Any) -> str:
     with (
-        PeerChannel(server.address, timeout_s=5, **given) as channel,
+        PeerChannel(server.address, timeout_s=LONG_S, **given) as channel,
         pytest.raises(PeerRefusedError) as raised,
     ):
         channel.hello()

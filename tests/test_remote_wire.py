@@ -58,8 +58,9 @@ leases = st.lists(
     st.tuples(leaf_numbers, numbers), max_size=8, unique_by=lambda lease: lease[0]
 ).map(tuple)
 begins = st.builds(
-    BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers, names, numbers
-)
+    BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers,
+    st.sampled_from((b"", bytes(range(32)))),
+)  # fmt: skip
 proposals = st.builds(ProposeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), names)
 state_names = names
 fetches = st.builds(FetchCall, names, numbers, leases)
@@ -185,14 +186,17 @@ def test_hello_begin_reply_stream_query_and_figures_come_back() -> None:
     hello = PeerHello("a", "b", 3, 128, 16, (range(3), range(9, 10)), (VISITS, LOGS), "0.1")
     assert wire.read_hello(wire.put_hello(hello)) == hello
     assert wire.read_hello_request(wire.put_hello_request()) == calls.PROTOCOL
-    grants = (Grant(7, 5, 1), Grant(8, 5, 1), Grant(9, 5, 2), Grant(3, 5, 2), Grant(4, 6, 2))
+    grants = (
+        Grant(range(7, 9), 5, 1), Grant(range(9, 10), 5, 2), Grant(range(3, 4), 5, 2),
+        Grant(range(4, 5), 6, 2),
+    )  # fmt: skip
     reply = BeginReply(
         Offer("m", 2, 1, "a", grants), 4, (VISITS, LOGS), 4, 8, -7, (range(1, 2),),
         array("Q", [1, 2, 3, 4, 2**64 - 1]), True,
     )  # fmt: skip
     assert wire.read_begin_reply(wire.put_begin_reply(reply)) == reply
     message = pb.BeginReply.FromString(wire.put_begin_reply(reply))
-    assert list(message.leaves) == [2, 1, 1, 1], "leaves that follow each other are one run"
+    assert list(message.leaves) == [2, 1, 1, 1]
     for watermark in (None, 0):
         one = reply._replace(watermark=watermark)
         assert wire.read_begin_reply(wire.put_begin_reply(one)).watermark == watermark
@@ -304,6 +308,13 @@ def test_ranges_out_of_order_are_refused(ends: list[int]) -> None:
         wire.read_propose(data, 128)
 
 
+@pytest.mark.parametrize("size", [1, 31, 33, 1000])
+def test_a_base_that_is_no_digest_is_refused(size: int) -> None:
+    data = pb.BeginRequest(migration="m", target="t", base=bytes(size)).SerializeToString()
+    with pytest.raises(WireError):
+        wire.read_begin(data)
+
+
 def test_ranges_that_touch_are_accepted() -> None:
     data = pb.BeginRequest(migration="m", target="t", key_groups=[0, 5, 5, 6]).SerializeToString()
     assert wire.read_begin(data, 128).key_groups == (range(5), range(5, 6))
@@ -395,7 +406,7 @@ def begin_reply(**fields: Any) -> bytes:
     ids=lambda fields: str(fields)[:60],
 )
 def test_begin_replies_that_break_a_rule_are_refused(fields: Any) -> None:
-    assert len(wire.read_begin_reply(begin_reply()).offer.grants) == 3
+    assert len(wire.read_begin_reply(begin_reply()).offer.grants) == 2
     with pytest.raises(WireError):
         wire.read_begin_reply(begin_reply(**fields))
 

@@ -19,7 +19,7 @@ from statekit.homes import Home, HomeUrl, register_home
 from statekit.homes.home import Change, Row
 
 KIB = 1024
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 MEMORY = "?memory=64KiB"  # 48 KiB for the store: see opening._HOME_SHARE
 
 

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from struct import pack_into
 
 import pytest
 from servers import S3Server, child, s3  # noqa: F401 - s3 is a fixture
 
 from statekit import failpoints
 from statekit.checkpoint.manifest import Manifest, PackRef, manifest_name, number_of
+from statekit.checkpoint.pack import pack_header
 from statekit.checkpoint.retention import Collected, collect
 from statekit.checkpoint.storage import Storage, is_temporary, open_storage
 from statekit.errors import ArgumentError, DamagedError, StorageError
@@ -54,10 +54,7 @@ def pack_of(number: int, at: int = 0) -> PackRef:
 
 
 def write_pack(storage: Storage, pack: PackRef) -> str:
-    data = bytearray(PACK_BYTES)
-    pack_into("<8s16s", data, 0, b"SKPACK1", pack.id)
-    pack_into("<Q", data, 32, pack.number)
-    storage.write(pack.name, [data])
+    storage.write(pack.name, [pack_header(pack.id, pack.number).ljust(PACK_BYTES, b"\0")])
     return pack.name
 
 
@@ -294,7 +291,7 @@ def test_an_attempt_in_another_process_keeps_its_packs(local: Storage) -> None:
     code = f"""
 lock = storage.writing()
 lock.__enter__()
-storage.write("{new}", [bytes(96)])
+storage.write("{new}", [{pack_header(pack_of(3).id, 3)!r}])
 open(storage.url + "/{temporary}", "w").close()
 """
     with child(CHILD.format(code=code), local.url):
@@ -521,3 +518,49 @@ def test_any_history_keeps_what_the_rules_say(local: Storage, seed: int) -> None
             assert names(local) == files | {manifest_name(n) for n in packs}
         assert check_complete(local) == set(packs), f"seed {seed}"
     assert not any(is_temporary(name) for name in names(local))
+
+
+# ---- What is not ours
+
+
+def test_a_file_that_only_has_the_name_of_a_pack_is_left_and_named(local: Storage) -> None:
+    for number in (1, 2):
+        publish(local, number)
+    letter = b"Dear colleague, " * 20
+    theirs = {
+        f"{0xF0:032x}.pack": letter,
+        f"{0xF1:032x}.pack": pack_header(pack_of(9).id, 1) + letter,  # a pack of another name
+        f"{0xF2:032x}.pack": b"short",
+        "notes.tmp-1": letter,
+        "000000000001.manifest.tmp": letter,
+        "photo.pack": letter,
+    }
+    for name, data in theirs.items():
+        Path(local.url, name).write_bytes(data)
+    left = write_pack(local, pack_of(3))  # of a failed attempt
+    begun = pack_of(3, 1)  # and one that died in the header, or before it
+    Path(local.url, begun.name).write_bytes(pack_header(begun.id, 3)[:20])
+    Path(local.url, pack_of(3, 2).name).touch()
+    done = collect(local)
+    assert set(done.packs) - files_of(1) == {left, begun.name, pack_of(3, 2).name}
+    assert set(done.foreign) == {name for name in theirs if len(name) == 37}
+    for name, data in theirs.items():
+        assert Path(local.url, name).read_bytes() == data
+    assert names(local) == files_of(2) | theirs.keys()
+
+
+def test_a_file_of_another_is_named_also_while_somebody_writes(local: Storage) -> None:
+    publish(local, 1)
+    name = f"{0xF0:032x}.pack"
+    Path(local.url, name).write_bytes(b"not a pack")
+    with local.writing():
+        assert collect(local).foreign == (name,)
+
+
+def test_names_of_temporary_files_are_exactly_ours() -> None:
+    ours = ("000000000007.manifest", f"{7:032x}.pack")
+    for name in ours:
+        assert is_temporary(f"{name}.tmp-0123456789abcdef")
+        assert is_temporary(f"{name}.tmp-unfinished-0123456789abcdef")
+        for other in (name, f"{name}.tmp-", f"{name}.tmp-xyz", f"x{name}.tmp-12", f"{name}.tmp"):
+            assert not is_temporary(other)

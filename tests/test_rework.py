@@ -452,6 +452,91 @@ def test_everything_at_random(tmp_path: Path) -> None:
     assert restored(*sources) == states.contents()
 
 
+# ---- Damage
+
+REWORKS: dict[str, Callable[[Checkpoint, Path], Any]] = {
+    "compact": lambda source, out: rework.compact(source),
+    "edit": lambda source, out: rework.edit(source, "visits", "x", (1).to_bytes(8, "little")),
+    "regroup": lambda source, out: rework.regroup(source, 32),
+    "regroup finely": lambda source, out: rework.regroup(source, 256),
+    "regroup elsewhere": lambda source, out: rework.regroup(source, 32, open_storage(out)),
+    "rescale": lambda source, out: rework.rescale([source], open_storage(out), 3),
+    "merge": lambda source, out: rework.merge([source], open_storage(out)),
+}
+
+
+def damage(place: Path, source: Checkpoint, at: float) -> str:
+    """Flips a bit of the packs that a checkpoint needs, that far into its segments."""
+    segments = sorted(source.manifest.segments, key=lambda one: (one.pack, one.offset))
+    segment = segments[int(at * (len(segments) - 1))]
+    name = source.manifest.packs[segment.pack].name
+    data = bytearray((place / name).read_bytes())
+    data[segment.offset + segment.length // 2] ^= 0x10
+    (place / name).write_bytes(bytes(data))
+    return name
+
+
+@pytest.mark.parametrize("at", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("kind", REWORKS)
+def test_nothing_is_published_over_damage(tmp_path: Path, kind: str, at: float) -> None:
+    place = tmp_path / "ck"
+    make(place, rounds=2)
+    source = open_checkpoint(place)
+    name = damage(place, source, at)
+    before = sorted(path.name for path in place.iterdir())
+    with pytest.raises(DamagedError) as caught:
+        REWORKS[kind](source, tmp_path / "out")
+    assert name in str(caught.value)
+    assert sorted(path.name for path in place.iterdir()) == before
+    assert not list((tmp_path / "out").rglob("*.manifest"))
+    assert open_checkpoint(place).number == 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REWORKS if "regroup " not in kind][:3])
+def test_nothing_refers_to_a_pack_whose_header_is_damaged(tmp_path: Path, kind: str) -> None:
+    make(tmp_path, rounds=2)
+    source = open_checkpoint(tmp_path)
+    name = source.manifest.packs[0].name
+    data = bytearray((tmp_path / name).read_bytes())
+    data[50] = 1
+    (tmp_path / name).write_bytes(bytes(data))
+    with pytest.raises(DamagedError, match="header"):
+        REWORKS[kind](source, tmp_path / "out")
+    assert open_checkpoint(tmp_path).number == 2
+
+
+def test_compacting_what_is_compact_already_still_says_if_it_is_damaged(tmp_path: Path) -> None:
+    """Whoever is told that there is nothing to do may remove the older ones next."""
+    make(tmp_path, rounds=1)
+    source = open_checkpoint(tmp_path)
+    assert rework.compact(source) is None
+    damage(tmp_path, source, 0.5)
+    with pytest.raises(DamagedError):
+        rework.compact(source)
+
+
+def test_a_rescale_that_fails_leaves_files_of_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rework, "_TOGETHER", 1)  # one worker after the other
+    make(tmp_path / "ck", rounds=2)
+    out = tmp_path / "out"
+    letter = out / "worker-0" / "letter"
+
+    def fail_later(_: int) -> None:
+        if list(out.rglob("*.manifest")):
+            letter.write_text("dear")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        rework.rescale(
+            [open_checkpoint(tmp_path / "ck")], open_storage(out), 3, on_bytes=fail_later
+        )
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert files == [letter]
+    assert letter.read_text() == "dear"
+
+
 # ---- Diff
 
 

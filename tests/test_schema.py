@@ -59,6 +59,11 @@ class Color(enum.Enum):
     BLUE = "blue"
 
 
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 class Level(enum.IntEnum):
     LOW = 1
     HIGH = 2
@@ -89,8 +94,8 @@ HINTS: list[tuple[Any, Any, str]] = [
     (datetime.date, "date", "date"),
     (datetime.time, "time", "time"),
     (datetime.timedelta, "timedelta", "timedelta"),
-    (uuid.UUID, "uuid", "uuid"),
-    (decimal.Decimal, "decimal", "decimal"),
+    (uuid.UUID, "uuid", "UUID"),
+    (decimal.Decimal, "decimal", "Decimal"),
     (list, ["list", "any"], "list[Any]"),
     (dict, ["dict", "str", "any"], "dict[str, Any]"),
     (set, ["set", "any"], "set[Any]"),
@@ -107,7 +112,10 @@ HINTS: list[tuple[Any, Any, str]] = [
     (Optional[int], ["union", "int", "none"], "int | None"),  # noqa: UP045
     (typing.Union[int, str], ["union", "int", "str"], "int | str"),  # noqa: UP007
     (typing.Annotated[int, "meta"], "int", "int"),
-    (Literal["a", "b"], ["enum", "Literal", ["a", "b"]], "Literal"),
+    (Literal["a", "b"], ["enum", "Literal", ["a", "b"]], "Literal['a', 'b']"),
+    (Access, ["flags", "Access", [1, 2]], "Access"),
+    (typing.NewType("UserId", int), "int", "int"),
+    (typing.Annotated[list[int], "a note"], ["list", "int"], "list[int]"),
     (Color, ["enum", "Color", ["red", "blue"]], "Color"),
     (Level, ["enum", "Level", [1, 2]], "Level"),
     (Point, POINT, "Point"),

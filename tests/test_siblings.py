@@ -4,14 +4,19 @@ Rows of leaves that went elsewhere are deleted at home; a leaf may have come bac
 whichever sibling.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from test_residence import DictHome
 
 import statekit as sk
-from statekit.errors import MemoryLimitError
+from statekit.errors import ArgumentError, MemoryLimitError
+from statekit.homes import register_home
+
+register_home("testapart", DictHome.open)
 
 KEYS = [f"key-{i}" for i in range(100)]
 MODEL = {key: at for at, key in enumerate(KEYS)}
@@ -110,3 +115,21 @@ def test_a_budget_that_was_split_often_still_holds_an_entry(tmp_path: Path) -> N
         part.close()
     assert dict(texts.items()) == dict.fromkeys(KEYS, "y" * 5000)
     kv.close()
+
+
+def test_providers_that_opened_one_home_apart_are_not_merged() -> None:
+    # Only a home that two can open: it would delete the rows that it was just given.
+    name = f"{random.randrange(10**9)}"
+    a = sk.open(f"testapart:{name}", key_groups=4, subgroups=1, owned=range(2))
+    b = sk.open(f"testapart:{name}", key_groups=4, subgroups=1, owned=range(2, 4))
+    for kv in (a, b):
+        state = kv.value("v", int)
+        for key, value in MODEL.items():
+            if kv.key_group_of(key) in kv.key_groups[0]:
+                state[key] = value
+    with pytest.raises(ArgumentError, match="both providers have the home"):
+        a.merge(b)
+    assert contents(a, b) == MODEL
+    a.close()
+    b.close()
+    assert at_home(f"testapart:{name}") == MODEL

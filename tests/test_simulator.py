@@ -15,7 +15,7 @@ from simulator.run import CLOCKS, Run
 from simulator.script import Crash, ScriptedRun, events, single_crashes
 from simulator.transitions import HANDLED, VISITED, CountingCoordinator, CountingParticipant
 
-from statekit.migration import coordinator, messages, participant
+from statekit.migration import coordinator, known, messages, participant
 
 IS_NIGHTLY = os.environ.get("STATEKIT_NIGHTLY") == "1"
 SEEDS = 1_000_000 if IS_NIGHTLY else 20_000
@@ -43,7 +43,7 @@ def test_nothing_depends_on_clocks(clock: float | None) -> None:
         run.play()
 
 
-@pytest.mark.parametrize("module", [participant, coordinator, messages])
+@pytest.mark.parametrize("module", [participant, coordinator, known, messages])
 def test_machines_have_no_clock_socket_thread_or_chance(module: object) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())  # type: ignore[attr-defined]
     imported = {
@@ -54,8 +54,8 @@ def test_machines_have_no_clock_socket_thread_or_chance(module: object) -> None:
             [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         )
     }
-    own = {"statekit.errors", "statekit.migration.messages"}
-    assert imported <= {"collections.abc", "typing", *own}
+    own = {"statekit.errors", "statekit.migration.known", "statekit.migration.messages"}
+    assert imported <= {"bisect", "collections.abc", "itertools", "typing", *own}
 
 
 def test_a_run_is_the_same_every_time() -> None:

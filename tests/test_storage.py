@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 from servers import S3Server, child, free_port, s3, wait_until  # noqa: F401 - s3 is a fixture
 
-from statekit import failpoints
+import statekit as sk
+from statekit import Store, failpoints
+from statekit.checkpoint import rework
+from statekit.checkpoint.retention import collect
 from statekit.checkpoint.storage import Storage, open_storage
 from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
 
@@ -1036,3 +1039,46 @@ def test_every_step_has_a_fail_point_and_a_message(
     with pytest.raises(StorageError, match="No space left"):
         storage.write(PACK, [b"1"])
     assert names(storage) == [MANIFEST]
+
+
+# ---- Directories that are somebody's
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    return {
+        str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()
+    }
+
+
+@pytest.mark.parametrize("below", [".", "checkpoints", "deep/down"])
+def test_a_checkpoint_into_a_home_is_refused_and_leaves_it_untouched(
+    tmp_path: Path, below: str
+) -> None:
+    home = tmp_path / "home"
+    with sk.open(f"rocksdb:{home}") as kv:
+        kv.value("counts", int)["a"] = 1
+    before = files_below(home)
+    directories = sorted(home.rglob("*/"))
+    with sk.open("memory:") as kv:
+        for take in (kv.checkpoint, lambda url: kv.checkpoint_async(url).wait()):
+            with pytest.raises(ArgumentError, match=r"RocksDB database.*beside it"):
+                take(home / below)
+    with pytest.raises(ArgumentError, match="RocksDB"):
+        rework.build(Store(), open_storage(home / "checkpoints"), [])
+    if below == ".":
+        with pytest.raises(ArgumentError, match="RocksDB"):
+            collect(home)
+    assert files_below(home) == before
+    assert sorted(home.rglob("*/")) == directories
+
+
+def test_a_home_and_checkpoints_side_by_side_are_fine(tmp_path: Path) -> None:
+    with sk.open(f"rocksdb:{tmp_path / 'home'}") as kv:
+        kv.value("counts", int)["a"] = 1
+        assert kv.checkpoint(tmp_path / "checkpoints").number == 1
+
+
+def test_a_file_called_current_makes_no_database(tmp_path: Path) -> None:
+    (tmp_path / "CURRENT").write_text("affairs")
+    with sk.open("memory:") as kv:
+        assert kv.checkpoint(tmp_path).number == 1

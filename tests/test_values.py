@@ -865,7 +865,7 @@ def test_reducing_states_have_a_current_key_too() -> None:
 def test_each_thread_and_task_has_its_own_current_key() -> None:
     kv = small()
     counts = kv.value("n", int, default=0)
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=120)
 
     def work(key: str) -> None:
         with kv.key(key):

@@ -1,11 +1,20 @@
 """Live lists, maps and sets against Python's own, step by step, and against what msgpack reads."""
 
+import copy
 import datetime
 import enum
 import math
 import operator
+import pickle
 import re
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+)
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -17,11 +26,27 @@ from hypothesis import strategies as st
 from model import STRANGER
 
 import statekit as sk
-from statekit.errors import BadValueError, KeyTypeError, OverflowStateError, StateKitError
+from statekit.errors import (
+    BadValueError,
+    KeyTypeError,
+    KindError,
+    OverflowStateError,
+    StateKitError,
+)
 from statekit.state.views import ListView, MapView, SetView
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 ENCODED = 64, 256  # elements, bytes: what a packed container outgrows
+
+
+def check_repr(view: Any, model: Any) -> None:
+    """A view shows itself as what it stands for, or the beginning of that."""
+    shown, whole = repr(view), repr(model)
+    if len(whole) < 2000:
+        assert shown == whole
+    else:
+        assert len(shown) < 5000
+        assert whole[:900] == shown[:900]
 
 
 @dataclass(frozen=True, order=True)
@@ -189,7 +214,7 @@ def test_a_list_view_is_a_list(name: str, data: st.DataObject) -> None:
     assert list(view) == model
     assert list(reversed(view)) == model[::-1]
     assert state["k"].copy() == model
-    assert repr(view) == repr(model)
+    check_repr(view, model)
     assert (view != model) is False
     assert (view == [*model, None]) is False
     assert view != tuple(model)
@@ -340,7 +365,8 @@ def test_a_map_view_is_a_dict(key_name: str, data: st.DataObject) -> None:
     assert list(reversed(view)) == list(reversed(model))
     assert list(reversed(view.items())) == list(reversed(model.items()))
     assert list(reversed(view.values())) == list(reversed(model.values()))
-    assert (len(view), bool(view), repr(view)) == (len(model), bool(model), repr(model))
+    assert (len(view), bool(view)) == (len(model), bool(model))
+    check_repr(view, model)
     others = dict.fromkeys(data.draw(st.lists(st.sampled_from(pool), max_size=3), "others"))
     for op in (operator.and_, operator.or_, operator.sub, operator.xor, operator.le, operator.eq):
         assert op(view.keys(), others.keys()) == op(model.keys(), others.keys())
@@ -861,11 +887,15 @@ def test_views_are_not_hashable_and_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("hint", "wrong", "told"),
     [
-        (list[int], [2, "x"], "'x', at 1 of what was given, is of type str, not int"),
-        (list[int], [1, 2**70], "at 1 of what was given, does not fit into 64 bits"),
-        (dict[str, list[int]], {"a": [1], "b": [3, None]}, "None, at 1 of what was given, is of"),
-        (dict[str, int], {"a": 1, "b": "y"}, "'y', at 'b' of what was given, is of type str"),
-        (set[int], {"z"}, "'z', at 'z' of what was given, is of type str, not int"),
+        (list[int], [2, "x"], "'x', at [1] of what was given, is of type str, not int"),
+        (list[int], [1, 2**70], "at [1] of what was given, does not fit into 64 bits"),
+        (
+            dict[str, list[int]],
+            {"a": [1], "b": [3, None]},
+            "None, at ['b'][1] of what was given, is of",
+        ),
+        (dict[str, int], {"a": 1, "b": "y"}, "'y', at ['b'] of what was given, is of type str"),
+        (set[int], {"z"}, "'z', a member of what was given, is of type str, not int"),
     ],
 )
 def test_the_item_that_is_wrong_is_named(hint: Any, wrong: Any, told: str) -> None:
@@ -873,3 +903,207 @@ def test_the_item_that_is_wrong_is_named(hint: Any, wrong: Any, told: str) -> No
     with pytest.raises((BadValueError, OverflowStateError), match=re.escape(told)):
         state["key"] = wrong
     assert "key" not in state
+
+
+# ---- Copies
+
+
+def containers_of_every_kind() -> list[tuple[Any, Any]]:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    nested = kv.state("nested", dict[str, list[set[int]]])
+    nested["k"] = {"a": [{1}, set()]}
+    cases: list[tuple[Any, Any]] = [
+        (kv.list("list", int), [3, 1]),
+        (kv.map("map", str, float), {"b": 1.5, "a": 2.5}),
+        (kv.state("set", set[str]), {"x", "y"}),
+        (kv.list("clicks", Click), [Click("u", 1)]),
+    ]
+    for state, plain in cases:
+        state["k"] = plain
+    views = [(state["k"], plain) for state, plain in cases]
+    views.append((nested["k"], {"a": [{1}, set()]}))
+    return [*views, (nested["k"]["a"], [{1}, set()]), (nested["k"]["a"][0], {1})]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda view: view.copy()])
+def test_a_copy_of_a_view_is_a_plain_container(copied: Callable[[Any], Any]) -> None:
+    for view, plain in containers_of_every_kind():
+        found = copied(view)
+        assert type(found) is type(plain)
+        assert found == plain
+        found.clear()
+        assert view == plain
+        assert copied({"inside": view}) is not view
+
+
+def test_a_view_cannot_be_pickled_and_says_what_can() -> None:
+    for view, plain in containers_of_every_kind():
+        with pytest.raises(
+            KindError, match=r"cannot be copied or pickled\. Its copy\(\) is a plain"
+        ):
+            pickle.dumps(view)
+        assert pickle.loads(pickle.dumps(view.copy())) == plain
+
+
+# ---- Changes while a method works
+
+
+def test_a_sort_whose_key_changes_the_list_loses_nothing() -> None:
+    view = sk.open("memory:", key_groups=1, subgroups=1).list("s", int)["k"]
+    view.extend([3, 1, 2])
+
+    def key(number: int) -> int:
+        view.append(9)
+        return number
+
+    with pytest.raises(ValueError, match=r"list modified during sort \(state 's', key 'k'\)"):
+        view.sort(key=key)
+    assert view == [3, 1, 2, 9, 9, 9]
+    inner = sk.open("memory:", key_groups=1, subgroups=1).list("s", list[int])["k"]
+    inner.extend([[3, 1]])
+    with pytest.raises(ValueError, match="list modified during sort"):
+        inner[0].sort(key=lambda number: inner.clear() or number)
+    assert inner == []
+    view.sort(key=lambda number: len(view), reverse=True)  # reading is no change
+    assert view == [3, 1, 2, 9, 9, 9]
+
+
+def test_containers_may_be_changed_by_themselves() -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    lists, maps, sets = kv.list("l", int), kv.map("m", str, int), kv.state("s", set[int])
+    lists["k"], maps["k"], sets["k"] = [1, 2], {"a": 1}, {1, 2}
+    plain = [1, 2]
+    lists["k"].extend(lists["k"])
+    plain.extend(plain)
+    lists["k"] += lists["k"]
+    plain += plain
+    lists["k"][1:3] = lists["k"]
+    plain[1:3] = plain
+    lists["k"][:] = reversed(lists["k"])
+    plain[:] = reversed(plain)
+    lists["k"] *= 2
+    plain *= 2
+    assert lists["k"] == plain
+    maps["k"].update(maps["k"])
+    maps["k"] |= maps["k"]
+    assert maps["k"] == {"a": 1}
+    for name in ("update", "intersection_update"):
+        getattr(sets["k"], name)(sets["k"])
+        assert sets["k"] == {1, 2}
+    sets["k"] |= sets["k"]
+    sets["k"] &= sets["k"]
+    assert sets["k"] == {1, 2}
+    for change in (
+        lambda: sets["k"].difference_update(sets["k"]),
+        lambda: sets["k"].symmetric_difference_update(sets["k"]),
+        lambda: sets["k"].__isub__(sets["k"]),
+        lambda: sets["k"].__ixor__(sets["k"]),
+    ):
+        sets["k"] = {1, 2}
+        change()
+        assert sets["k"] == set()
+
+
+def test_a_generator_that_changes_the_container_it_goes_into() -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    view, tags = kv.list("l", int)["k"], kv.state("s", set[int])["k"]
+
+    def numbers() -> Iterator[int]:
+        view.append(1)
+        yield 2
+
+    view.extend(numbers())
+    assert view == [1, 2]
+    view[0:1] = numbers()
+    assert view == [2, 2, 1]
+    tags.update(tags.add(1) or 2 for _ in range(1))
+    assert tags == {1, 2}
+
+
+def test_iterators_see_changes_as_the_page_says() -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    view, prefs = kv.list("l", int)["k"], kv.map("m", str, int)["k"]
+    view.extend(range(2000))
+    seen = []
+    for item in view:
+        seen.append(item)
+        if item == 1999:
+            view.append(2000)
+    assert seen == list(range(2001))
+    prefs.update(a=1, b=2)
+    for key in prefs:  # read at once, so it may change
+        prefs[key + key] = prefs.pop(key)
+    assert prefs == {"aa": 1, "bb": 2}
+
+
+# ---- A repr is bounded
+
+seen_items = 0
+
+
+@dataclass
+class Seen:
+    """Counts how many were decoded."""
+
+    at: int
+
+    def __post_init__(self) -> None:
+        global seen_items
+        seen_items += 1
+
+
+def test_a_repr_is_the_containers_own_if_it_is_short() -> None:
+    for view, plain in containers_of_every_kind():
+        assert eval(repr(view)) == plain
+        if not isinstance(plain, set):  # whose order is another
+            assert repr(view) == repr(plain)
+    for view, plain in reversed(containers_of_every_kind()):
+        view.clear()
+        assert repr(view) == repr(type(plain)())
+
+
+@pytest.mark.parametrize("size", [1_000, 200_000])
+def test_a_repr_is_bounded_and_says_how_many_there_are(size: int) -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    lists, maps, sets = kv.list("l", int), kv.map("m", int, int), kv.state("s", set[int])
+    lists["k"], maps["k"], sets["k"] = range(size), dict.fromkeys(range(size), 7), range(size)
+    for view, first, item in (
+        (lists["k"], "[0, 1, 2, ", r"\d+"),
+        (maps["k"], "{0: 7, 1: 7, ", r"\d+: 7"),
+        (sets["k"], "{0, 1, 2, ", r"\d+"),
+    ):
+        text = repr(view)
+        assert text.startswith(first)
+        assert len(text) < 3000
+        found = re.fullmatch(rf".(({item}, )+)\.\.\. (\d+) more.", text)
+        assert found is not None
+        assert len(re.findall(item, found[1])) + int(found[3]) == size
+    assert len(repr(lists)) < 300
+
+
+def test_a_repr_of_nested_and_of_long_values_is_bounded() -> None:
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    nested = kv.state("n", dict[str, list[list[int]]])
+    nested["k"] = {f"k{at}": [list(range(100))] * 100 for at in range(50)}
+    assert len(repr(nested["k"])) < 5000
+    assert repr(nested["k"]).startswith("{'k0': [[0, 1, 2")
+    assert repr(nested["k"]["k1"]).endswith(" more]")
+    texts = kv.list("t", str)
+    texts["k"] = ["x" * 1_000_000] * 3
+    assert len(repr(texts["k"])) < 5000
+    value = kv.value("v", list[int])
+    value["k"] = list(range(100_000))
+    assert len(repr(kv.keyed("k").v)) < 300
+    assert len(repr(value.get_many(["k"] * 100))) < 3000
+
+
+def test_a_repr_reads_no_more_than_it_shows() -> None:
+    global seen_items
+    kv = sk.open("memory:", key_groups=1, subgroups=1)
+    lists, maps = kv.list("l", Seen), kv.map("m", int, Seen)
+    lists["k"].extend([Seen(at) for at in range(5000)])
+    maps["k"].update({at: Seen(at) for at in range(5000)})
+    for view in (lists["k"], maps["k"]):
+        seen_items = 0
+        assert " more" in repr(view)
+        assert seen_items < 500

@@ -1,8 +1,13 @@
 """Checkpoints of a provider while it is in use: full, incremental, in the background, periodic.
 
-Taking one has two parts. At one moment, in the caller's thread and under the residence's lock, the
-state is frozen (an epoch is bumped, nothing is copied). All the rest happens in a thread of its
-own: blocks are encoded without the GIL and written as packs.
+Taking one has two parts. At one moment, under the residence's lock, the state is frozen (an epoch
+is bumped, nothing is copied). The caller waits for that. Then blocks are encoded without the GIL
+and written as packs. Both happen in a thread of its own, where no signal is handled: Ctrl-C ends
+the waiting of the caller and never a half of the work. Whoever is interrupted cancels what it has
+asked for, so that nothing of it remains.
+
+In one directory one checkpoint is taken after the other; the next waits for its turn before it is
+frozen. (Late parts of a barrier are frozen first: their moment cannot wait.)
 
 A *lineage* is what makes the next checkpoint in the same directory incremental: the last one, and
 the epoch at which it was frozen. A leaf that did not change since is referred to where it is; of
@@ -21,33 +26,38 @@ case is the rare one of a change between the decision and the freezing: under th
 evicted, so these changes are all here.
 """
 
+import logging
 import threading
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from time import sleep
 from typing import Any, NamedTuple, TypeAlias
 
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.compression import check_compression
 from statekit.checkpoint.description import plain_metadata
-from statekit.checkpoint.job import CheckpointJob, NothingOwnedError, kept
+from statekit.checkpoint.job import CheckpointJob, NothingOwnedError, cause_of, kept
 from statekit.checkpoint.manifest import Manifest
+from statekit.checkpoint.ownership import Claim, draw_owner
 from statekit.checkpoint.pack import read_frames
 from statekit.checkpoint.periodic import PeriodicCheckpoints
 from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.retention import check_keep, collect
 from statekit.checkpoint.storage import Storage, open_storage
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import (
     ArgumentError,
+    CheckpointCancelledError,
     CheckpointError,
     MissingFileError,
     StorageError,
     shorten,
 )
 from statekit.frozen import Frozen
+from statekit.metrics import CheckpointMetrics
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
@@ -58,8 +68,11 @@ Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
 CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
 DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
 AHEAD_BYTES = 256 << 20  # that writers may encode ahead of the disk, before they have to wait
+_YIELD_SECONDS = 5e-5
 _LINEAGES_MAX = 4  # directories; the oldest is forgotten, and starts with a full one again
 _WHOLE, _AWAY = RESIDENCIES.index("whole"), RESIDENCIES.index("away")
+
+_log = logging.getLogger("statekit")
 
 failpoints.register("checkpoint.freeze", "checkpoint.frozen", "checkpoint.link")
 
@@ -87,9 +100,23 @@ class Checkpointer:
         self._holdings = holdings
         self._lock = threading.Lock()
         self._lineages: dict[str, _Lineage] = {}
-        self._jobs: dict[str, CheckpointJob] = {}
+        self._owner = draw_owner()
+        self._claims: dict[str, Claim] = {}  # by place; never forgotten, or we could come back
+        self._turns = threading.Condition()
+        self._jobs: set[CheckpointJob] = set()  # that are not over
+        self._writing: dict[str, CheckpointJob] = {}  # whose turn it is, by place
+        self._taken = self._failed = 0
+        self._uncleaned: set[tuple[Any, ...]] = set()  # causes that were logged
         self._periodic: list[PeriodicCheckpoints] = []
         self._came: array[int] | None = None  # per leaf: the epoch in which it was taken over
+
+    def succeed(self, checkpoint: Checkpoint) -> None:
+        """What is here came from a checkpoint: who published it so far is replaced by us."""
+        with self._lock:
+            claim = Claim(self._owner, checkpoint.seen)
+            before = self._claims.setdefault(checkpoint.storage.url, claim)
+            if claim.generation < before.generation:  # two of one place: what was seen by both
+                self._claims[checkpoint.storage.url] = claim
 
     def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
         """What is here came from a checkpoint, and changes after the epoch are changes to it."""
@@ -104,16 +131,18 @@ class Checkpointer:
         for part in leaves:
             self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
 
-    def since(self, url: str, number: int) -> "array[int] | None":
+    def since(self, digest: bytes) -> "array[int] | None":
         """Per leaf: since when its changes are changes to a checkpoint; 0: all of it is.
 
-        None if the checkpoint is not the last one that was taken there, or taken up from there.
+        None if the checkpoint is not one that we took last in some place, or were restored from.
         The provider's lock is held.
         """
-        lineage = self._lineages.get(url)
-        if lineage is None or lineage.checkpoint.number != number:
-            return None
-        return self._changes(self._residence.store, lineage, self._holdings())
+        with self._lock:
+            lineages = [*self._lineages.values()]
+        for lineage in lineages:
+            if lineage.checkpoint.digest == digest:
+                return self._changes(self._residence.store, lineage, self._holdings())
+        return None
 
     # ---- Taking one
 
@@ -128,63 +157,49 @@ class Checkpointer:
         gives_way: bool = True,
         choose: Callable[[], tuple[range, ...]] | None = None,
         is_extra: bool = False,
+        keep: int | None = None,
     ) -> CheckpointJob:
-        """Freezes the state now and writes it in the background.
+        """Freezes the state now and writes it in the background. Waits for one that runs already.
 
         gives_way: to those who use the state; not if somebody waits for it.
         must_own: NothingOwnedError if no key-group is owned at that moment.
         choose: asked at that moment which of the owned key-groups belong into it.
-        is_extra: not one that the next one can be based on.
+        is_extra: not one that the next one can be based on; also of key-groups that are shut. The
+        caller has the provider's lock.
+        keep: how many of the newest are to stay.
         """
         storage = open_storage(url) if storage is None else storage
         check_compression(compression)
-        given = metadata if callable(metadata) else plain_metadata(metadata)
-        job = CheckpointJob(storage.shown, 0)
-        with self._lock:
-            running = self._jobs.get(storage.url)
-            if running is not None and not running.done and not is_extra:
-                raise CheckpointError(
-                    f"a checkpoint to {storage.shown!r} is being written already "
-                    f"({running.progress.fraction:.0%}). Wait for it, or cancel it, first."
-                )
-            self._jobs[storage.url] = job
-        # Started before there is anything to do, so that starting it does not hold up the caller:
-        # a thread with work would keep the GIL for a while before start() returns.
-        inbox: SimpleQueue[_Run | None] = SimpleQueue()
-        frozen: Frozen | None = None
+        if keep is not None:
+            check_keep(keep)
+        if callable(metadata):
+            # As late as can be, but before and without a lock: what it gives must not be newer than
+            # the state, and it may wait for threads that wait for us.
+            with self._turns:
+                self._turns.wait_for(lambda: storage.url not in self._writing)
+            metadata = metadata()
+        order = _Order(
+            storage, base, compression, plain_metadata(metadata), must_own, gives_way, choose,
+            is_extra, keep,
+        )  # fmt: skip
+        job = CheckpointJob(storage.shown, self._wake)
         run: _Run | None = None
         try:
-            threading.Thread(target=self._run, args=(inbox,), name="statekit-checkpoint").start()
-            lineage = self._base(storage, base)
-            failpoints.visit("checkpoint.freeze")
-            # Before, and without a lock: what it gives must not be newer than the state, and it
-            # may wait for threads that wait for us.
-            kept = plain_metadata(given()) if callable(given) else given
-            with self._provider_lock:
-                holdings = self._holdings()
-                if must_own and not holdings.owned:
-                    raise NothingOwnedError("no key-group is owned")
-                if choose is not None:
-                    holdings = holdings._replace(owned=choose())
-                frozen = self._residence.freeze(
-                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES
-                )
-                if not self._lineages:
-                    self._residence.store.track(frozen.snapshot.epoch)
-            failpoints.visit("checkpoint.frozen")
-            run = _Run(job, storage, frozen, lineage, holdings, kept)
-            run.compression, run.gives_way, run.is_extra = compression, gives_way, is_extra
-            run.predecessor = running
-            job._leaves_total = sum(map(len, run.parts))
-        except BaseException as error:
-            run = None
-            if frozen is not None:
-                frozen.close()
-            self._end_job(storage, job, None, error)
+            if is_extra:
+                run = self._freeze(job, order)
+                job._is_frozen.set()
+            threading.Thread(
+                target=self._carry_out, args=(job, order, run), name="statekit-checkpoint"
+            ).start()
+            job._is_frozen.wait()
+            if job.error is not None and not job._is_taken_up:
+                raise job.error
+            return job
+        except BaseException:
+            job.cancel()
+            if run is not None:
+                run.frozen.close()
             raise
-        finally:
-            inbox.put(run)
-        return job
 
     def take(self, url: Any, base: Any = "auto", **options: Any) -> Checkpoint:
         """Takes one and waits for it. A base that is gone is no error: then it is a full one."""
@@ -194,19 +209,140 @@ class Checkpointer:
         except CheckpointError:
             if not job._is_base_gone:
                 raise
-        return self.start(url, None, **options).wait()
+        except BaseException:  # of an interrupt
+            job.cancel()
+            job._done.wait()
+            raise
+        return self.take(url, None, **options)
 
-    def _end_job(
+    # ---- Whose turn it is
+
+    def _take_turn(self, job: CheckpointJob, url: str) -> None:
+        with self._turns:
+            self._jobs.add(job)
+            self._turns.wait_for(lambda: url not in self._writing or job._is_cancelled)
+            job._check_cancelled()
+            self._writing[url] = job
+
+    def _end(
         self,
-        storage: Storage,
         job: CheckpointJob,
+        url: str,
         result: Checkpoint | None,
         error: BaseException | None,
     ) -> None:
+        with self._turns:
+            self._jobs.discard(job)
+            if self._writing.get(url) is job:
+                del self._writing[url]
+            job._finish(result, error)
+            self._turns.notify_all()
+
+    def _wake(self) -> None:
+        with self._turns:
+            self._turns.notify_all()
+
+    # ---- In the background
+
+    def _carry_out(self, job: CheckpointJob, order: "_Order", run: "_Run | None") -> None:
+        """All of a checkpoint, or all but the freezing."""
+        url = order.storage.url
+        result: Checkpoint | None = None
+        error: BaseException | None = None
+        try:
+            try:
+                self._take_turn(job, url)
+                if run is None:
+                    run = self._freeze(job, order)
+                    job._is_frozen.set()
+                    # The caller first: we would keep the GIL for a while if nothing made us wait.
+                    sleep(_YIELD_SECONDS)
+                result = run.write()
+            finally:
+                if run is not None:
+                    run.frozen.close()
+            if not order.is_extra:
+                self._remember(result, run.epoch)
+                with self._lock:
+                    oldest = min(known.epoch for known in self._lineages.values())
+                self._residence.store.track(oldest)
+        except _BaseGoneError as gone:
+            error = CheckpointError(str(gone))
+            job._is_base_gone = True
+            with self._lock:
+                if run is not None and self._lineages.get(url) is run.lineage:
+                    del self._lineages[url]
+        except BaseException as raised:
+            error = kept(raised)
+        if result is not None:
+            error = None
+        run = None  # an error may keep this call, and must not keep the state with it
+        if result is not None and order.keep is not None:
+            self._clean_up(job, order.storage, order.keep)
+        self._count(result, error)
+        self._end(job, url, result, error)
+
+    def _clean_up(self, job: CheckpointJob, storage: Storage, keep: int) -> None:
+        """Removes older ones. The new one is taken, and must not look as if it were not."""
+        try:
+            collect(storage, keep)
+            self._uncleaned.clear()
+        except Exception as left:
+            job.cleanup_error = kept(left)
+            cause = (storage.url, *cause_of(left))
+            if cause not in self._uncleaned:
+                self._uncleaned.add(cause)
+                _log.warning(
+                    "older checkpoints of %r could not be removed: %s The same cause is not logged "
+                    "again before it is gone.",
+                    storage.shown,
+                    left,
+                )
+
+    def _count(self, result: Checkpoint | None, error: BaseException | None) -> None:
         with self._lock:
-            if self._jobs.get(storage.url) is job:
-                del self._jobs[storage.url]
-        job._finish(result, error)
+            if result is not None:
+                self._taken += 1
+            elif not isinstance(error, NothingOwnedError | CheckpointCancelledError):
+                self._failed += 1
+
+    @property
+    def metrics(self) -> CheckpointMetrics:
+        """How many were taken, and how many could not be."""
+        with self._lock:
+            return CheckpointMetrics(self._taken, self._failed)
+
+    # ---- Freezing
+
+    def _freeze(self, job: CheckpointJob, order: "_Order") -> "_Run":
+        """Fixes the state at this moment."""
+        storage = order.storage
+        lineage = self._base(storage, order.base)
+        failpoints.visit("checkpoint.freeze")
+        frozen: Frozen | None = None
+        try:
+            with self._provider_lock:
+                holdings = self._holdings()
+                if order.must_own and not holdings.owned:
+                    raise NothingOwnedError("no key-group is owned")
+                if order.choose is not None:
+                    holdings = holdings._replace(owned=order.choose())
+                frozen = self._residence.freeze(
+                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, order.is_extra
+                )
+                if not self._lineages:
+                    self._residence.store.track(frozen.snapshot.epoch)
+            failpoints.visit("checkpoint.frozen")
+            with self._lock:
+                claim = self._claims.setdefault(storage.url, Claim(self._owner))
+            run = _Run(job, order, frozen, lineage, holdings, claim)
+        except BaseException:
+            if frozen is not None:
+                frozen.close()
+            raise
+        job._leaves_total = sum(map(len, run.parts))
+        job._is_taken_up = True
+        return run
 
     def _base(self, storage: Storage, base: Any) -> _Lineage | None:
         """The lineage to go on from; None for a full checkpoint."""
@@ -229,7 +365,9 @@ class Checkpointer:
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
         since = None if lineage is None else self._changes(store, lineage, holdings)
         owned = self._holdings().owned
-        if owned != holdings.owned and (left_out := subtract(owned, holdings.owned)):
+        if owned != holdings.owned:
+            # Not only of those that are owned: others may be shut, and in the snapshot too.
+            left_out = subtract((range(store.key_groups),), holdings.owned)
             since = since or array("I", bytes(4 * store.leaves))
             for part in leaf_ranges(left_out, store.subgroups):
                 since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none
@@ -256,36 +394,6 @@ class Checkpointer:
                     since[leaf] = 0
         return since
 
-    # ---- In the background
-
-    def _run(self, inbox: "SimpleQueue[_Run | None]") -> None:
-        run = inbox.get()
-        if run is None:  # it could not be frozen
-            return
-        storage, job = run.storage, run.job
-        result: Checkpoint | None = None
-        error: BaseException | None = None
-        try:
-            try:
-                result = run.write()
-            finally:
-                run.frozen.close()
-            if not run.is_extra:
-                self._remember(result, run.epoch)
-                with self._lock:
-                    oldest = min(known.epoch for known in self._lineages.values())
-                self._residence.store.track(oldest)
-        except _BaseGoneError as gone:
-            error = CheckpointError(str(gone))
-            job._is_base_gone = True
-            with self._lock:
-                if self._lineages.get(storage.url) is run.lineage:
-                    del self._lineages[storage.url]
-        except BaseException as raised:
-            error = kept(raised)
-        run = None  # an error may keep this call, and must not keep the state with it
-        self._end_job(storage, job, result, None if result is not None else error)
-
     def _remember(self, checkpoint: Checkpoint, epoch: int) -> None:
         leaves = self._residence.store.leaves
         since = array("I", [epoch]) * leaves
@@ -300,12 +408,20 @@ class Checkpointer:
 
     # ---- Periodic, and the end
 
-    def every(self, url: Any, seconds: float, keep: int, **options: Any) -> "PeriodicCheckpoints":
+    def every(
+        self,
+        url: Any,
+        seconds: float,
+        keep: int,
+        background: bool,
+        on_error: Callable[[Exception], object] | None,
+        **options: Any,
+    ) -> "PeriodicCheckpoints":
         """Takes one every so many seconds and keeps the newest."""
         check_compression(options.get("compression"))
         if not callable(metadata := options.get("metadata")):
             options["metadata"] = plain_metadata(metadata)
-        periodic = PeriodicCheckpoints(self, url, seconds, keep, options)
+        periodic = PeriodicCheckpoints(self, url, seconds, keep, options, background, on_error)
         with self._lock:
             self._periodic.append(periodic)
         return periodic
@@ -320,8 +436,8 @@ class Checkpointer:
             halted = [*self._periodic]
         for periodic in halted:
             periodic._halt()
-        with self._lock:
-            running = [*self._jobs.values()]
+        with self._turns:
+            running = [*self._jobs]
         for job in running:
             job._done.wait()
 
@@ -352,29 +468,39 @@ def _check_base(storage: Storage, base: Any, lineage: _Lineage | None) -> None:
         )
 
 
+class _Order(NamedTuple):
+    """What is asked for; see Checkpointer.start()."""
+
+    storage: Storage
+    base: Any
+    compression: str | None
+    metadata: dict[str, Any]
+    must_own: bool
+    gives_way: bool
+    choose: Callable[[], tuple[range, ...]] | None
+    is_extra: bool
+    keep: int | None
+
+
 class _Run:
     """One checkpoint, from the frozen state to the manifest."""
-
-    compression: str | None = None
-    gives_way = False
-    is_extra = False
-    predecessor: CheckpointJob | None = None  # that writes to the same directory
 
     def __init__(
         self,
         job: CheckpointJob,
-        storage: Storage,
+        order: _Order,
         frozen: Frozen,
         lineage: _Lineage | None,
         holdings: Holdings,
-        metadata: dict[str, Any],
+        claim: Claim,
     ) -> None:
         self.job = job
-        self.storage = storage
+        self.order = order
+        self.storage = order.storage
         self.frozen = frozen
         self.lineage = lineage
         self.holdings = holdings
-        self.metadata = metadata
+        self.claim = claim
         self.epoch: int = frozen.snapshot.epoch
         self.store = frozen.store
         # Leaves that are owned, as ranges: a list of them takes long, and the caller waits.
@@ -382,8 +508,6 @@ class _Run:
         self._confirmed: set[Checkpoint] = set()  # origins that were looked for
 
     def write(self) -> Checkpoint:
-        if self.predecessor is not None:
-            self.predecessor._done.wait()
         if self.lineage is None:
             return self._write()
         base = self.lineage.checkpoint
@@ -409,7 +533,10 @@ class _Run:
 
     def _write(self) -> Checkpoint:
         with Attempt(
-            self.storage, compression=self.compression, gives_way=self.gives_way
+            self.storage,
+            compression=self.order.compression,
+            gives_way=self.order.gives_way,
+            claim=self.claim,
         ) as attempt:
             self.job._begin(attempt)
             if self.frozen.has_home:
@@ -425,7 +552,7 @@ class _Run:
                 schemas=self.holdings.schemas,
                 base=None if self.lineage is None else self.lineage.checkpoint.number,
                 watermark=self.frozen.snapshot.watermark,
-                metadata=self.metadata,
+                metadata=self.order.metadata,
             )
 
     def _link_leaves(self, attempt: Attempt) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from statekit.checkpoint.manifest import PACK_HEADER, PackRef, Segment, damaged
-from statekit.checkpoint.pack import PACK_BYTES, PackBuilder, pack_header
+from statekit.checkpoint.pack import PACK_BYTES, PackBuilder, check_header, pack_header
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.storage import Storage
 from statekit.checkpoint.writer import Attempt
@@ -123,23 +123,8 @@ class CopyAttempt(Attempt):
         self, source: Checkpoint, wanted: Iterable[Segment], on_bytes: OnBytes = lambda _: None
     ) -> None:
         """Puts segments at the end of their leaves' chains. wanted: by leaf, oldest first."""
-        opened: tuple[PackRef, memoryview] | None = None
-        for run in runs(source.manifest.packs, wanted):
-            ref = run.pack
-            if opened is None or opened[0] != ref:
-                opened = ref, _writable(source.storage, ref)
-            frames = opened[1][run.offset : run.offset + run.length]
-            if len(frames) != run.length:
-                size = len(opened[1])
-                raise source.storage.ends_early(ref.name, size, run.offset, run.length)
-            bad = verify(frames, ref.id, run.offset)
-            if bad is not None:
-                raise damaged(
-                    source.storage.file(ref.name),
-                    run.offset + bad,
-                    f"there is no good frame, and checkpoint {source.number} needs it",
-                )
-            bind(frames, ref.id, run.offset)  # twice undoes it
+        for run, frames in _verified(source, wanted):
+            bind(frames, run.pack.id, run.offset)  # twice undoes it
             self._copied_pack().take(frames, run)
             for segment in run.segments:
                 self._links.append(self._link(segment.leaf, below=False))
@@ -158,6 +143,39 @@ class CopyAttempt(Attempt):
         if isinstance(self._pack, _CopiedPack):  # what is added has a pack of its own
             self._hand_on()
         return super()._room()
+
+
+def check_segments(
+    source: Checkpoint, wanted: Iterable[Segment], on_bytes: OnBytes = lambda _: None
+) -> None:
+    """DamagedError if one of these is not what was written: for who is about to refer to them."""
+    checked: PackRef | None = None
+    for run, _ in _verified(source, wanted):
+        if run.pack != checked:  # what is copied gets a new header, what is referred to has this
+            check_header(source.storage, run.pack)
+            checked = run.pack
+        on_bytes(run.length)
+
+
+def _verified(source: Checkpoint, wanted: Iterable[Segment]) -> Iterator[tuple[Run, memoryview]]:
+    """The frames of segments, to be changed without changing their packs."""
+    opened: tuple[PackRef, memoryview] | None = None
+    for run in runs(source.manifest.packs, wanted):
+        ref = run.pack
+        if opened is None or opened[0] != ref:
+            opened = ref, _writable(source.storage, ref)
+        frames = opened[1][run.offset : run.offset + run.length]
+        if len(frames) != run.length:
+            size = len(opened[1])
+            raise source.storage.ends_early(ref.name, size, run.offset, run.length)
+        bad = verify(frames, ref.id, run.offset)
+        if bad is not None:
+            raise damaged(
+                source.storage.file(ref.name),
+                run.offset + bad,
+                f"there is no good frame, and checkpoint {source.number} needs it",
+            )
+        yield run, frames
 
 
 def _writable(storage: Storage, pack: PackRef) -> memoryview:

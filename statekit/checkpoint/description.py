@@ -2,8 +2,10 @@
 
     base          number of the checkpoint it was made on top of, or null
     compression   null, "zstd" or "lz4"
+    generation    of the process that published it (ownership.py); without an owner, left out
     key_groups    the owned ones, as [start, stop] pairs
     metadata      the user's object
+    owner         that process: 16 hexadecimal digits, drawn at random; or left out
     states        one object a state: the fields of StateSchema
     watermark     event time in ms, or null
 
@@ -14,6 +16,7 @@ declared.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -46,16 +49,22 @@ class Description(NamedTuple):
     metadata: dict[str, Any]
     schemas: tuple[StateSchema, ...]
     watermark: int | None
+    generation: int = 0  # 0: there is no owner
+    owner: str = ""
 
     def encode(self) -> bytes:
         found = {
             "base": self.base,
             "compression": self.compression,
+            "generation": self.generation,
             "key_groups": [[groups.start, groups.stop] for groups in self.owned],
             "metadata": self.metadata,
+            "owner": self.owner,
             "states": [schema._asdict() for schema in self.schemas],
             "watermark": self.watermark,
         }
+        if not self.owner:
+            del found["generation"], found["owner"]
         return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
@@ -89,10 +98,12 @@ class Description(NamedTuple):
             found["metadata"],
             _read_schemas(found["states"]),
             watermark,
+            *_read_owner(found, number),
         )
 
 
 _KEYS = ("base", "compression", "key_groups", "metadata", "states", "watermark")
+_OWNER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def _bad(what: str) -> NoReturn:
@@ -112,6 +123,19 @@ def _refuse_constant(text: str) -> NoReturn:
 
 def _is_int(value: Any) -> bool:
     return type(value) is int  # True and False are none
+
+
+def _read_owner(found: dict[str, Any], number: int) -> tuple[int, str]:
+    """Generation and owner. Checkpoints from before there were owners have neither."""
+    generation: Any = found.get("generation")
+    owner: Any = found.get("owner")
+    if generation is None and owner is None:
+        return 0, ""
+    if not (_is_int(generation) and 1 <= generation <= number):
+        _bad(f"with {shorten(generation)} for a generation")
+    if not (isinstance(owner, str) and _OWNER.fullmatch(owner)):
+        _bad(f"with {shorten(owner)} for an owner")
+    return generation, owner
 
 
 def _read_owned(pairs: Any, key_groups: int) -> tuple[range, ...]:
@@ -173,7 +197,7 @@ def _is_type(found: Any, depth: int) -> bool:
     tag, *rest = found
     if tag in ("record", "row"):
         return len(rest) == 2 and isinstance(rest[0], str) and _are_fields(rest[1], depth)
-    if tag == "enum":
+    if tag in ("enum", "flags"):
         return len(rest) == 2 and isinstance(rest[0], str) and isinstance(rest[1], list)
     if tag == "ref":
         return len(rest) == 1 and isinstance(rest[0], str)

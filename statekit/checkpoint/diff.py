@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: per state, which keys came, went and changed.
+"""What differs between two checkpoints, or what is like one: which keys came, went and changed.
 
 Leaf by leaf, so that it needs the memory of one. Leaves that both have from the same places in the
 same files are equal without being read: of two checkpoints in one directory, most are.
@@ -7,16 +7,35 @@ They need not have as many leaves. Leaves are prefixes of the routing hash, so o
 number is a row of neighbours in the larger one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from statekit.checkpoint.reader import Checkpoint
 from statekit.plain import PlainCodec
 from statekit.schema import StateSchema
 
 Kind: TypeAlias = Literal["added", "removed", "changed", "touched"]
 _Rows: TypeAlias = dict[bytes, tuple[Any, int | None]]
+
+
+class Readable(Protocol):
+    """State that is read leaf by leaf, as a Checkpoint is."""
+
+    @property
+    def states(self) -> Mapping[str, StateSchema]: ...
+
+    @property
+    def leaf_count(self) -> int: ...
+
+    def leaves(self) -> Iterator[int]:
+        """Those that may have entries, ascending."""
+
+    def leaf_bytes(self, leaf: int) -> int: ...
+
+    def place(self, leaf: int) -> object:
+        """Leaves of equal places are equal, and not read; None: that is not known."""
+
+    def leaf_rows(self, leaf: int) -> dict[str, _Rows]: ...
 
 
 class Difference(NamedTuple):
@@ -63,8 +82,8 @@ class StateDiff:
 
 
 def diff(
-    before: Checkpoint,
-    after: Checkpoint,
+    before: Readable,
+    after: Readable,
     *,
     limit: int = 10,
     on_bytes: Callable[[int], None] = lambda _: None,
@@ -82,36 +101,30 @@ def diff(
 
 
 def _pairs(
-    before: Checkpoint, after: Checkpoint, on_bytes: Callable[[int], None]
+    before: Readable, after: Readable, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[dict[str, _Rows], dict[str, _Rows]]]:
     """The rows of both for the same part of the hash range."""
-    parts = min(before.manifest.leaves, after.manifest.leaves)
-    factors = [checkpoint.manifest.leaves // parts for checkpoint in (before, after)]
+    parts = min(before.leaf_count, after.leaf_count)
+    factors = [one.leaf_count // parts for one in (before, after)]
     chosen = {leaf // factors[0] for leaf in before.leaves()}
     chosen |= {leaf // factors[1] for leaf in after.leaves()}
     for part in sorted(chosen):
         leaves = [range(part * factor, (part + 1) * factor) for factor in factors]
-        chains = [_places(before, leaves[0]), _places(after, leaves[1])]
-        if chains[0] != chains[1] or before.storage.url != after.storage.url:
+        places = [
+            [one.place(leaf) for leaf in group]
+            for one, group in zip((before, after), leaves, strict=True)
+        ]
+        if places[0] != places[1] or None in places[0]:
             yield _rows(before, leaves[0]), _rows(after, leaves[1])
-        on_bytes(sum(length for chain in chains for _, _, length in chain))
+        on_bytes(sum(map(before.leaf_bytes, leaves[0])) + sum(map(after.leaf_bytes, leaves[1])))
 
 
-def _places(checkpoint: Checkpoint, leaves: range) -> list[tuple[bytes, int, int]]:
-    packs = checkpoint.manifest.packs
-    return [
-        (packs[segment.pack].id, segment.offset, segment.length)
-        for leaf in leaves
-        for segment in checkpoint.manifest.chain(leaf)
-    ]
-
-
-def _rows(checkpoint: Checkpoint, leaves: range) -> dict[str, _Rows]:
+def _rows(source: Readable, leaves: range) -> dict[str, _Rows]:
     if len(leaves) == 1:
-        return checkpoint.leaf_rows(leaves[0])
+        return source.leaf_rows(leaves[0])
     found: dict[str, _Rows] = {}
     for leaf in leaves:
-        for name, rows in checkpoint.leaf_rows(leaf).items():
+        for name, rows in source.leaf_rows(leaf).items():
             found.setdefault(name, {}).update(rows)
     return found
 

@@ -1,12 +1,12 @@
 """CheckpointJob: a checkpoint that is being taken in the background, as its user sees it."""
 
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.writer import Attempt
-from statekit.errors import CheckpointError, clear_frames
+from statekit.errors import CheckpointCancelledError, CheckpointError, InProcess, clear_frames
 from statekit.store.snapshot import Filled
 
 E = TypeVar("E", bound=BaseException)
@@ -25,17 +25,24 @@ class Progress(NamedTuple):
         return self.leaves_done / self.leaves_total if self.leaves_total else 1.0
 
 
-class CheckpointJob:
+class CheckpointJob(InProcess):
     """A checkpoint that is being taken in the background."""
 
-    def __init__(self, url: str, leaves: int) -> None:
+    _instead = "Pass on the url and the number of the Checkpoint that wait() gives."
+
+    def __init__(self, url: str, on_cancel: Callable[[], None]) -> None:
         self.url = url
-        self._leaves_total = leaves
+        #: Why older ones could not be removed, if keep= was given. The checkpoint itself is taken.
+        self.cleanup_error: Exception | None = None
+        self._on_cancel = on_cancel
+        self._is_frozen = threading.Event()  # or it is over: whoever asked for it may go on
+        self._leaves_total = 0
         self._leaves_done = 0
         self._bytes_written = 0  # once there is no attempt any more
         self._attempt: Attempt | None = None
         self._is_cancelled = False
         self._is_base_gone = False  # the reason why it failed
+        self._is_taken_up = False  # the state was frozen for it: what fails now is told by wait()
         self._done = threading.Event()
         self._result: Checkpoint | None = None
         self._error: BaseException | None = None
@@ -74,6 +81,13 @@ class CheckpointJob:
         self._is_cancelled = True
         if (attempt := self._attempt) is not None:
             attempt.cancel()
+        self._on_cancel()
+
+    def _check_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise CheckpointCancelledError(
+                f"the checkpoint to {self.url!r} was cancelled. Nothing of it remains."
+            )
 
     def _begin(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -94,6 +108,7 @@ class CheckpointJob:
         if result is not None:
             self._leaves_done = self._leaves_total
         self._done.set()
+        self._is_frozen.set()
 
     def __repr__(self) -> str:
         state = f"failed: {self._error}" if self._error else f"{self.progress.fraction:.0%}"
@@ -102,6 +117,12 @@ class CheckpointJob:
 
 class NothingOwnedError(CheckpointError):
     """There is nothing that a checkpoint could be of."""
+
+
+def cause_of(error: BaseException) -> tuple[Any, ...]:
+    """What tells a failure from another one that has another reason, whatever file it was about."""
+    cause = error.__cause__
+    return type(error), type(cause), getattr(cause, "errno", None)
 
 
 def kept(error: E) -> E:

@@ -1,10 +1,12 @@
 """A directory of this machine as a storage of checkpoints.
 
-    file                   what                             who locks it
-    <name>                 a pack or a manifest             of a manifest: its readers, shared
-    <name>.tmp-<random>    not complete yet                 -
-    .lock                  empty                            attempts shared, collectors exclusive
-    .lock-publish          empty, only where link() fails   who publishes, exclusive
+    file                             what                        who locks it
+    <name>                           a pack or a manifest        of a manifest: its readers, shared
+    <name>.tmp-<random>              not complete yet            -
+    <name>.tmp-unfinished-<random>   empty: <name> may be        -
+                                     incomplete
+    .lock                            empty                       attempts shared, collectors
+                                                                 exclusive
 
 The order of system calls is the proof of durability:
 
@@ -13,6 +15,19 @@ The order of system calls is the proof of durability:
     create()    open tmp, write, fsync tmp, close, link to the name, unlink tmp, fsync directory
 
 link() fails if the name exists, on all machines at once, where rename() would replace.
+
+There are file systems without rename() or link(): network mounts of object stores answer ENOSYS.
+Then files are written under their names:
+
+    write()     open the name, write, fsync. Nobody looks at a pack that no manifest names yet. One
+                that is there already, from an attempt that failed, has the same bytes or the
+                beginning of them, since its name is made of its contents
+    create()    open a mark, fsync directory; open the name with O_EXCL, which is exclusive as
+                link() is; write, fsync, unlink the mark, fsync directory
+
+A crash before the mark is gone leaves a file that may not be complete, and the mark, whose name was
+durable before. So what is not complete and has a mark is unfinished; without one it is damage. When
+create() has returned, the mark is gone for good.
 
 A failed fsync is final. The kernel may have dropped the pages and marked them clean, so a second
 fsync would report success for data that is lost. The file is removed and the attempt fails.
@@ -38,11 +53,13 @@ from statekit.failpoints import register, visit
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_LOCK, _LOCK_PUBLISH = ".lock", ".lock-publish"
+_LOCK = ".lock"
+_UNFINISHED = f"{TEMPORARY}unfinished-"
 _PIECE_BYTES = 16 << 20  # of one write(): the thread can be interrupted between two of them
 _PIECES_MAX = 256  # of one writev(); every system allows 1024
 
 _NO_LINK = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_RENAME = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 register(
@@ -81,7 +98,7 @@ class LocalStorage(Storage):
                 f"{path!r} cannot hold checkpoints: it is no directory. "
                 "Name a directory, or a path where one can be made."
             )
-        self._has_flock = True
+        self._has_flock = self._has_link = self._has_rename = True  # until one turns out not to be
         # An earlier process may have made the directory and crashed before it was synced.
         self._unsynced_parents = [os.path.dirname(path)]
         self._parents_lock = threading.Lock()
@@ -97,7 +114,7 @@ class LocalStorage(Storage):
             with os.scandir(self.url) as found:
                 for item in found:
                     with suppress(FileNotFoundError):  # it went just now
-                        if item.name not in (_LOCK, _LOCK_PUBLISH) and item.is_file():
+                        if item.name != _LOCK and item.is_file():
                             stat = item.stat()
                             entries.append(Entry(item.name, stat.st_size, stat.st_mtime))
         except FileNotFoundError:
@@ -147,9 +164,12 @@ class LocalStorage(Storage):
 
     def write(self, name: str, parts: "Sequence[ReadableBuffer]") -> None:
         try:
-            with self._temporary(name, parts, "storage.pack") as temporary:
-                visit("storage.pack.rename")
-                os.rename(temporary, self._path(name))
+            if self._has_rename:
+                with self._temporary(name, parts, "storage.pack") as temporary:
+                    visit("storage.pack.rename")
+                    self._has_rename = _try(os.rename, temporary, self._path(name), _NO_RENAME)
+            if not self._has_rename:
+                self._write_in_place(self._path(name), parts)
         except OSError as error:
             raise self.failed("written", name, error) from error
 
@@ -160,24 +180,27 @@ class LocalStorage(Storage):
         except OSError as error:
             raise self.failed("synced", None, error) from error
 
-    def create(self, name: str, data: bytes) -> bool:
-        path = self._path(name)
+    def create(
+        self, name: str, data: bytes, on_reserved: Callable[[], None] = lambda: None
+    ) -> bool:
         try:
-            with self._temporary(name, [data], "storage.manifest") as temporary:
-                visit("storage.manifest.link")
-                if not self._publish(temporary, path):
-                    return False
-                try:
-                    visit("storage.manifest.unlink")
-                    _remove(temporary)
-                    visit("storage.manifest.dirsync")
-                    self._sync_names()
-                except BaseException:
-                    _remove(path)  # nobody may rely on what a loss of power can take away
-                    raise
+            if self._has_link:
+                with self._temporary(name, [data], "storage.manifest") as temporary:
+                    on_reserved()
+                    visit("storage.manifest.link")
+                    try:
+                        self._has_link = _try(os.link, temporary, self._path(name), _NO_LINK)
+                    except FileExistsError:
+                        return False
+                    if self._has_link:
+                        self._end_creation(name, temporary)
+                        return True
+            return self._create_in_place(name, data, on_reserved)
         except OSError as error:
             raise self.failed("written", name, error) from error
-        return True
+
+    def is_unfinished(self, name: str) -> bool:
+        return any(entry.name.startswith(f"{name}{_UNFINISHED}") for entry in self.list())
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
@@ -221,6 +244,28 @@ class LocalStorage(Storage):
             self._make_directory()
             return os.open(path, flags, 0o666)
 
+    def _open_lock(self) -> int:
+        """Every writer and collector comes by here first."""
+        self._check_place()
+        return self._open_new(self._path(_LOCK), os.O_RDWR)
+
+    def _check_place(self) -> None:
+        """ArgumentError if this is a home's directory, or in one.
+
+        RocksDB deletes files that it does not know, and destroy() and backups take all there are.
+        """
+        place = self.url
+        while True:
+            if _is_rocksdb(place):
+                raise ArgumentError(
+                    f"{self.url!r} cannot hold checkpoints: {place!r} is a RocksDB database, such "
+                    "as the home of a provider. Nothing was written. Use a directory beside it."
+                )
+            above = os.path.dirname(place)
+            if above == place:
+                return
+            place = above
+
     def _make_directory(self) -> None:
         visit("storage.mkdir")
         missing = []
@@ -248,29 +293,66 @@ class LocalStorage(Storage):
                     _sync_directory(self._unsynced_parents[-1])
                 self._unsynced_parents.pop()
 
-    def _publish(self, temporary: str, path: str) -> bool:
-        """Gives a complete file its name, unless there is such a file."""
+    def _end_creation(self, name: str, temporary: str) -> None:
+        """Makes a new name durable; the other file is of no more use."""
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINK:
-                raise
-            return self._publish_without_link(temporary, path)
-        return True
+            visit("storage.manifest.unlink")
+            _remove(temporary)
+            visit("storage.manifest.dirsync")
+            self._sync_names()
+        except BaseException:
+            _remove(self._path(name))  # nobody may rely on what a loss of power can take away
+            raise
 
-    def _publish_without_link(self, temporary: str, path: str) -> bool:
-        # Exclusive among all who come this way, and they all do: it is one file system.
-        lock = _FileLock(self._open_new(self._path(_LOCK_PUBLISH), os.O_RDWR))
+    # Writing where there is no rename() or link()
+
+    def _write_in_place(self, path: str, parts: "Sequence[ReadableBuffer]") -> None:
+        is_new = True
         try:
-            fcntl.flock(lock.fd, fcntl.LOCK_EX)
-            if os.path.lexists(path):
+            fd = self._open_new(path, os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            if _is_of(path, parts):  # mounts may refuse to open it for writing once more
+                _sync_file(path)
+                return
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            is_new = False
+        try:
+            _write_parts(fd, parts, visit("storage.pack.write") == "short")
+            if not is_new:
+                os.ftruncate(fd, sum(memoryview(part).nbytes for part in parts))
+            visit("storage.pack.fsync")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _create_in_place(self, name: str, data: bytes, on_reserved: Callable[[], None]) -> bool:
+        path = self._path(name)
+        if os.path.lexists(path):
+            return False
+        mark = self._path(f"{name}{_UNFINISHED}{secrets.token_hex(8)}")
+        visit("storage.manifest.open")
+        os.close(self._open_new(mark, os.O_EXCL | os.O_WRONLY))
+        try:
+            self._sync_names()
+            try:
+                fd = self._open_new(path, os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
                 return False
-            os.rename(temporary, path)
+            try:
+                try:
+                    on_reserved()
+                    _write_parts(fd, [data], visit("storage.manifest.write") == "short")
+                    visit("storage.manifest.fsync")
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except BaseException:
+                _remove(path)
+                raise
+            self._end_creation(name, mark)
             return True
         finally:
-            lock.release()
+            _remove(mark)
 
     # Locks
 
@@ -278,9 +360,10 @@ class LocalStorage(Storage):
     def _shared_lock(self) -> Iterator[None]:
         try:
             visit("storage.lock")
-            lock = self._lock(self._open_new(self._path(_LOCK), os.O_RDWR), fcntl.LOCK_SH)
+            lock = self._lock(self._open_lock(), fcntl.LOCK_SH)
         except OSError as error:
-            raise self.failed("locked", None, error) from error
+            done = "locked" if os.path.isdir(self.url) else "made"
+            raise self.failed(done, None, error) from error
         assert lock is not None, "a lock that waits was not given"
         try:
             yield
@@ -294,8 +377,7 @@ class LocalStorage(Storage):
             return
         try:
             visit("storage.lock")
-            fd = self._open_new(self._path(_LOCK), os.O_RDWR)
-            lock = self._lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = self._lock(self._open_lock(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise self.failed("locked", None, error) from error
         try:
@@ -410,6 +492,47 @@ def _write_parts(fd: int, parts: "Sequence[ReadableBuffer]", is_short: bool) -> 
             pieces.appendleft(last[max(written - size, 0) :])
     if is_short:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _is_rocksdb(path: str) -> bool:
+    """If a directory is that of a RocksDB database, as its files say."""
+    if not os.path.isfile(os.path.join(path, "CURRENT")):
+        return False
+    with suppress(OSError), os.scandir(path) as found:
+        return any(item.name.startswith("MANIFEST-") for item in found)
+    return False
+
+
+def _try(call: Callable[[str, str], None], source: str, target: str, no: Sequence[int]) -> bool:
+    """Gives a file another name; False if the file system cannot do that, as these errors say."""
+    try:
+        call(source, target)
+    except OSError as error:
+        if error.errno in no and not isinstance(error, FileExistsError):
+            return False
+        raise
+    return True
+
+
+def _is_of(path: str, parts: "Sequence[ReadableBuffer]") -> bool:
+    """If a file consists of these parts."""
+    with open(path, "rb", buffering=0) as file:
+        for part in parts:
+            left = memoryview(part).cast("B")
+            while left.nbytes:
+                piece = file.read(min(left.nbytes, _PIECE_BYTES))
+                if not piece or piece != left[: len(piece)]:
+                    return False
+                left = left[len(piece) :]
+        return not file.read(1)
+
+
+def _sync_file(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _remove(path: str) -> None:

@@ -29,8 +29,9 @@ A manifest is valid iff
  3. its number is 1 or more and the one of its name;
  4. key-groups and sub-groups are powers of two, of which the product is at most 2^20;
  5. the description is a JSON object with all its keys, each of the right type; base is smaller than
-    the number; the names of states differ; forms, clocks and key types are known and types
-    well-formed (statekit/schema.py);
+    the number; generation and owner are both there or both not, the former from 1 to the number;
+    the names of states differ; forms, clocks and key types are known and types well-formed
+    (statekit/schema.py);
  6. the owned ranges ascend, none is empty, and all lie within the key-groups;
  7. the ids of packs differ; a pack's size is a multiple of 8 and more than its header; its
     number is not 0 and not above the manifest's; these numbers never fall;
@@ -117,6 +118,7 @@ def damaged(file: str, offset: int | None, what: str) -> DamagedError:
         "or run `statekit verify` to see what else is affected.",
         file=file,
         offset=offset,
+        what=what,
     )
 
 
@@ -262,6 +264,8 @@ class Manifest:
     compression: str | None = None
     watermark: int | None = None  # event time, ms
     metadata: dict[str, Any] = field(default_factory=dict)
+    generation: int = 0  # of who published it; see ownership.py. 0: nobody's
+    owner: str = ""
     packs: tuple[PackRef, ...] = ()
     segments: Segments = field(default_factory=lambda: Segments(b""))  # any iterable of Segment
 
@@ -304,7 +308,14 @@ class Manifest:
     def encode(self) -> _Bytes:
         """The file's contents: the same for equal manifests. AssertionError if it is not valid."""
         description = Description(
-            self.base, self.compression, self.owned, self.metadata, self.schemas, self.watermark
+            self.base,
+            self.compression,
+            self.owned,
+            self.metadata,
+            self.schemas,
+            self.watermark,
+            self.generation,
+            self.owner,
         ).encode()
         packs = b"".join(_PACK.pack(*pack) for pack in self.packs)
         padding = bytes(-len(description) % 8)
@@ -371,6 +382,8 @@ class Manifest:
             compression=description.compression,
             watermark=description.watermark,
             metadata=description.metadata,
+            generation=description.generation,
+            owner=description.owner,
             packs=tuple(map(PackRef._make, _PACK.iter_unpack(data[packs_at:segments_at]))),
             segments=Segments(data[segments_at:]),
         )

@@ -12,6 +12,7 @@ that a newer one replaces, and blocks under a full one of the same state are not
 """
 
 import contextlib
+import hashlib
 import html
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ from statekit.errors import (
     CheckpointError,
     CorruptBlockError,
     DamagedError,
+    InProcess,
     MissingFileError,
     NoCheckpointError,
     shorten,
@@ -48,6 +50,10 @@ Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
 Row: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
 
 
+class UnfinishedError(NoCheckpointError):
+    """A manifest that its writer has not finished, and perhaps never will: no checkpoint yet."""
+
+
 class Found(NamedTuple):
     """The checkpoints of a place, and what kept others from being read."""
 
@@ -55,17 +61,23 @@ class Found(NamedTuple):
     errors: list[CheckpointError]
 
 
-class Checkpoint:
+class Checkpoint(InProcess):
     """A checkpoint as it lies in its storage. Cheap: only the manifest was read.
 
     All methods may be called from several threads at once.
     """
+
+    _instead = "Pass on its url and its number: statekit.restore(url, at=number)."
 
     def __init__(self, storage: Storage, manifest: Manifest, data: Data | None = None) -> None:
         self.storage = storage
         self.manifest = manifest
         self._head = None if data is None else data[:HEAD_BYTES]  # data: the manifest's file
         self._packs_checked: set[int] = set()
+        self.seen = manifest.number  # the highest number in the place when this one was looked for
+        #: Which one it is, wherever it lies: places and numbers may be used again by others, and
+        #: one path is another place on another machine. It names its packs, and these are unique.
+        self.digest = hashlib.sha256(manifest.encode() if data is None else data).digest()
 
     @property
     def url(self) -> str:
@@ -84,6 +96,11 @@ class Checkpoint:
     @property
     def subgroups(self) -> int:
         return self.manifest.subgroups
+
+    @property
+    def leaf_count(self) -> int:
+        """How many leaves there are, not only those of the owned key-groups."""
+        return self.manifest.leaves
 
     @property
     def key_groups(self) -> tuple[range, ...]:
@@ -155,6 +172,16 @@ class Checkpoint:
     def leaves(self) -> Iterator[int]:
         """Those that are not empty, ascending."""
         return (leaf for leaf, _ in self.manifest.chains())
+
+    def leaf_bytes(self, leaf: int) -> int:
+        """Of all that a leaf is made of."""
+        return sum(segment.length for segment in self.manifest.chain(leaf))
+
+    def place(self, leaf: int) -> tuple[Any, ...]:
+        """Where a leaf is. Leaves of the same place are equal, whichever checkpoint they are of."""
+        packs = self.manifest.packs
+        chain = self.manifest.chain(leaf)
+        return self.storage.url, *((packs[one.pack].id, one.offset, one.length) for one in chain)
 
     def segments(self, leaf: int) -> list[tuple[Segment, Data]]:
         """The chain of a leaf, oldest first, with its verified blocks."""
@@ -302,13 +329,27 @@ def _numbers(storage: Storage) -> dict[int, float]:
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
-    """One checkpoint. DamagedError if its manifest is not valid, NoCheckpointError if none."""
+    """One checkpoint. NoCheckpointError if there is none; that is an UnfinishedError if there is a
+    manifest that was never finished. DamagedError if it is not valid for another reason.
+    """
     name = manifest_name(number)
     try:
         data = storage.read(name)
+        try:
+            return Checkpoint(storage, Manifest.decode(data, storage.file(name)), data)
+        except DamagedError:
+            if storage.is_unfinished(name):
+                raise UnfinishedError(
+                    f"checkpoint {number} of {storage.shown!r} is being written, or its writer "
+                    "died before it was published. Use another one."
+                ) from None
+            again = storage.read(name)
+            if again == data:
+                raise
+        # It was finished between our two looks.
+        return Checkpoint(storage, Manifest.decode(again, storage.file(name)), again)
     except MissingFileError:
         raise _gone(storage, number) from None
-    return Checkpoint(storage, Manifest.decode(data, storage.file(name)), data)
 
 
 def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:
@@ -347,13 +388,22 @@ def open_checkpoint(
             f"there is no checkpoint in {storage.shown!r}. Is it the right place? "
             "kv.checkpoint(url) makes one."
         )
-    number = _chosen(storage, numbers, at)
-    try:
-        return read_checkpoint(storage, number)
-    except DamagedError as error:
-        older = [str(other) for other in numbers if other < number]
-        error.add_note(f"Older checkpoints there: {', '.join(older[-5:]) or 'none'}.")
-        raise
+    seen = max(numbers)
+    while True:
+        number = _chosen(storage, numbers, at)
+        try:
+            found = read_checkpoint(storage, number)
+        except UnfinishedError:
+            if type(at) is int or len(numbers) == 1:
+                raise
+            del numbers[number]
+        except DamagedError as error:
+            older = [str(other) for other in numbers if other < number]
+            error.add_note(f"Older checkpoints there: {', '.join(older[-5:]) or 'none'}.")
+            raise
+        else:
+            found.seen = seen
+            return found
 
 
 def _chosen(storage: Storage, numbers: dict[int, float], at: Any) -> int:

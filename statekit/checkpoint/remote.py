@@ -28,7 +28,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -207,12 +207,25 @@ class RemoteStorage(Storage):
     def write(self, name: str, parts: "Sequence[ReadableBuffer]") -> None:
         with self._doing("written", name):
             _visit_put("storage.pack.put")
-            self._put(name, _joined(parts))
+            self._put_data(name, _joined(parts))
+
+    def upload(self, name: str, file: "str | os.PathLike[str]") -> None:
+        """As write(), of a file of this machine, which may be larger than memory."""
+        with self._doing("written", name):
+            self._put(name, lambda path: self._fs.put_file(os.fspath(file), path))
+
+    def download(self, name: str, file: "str | os.PathLike[str]") -> None:
+        """Reads a file into one of this machine."""
+        with self._doing("read", name):
+            self._fs.get_file(self._path(name), os.fspath(file))
 
     def sync(self) -> None:
         """Nothing: what a server has acknowledged has its name."""
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(
+        self, name: str, data: bytes, on_reserved: Callable[[], None] = lambda: None
+    ) -> bool:
+        on_reserved()
         with self._doing("written", name):
             _visit_put("storage.manifest.put")
             path = self._path(name)
@@ -220,7 +233,7 @@ class RemoteStorage(Storage):
                 if self._exists(path):
                     return False
                 if not self._has_condition:
-                    self._put(name, data)
+                    self._put_data(name, data)
                     return True
             return self._put_if_none(path, data)
 
@@ -249,15 +262,18 @@ class RemoteStorage(Storage):
             return False
         return True
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put_data(self, name: str, data: bytes) -> None:
+        self._put(name, lambda path: self._fs.pipe_file(path, data))
+
+    def _put(self, name: str, put: Callable[[str], object]) -> None:
         path = self._path(name)
         if self._is_object_store or self._scheme == _MEMORY:
-            self._fs.pipe_file(path, data)
+            put(path)
             return
         self._fs.makedirs(self._root, exist_ok=True)
         temporary = f"{path}{TEMPORARY}{secrets.token_hex(8)}"
         try:
-            self._fs.pipe_file(temporary, data)
+            put(temporary)
             if self._exists(path):
                 self._fs.rm_file(path)
             self._fs.mv(temporary, path)

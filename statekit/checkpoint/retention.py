@@ -26,6 +26,11 @@ now. They are deleted only if nobody is writing:
     storage without locks    if this process does not write, the pack is older than a day, and its
                              number is not above the newest manifest's
 
+A file that has the name of a pack and is none is somebody else's: it is left, and named.
+
+A manifest that nobody has finished (Storage.is_unfinished) is garbage too, of the same kind, and
+goes before the mark that tells it from damage.
+
 The last condition closes a gap. The name of a pack depends on its contents and number only, so an
 attempt that repeats a failed one writes the same names. Between our listing and our deleting, it
 could replace an old pack and publish it. But every attempt has a number above the newest manifest.
@@ -36,15 +41,17 @@ import time
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from os import PathLike
-from struct import Struct
 from typing import Any, NamedTuple
 
-from statekit.checkpoint.manifest import Manifest, manifest_name, number_of
+from statekit.checkpoint.manifest import PACK_HEADER, manifest_name, number_of
+from statekit.checkpoint.pack import pack_header
+from statekit.checkpoint.reader import UnfinishedError, read_checkpoint
 from statekit.checkpoint.storage import Entry, Storage, is_temporary, open_storage
 from statekit.errors import (
     ArgumentError,
     DamagedError,
     MissingFileError,
+    NoCheckpointError,
     StorageError,
     shorten,
 )
@@ -55,8 +62,7 @@ __all__ = ["Collected", "collect"]
 MIN_AGE_SECONDS = 24 * 3600.0  # of garbage, where there are no locks
 
 _PACK_NAME = re.compile(r"[0-9a-f]{32}\.pack", re.ASCII)
-_NUMBER = Struct("<Q")  # in the header of a pack (pack.py)
-_NUMBER_AT = 32
+_NUMBER_AT = 32  # in the header of a pack (pack.py)
 _TRIES_MAX = 10
 
 register("retention.read", "retention.manifest", "retention.sync", "retention.packs")
@@ -72,6 +78,7 @@ class Collected(NamedTuple):
     temporaries: tuple[str, ...]  # files deleted that a crash had left
     bytes_freed: int
     is_busy: bool  # somebody is writing: what failed attempts left was not touched
+    foreign: tuple[str, ...] = ()  # files with the name of a pack that are none; they were left
 
 
 def collect(
@@ -113,13 +120,14 @@ class _Plan(NamedTuple):
     others: tuple[int, ...]  # to be removed, the oldest first
     packs: Mapping[int, frozenset[str]]  # named by each manifest
     damaged: Mapping[int, DamagedError]  # some of the others
+    unfinished: tuple[str, ...]  # manifests, by name
 
 
 def _plan(storage: Storage, keep: int) -> _Plan:
     for _ in range(_TRIES_MAX):
         try:
             return _plan_now(storage, keep)
-        except MissingFileError:
+        except NoCheckpointError:
             continue  # another collector was quicker: what was listed is not what is there
     raise StorageError(
         f"the checkpoints in {storage.shown!r} change faster than they can be read. "
@@ -131,30 +139,33 @@ def _plan_now(storage: Storage, keep: int) -> _Plan:
     visit("retention.read")
     entries = {entry.name: entry for entry in storage.list()}
     numbers = sorted(number for name in entries if (number := number_of(name)))
-    kept, older = numbers[-keep:], numbers[:-keep]
-    in_use = [number for number in older if storage.is_pinned(manifest_name(number))]
     packs: dict[int, frozenset[str]] = {}
     damaged: dict[int, DamagedError] = {}
+    unfinished: list[str] = []
     for number in numbers:
         try:
             packs[number] = _packs_of(storage, number)
+        except UnfinishedError:
+            unfinished.append(manifest_name(number))
         except DamagedError as error:
-            if number in kept or number in in_use:
-                raise DamagedError(
-                    f"nothing was removed from {storage.shown!r}, because it is not known what "
-                    f"checkpoint {number} needs: {error}",
-                    file=error.file,
-                    offset=error.offset,
-                ) from error
             damaged[number] = error
+    finished = sorted([*packs, *damaged])
+    kept, older = finished[-keep:], finished[:-keep]
+    in_use = [number for number in older if storage.is_pinned(manifest_name(number))]
+    for number in (*kept, *in_use):
+        if (damage := damaged.get(number)) is not None:
+            raise DamagedError(
+                f"nothing was removed from {storage.shown!r}, because it is not known what "
+                f"checkpoint {number} needs: {damage}",
+                file=damage.file,
+                offset=damage.offset,
+            ) from damage
     others = tuple(number for number in older if number not in in_use)
-    return _Plan(entries, tuple(kept), tuple(in_use), others, packs, damaged)
+    return _Plan(entries, tuple(kept), tuple(in_use), others, packs, damaged, tuple(unfinished))
 
 
 def _packs_of(storage: Storage, number: int) -> frozenset[str]:
-    name = manifest_name(number)
-    manifest = Manifest.decode(storage.read(name), storage.file(name))
-    return frozenset(pack.name for pack in manifest.packs)
+    return frozenset(pack.name for pack in read_checkpoint(storage, number).manifest.packs)
 
 
 def _carry_out(
@@ -174,17 +185,22 @@ def _carry_out(
     released = {name for number in removed for name in plan.packs.get(number, ())} - needed
     newest = plan.kept[-1] if plan.kept else 0
     before = time.time() - min_age_seconds
-    packs, temporaries = [], []
+    packs: list[str] = []
+    temporaries: list[str] = []
+    foreign: list[str] = []
     for name, entry in plan.entries.items():
-        if name in released or (
-            is_alone
-            and entry.modified <= before
-            and _PACK_NAME.fullmatch(name)
-            and name not in needed
-            and (storage.has_locks or _number_of_pack(storage, name) <= newest)
-        ):
+        is_old = is_alone and entry.modified <= before
+        if name in released:
             packs.append(name)
-        elif is_alone and is_temporary(name) and entry.modified <= before:
+        elif _PACK_NAME.fullmatch(name) and name not in needed:
+            wrote = _number_of_pack(storage, entry)
+            if wrote is None:
+                foreign.append(name)
+            elif is_old and (storage.has_locks or wrote <= newest):
+                packs.append(name)
+        elif is_old and name in plan.unfinished:
+            temporaries.insert(0, name)
+        elif is_old and is_temporary(name):
             temporaries.append(name)
     if packs:
         known = {*plan.kept, *in_use, *(removed if dry_run else ())}
@@ -206,6 +222,7 @@ def _carry_out(
         temporaries=tuple(temporaries),
         bytes_freed=sum(plan.entries[name].size for name in gone),
         is_busy=not is_alone,
+        foreign=tuple(foreign),
     )
 
 
@@ -216,15 +233,22 @@ def _named_since(storage: Storage, known: Set[int]) -> set[str]:
         number = number_of(entry.name)
         if number is not None and number not in known:
             # One that is gone again was given up by its writer, and needs nothing.
-            with suppress(MissingFileError):
+            with suppress(NoCheckpointError):
                 named |= _packs_of(storage, number)
     return named
 
 
-def _number_of_pack(storage: Storage, name: str) -> int:
-    """The number of the checkpoint that wrote a pack; 0 if the file is none, or gone."""
+def _number_of_pack(storage: Storage, entry: Entry) -> int | None:
+    """The number of the checkpoint that wrote a pack; None if the file is no pack of ours.
+
+    0 if it has only the beginning of a pack's header: its writer died there.
+    """
     try:
-        number: int = _NUMBER.unpack(storage.read(name, _NUMBER_AT, _NUMBER.size))[0]
-    except (DamagedError, MissingFileError):
+        found = storage.read(entry.name, 0, min(entry.size, PACK_HEADER))
+    except MissingFileError:
         return 0
-    return number
+    except DamagedError:  # it became shorter, which no pack does
+        return None
+    number = int.from_bytes(found[_NUMBER_AT : _NUMBER_AT + 8], "little")
+    expected = pack_header(bytes.fromhex(entry.name[:32]), number)
+    return number if found == expected[: len(found)] else None

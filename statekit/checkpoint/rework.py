@@ -13,6 +13,9 @@ Nothing is opened for this and no entry is decoded where none changes:
 Every result is published as any checkpoint is (writer.py): it is there complete, or not at all. The
 sources are pinned while they are read, so that no garbage collection takes them away.
 
+All of a source is verified first, also what is only referred to. A new checkpoint over damage would
+be the newest one, and the old ones, which might have been good, would be collected some day.
+
 What goes with the state: the watermark (of several: the lowest, since an event that one of them
 has not seen may be that old) and the metadata (of several: {"merged": [...]}, in their order).
 """
@@ -27,9 +30,10 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from statekit.assignment import assign, group_ranges, leaf_ranges, show_groups, subtract
-from statekit.checkpoint.copying import CopyAttempt, OnBytes
+from statekit.checkpoint.copying import CopyAttempt, OnBytes, check_segments
 from statekit.checkpoint.manifest import Segment
-from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.ownership import Caretaker, Claim
+from statekit.checkpoint.reader import Checkpoint, open_checkpoint
 from statekit.checkpoint.storage import Storage
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import (
@@ -59,7 +63,7 @@ def _ignore(_: int) -> None:
 # ---- What several checkpoints are together
 
 
-class _Union(NamedTuple):
+class Union(NamedTuple):
     """Sources of one geometry that own different key-groups."""
 
     sources: tuple[Checkpoint, ...]
@@ -79,7 +83,7 @@ class _Union(NamedTuple):
         return found.pop() if len(found) == 1 else None
 
 
-def _unite(sources: Sequence[Checkpoint]) -> _Union:
+def unite(sources: Sequence[Checkpoint]) -> Union:
     """ArgumentError, OccupiedError or SchemaError if they do not go together."""
     if not sources:
         raise ArgumentError("there is no checkpoint to take. Give one at least.")
@@ -113,7 +117,7 @@ def _unite(sources: Sequence[Checkpoint]) -> _Union:
     metadata = first.metadata
     if others:
         metadata = {"merged": [source.metadata for source in sources]}
-    return _Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
+    return Union(tuple(sources), owned, tuple(schemas.values()), watermark, metadata)
 
 
 def _name(checkpoint: Checkpoint) -> str:
@@ -160,7 +164,7 @@ def rescale(
 
     Either all of them are there in the end, or (if it raises) none.
     """
-    union = _unite(sources)
+    union = unite(sources)
     total = union.first.key_group_count
     missing = subtract((range(total),), union.owned)
     if missing:
@@ -197,23 +201,22 @@ def rescale(
 
 def _remove(checkpoint: Checkpoint) -> None:
     """The manifest first: what remains if that is all is garbage."""
-    storage = checkpoint.storage
-    storage.delete([checkpoint.manifest.name])
-    storage.delete([entry.name for entry in storage.list()])
+    manifest = checkpoint.manifest
+    checkpoint.storage.delete([manifest.name, *(pack.name for pack in manifest.packs)])
 
 
 def merge(
     sources: Sequence[Checkpoint], out: Storage, *, on_bytes: OnBytes = _ignore
 ) -> Checkpoint:
     """The state of several workers as one checkpoint in a new directory."""
-    union = _unite(sources)
+    union = unite(sources)
     check_empty(out)
     with _pinned(sources):
         return _gather(union, out, union.owned, on_bytes)
 
 
 def _gather(
-    union: _Union,
+    union: Union,
     out: Storage,
     owned: tuple[range, ...],
     on_bytes: OnBytes,
@@ -311,9 +314,14 @@ def regroup(
     leaves = source.manifest.leaves
     owned = _regrouped(source, key_groups)
     target = source.storage if out is None else out
-    with _pinned([source]), CopyAttempt(target) as attempt:
+    # In place it is a state that no running process has.
+    with (
+        _pinned([source]),
+        CopyAttempt(target, claim=Claim() if out is None else None) as attempt,
+    ):
         if key_groups <= leaves:
             if out is None:
+                check_segments(source, source.manifest.segments, on_bytes)
                 _refer(attempt, source, source.manifest.chains())
             else:
                 attempt.copy(source, source.manifest.segments, on_bytes)
@@ -404,16 +412,25 @@ def compact(source: Checkpoint, *, on_bytes: OnBytes = _ignore) -> Checkpoint | 
         pack for pack, ref in enumerate(manifest.packs) if 0 < used[pack] < ref.size * _USED_MIN
     }
     copied = [one for one in manifest.segments if one.leaf not in folded and one.pack in wasteful]
-    if not folded and not copied:
+    moved = folded | {segment.leaf for segment in copied}
+    kept = [one for one in manifest.segments if one.leaf not in moved]
+    if not moved:
+        with _pinned([source]):
+            check_segments(source, kept, on_bytes)  # whoever compacts may collect the others next
         return None
     folder = Folder(source)
-    moved = folded | {segment.leaf for segment in copied}
     with (
         _pinned([source]),
-        CopyAttempt(source.storage, compression=manifest.compression) as attempt,
+        CopyAttempt(
+            source.storage, compression=manifest.compression, claim=_claim_of(source)
+        ) as attempt,
     ):
-        kept = ((leaf, chain) for leaf, chain in manifest.chains() if leaf not in moved)
-        _refer(attempt, source, kept)
+        check_segments(source, kept, on_bytes)
+        _refer(
+            attempt,
+            source,
+            ((leaf, chain) for leaf, chain in manifest.chains() if leaf not in moved),
+        )
         attempt.copy(source, copied, on_bytes)
         for leaf in sorted(folded):
             blocks = folder.fold(leaf)
@@ -421,6 +438,12 @@ def compact(source: Checkpoint, *, on_bytes: OnBytes = _ignore) -> Checkpoint | 
                 attempt.add(leaf, blocks)
             on_bytes(sum(segment.length for segment in manifest.chain(leaf)))
         return _publish_like(attempt, source)
+
+
+def _claim_of(source: Checkpoint) -> Claim:
+    """The newest one in another shape is still its owner's. An older one is not: it goes back."""
+    newest = open_checkpoint(source.storage)
+    return Caretaker() if newest.number == source.number else Claim()
 
 
 def _publish_like(attempt: Attempt, source: Checkpoint) -> Checkpoint:
@@ -455,8 +478,9 @@ def edit(source: Checkpoint, state: str, key: Any, value: bytes | None) -> Check
     block = _one_entry(source, schema, encoded, leaf, value, is_delta=len(chain) > 0)
     with (
         _pinned([source]),
-        Attempt(source.storage, compression=source.manifest.compression) as attempt,
+        Attempt(source.storage, compression=source.manifest.compression, claim=Claim()) as attempt,
     ):
+        check_segments(source, source.manifest.segments)
         _refer(attempt, source, source.manifest.chains())
         attempt.add(leaf, block)
         return _publish_like(attempt, source)
@@ -516,6 +540,7 @@ def build(
 
 __all__ = [
     "Folder",
+    "Union",
     "build",
     "check_empty",
     "check_key_groups",
@@ -526,4 +551,5 @@ __all__ = [
     "merge",
     "regroup",
     "rescale",
+    "unite",
 ]

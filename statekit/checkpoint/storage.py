@@ -43,6 +43,9 @@ failpoints.register("storage.list", "storage.read", "storage.delete", "storage.r
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # a single letter is taken for a name
 _LOCAL = ("file", "local")
+_TEMPORARY_NAME = re.compile(
+    r"([0-9]{12}\.manifest|[0-9a-f]{32}\.pack)\.tmp-(unfinished-)?[0-9a-f]+", re.ASCII
+)
 
 
 class Entry(NamedTuple):
@@ -110,7 +113,7 @@ class Storage(ABC):
         """Writes a file of these parts, in place of the one there was.
 
         The contents are durable when it returns, the name after sync(). If it fails, the name is
-        as it was before.
+        as it was before; or, on a file system without rename(), it may have a part of them.
         """
 
     @abstractmethod
@@ -118,8 +121,21 @@ class Storage(ABC):
         """Makes names durable: those of files written, and that deleted ones are gone."""
 
     @abstractmethod
-    def create(self, name: str, data: bytes) -> bool:
-        """As write() and sync(); but if there is such a file, nothing happens: False."""
+    def create(
+        self, name: str, data: bytes, on_reserved: Callable[[], None] = lambda: None
+    ) -> bool:
+        """As write() and sync(); but if there is such a file, nothing happens: False.
+
+        on_reserved: called before the contents are there. Where they cannot come with the name,
+        the name is there by then. If it raises, nothing is created.
+        """
+
+    def is_unfinished(self, name: str) -> bool:
+        """If create() has not finished this file: its contents are not complete, and no damage.
+
+        Only where contents cannot come with the name. Whoever died there leaves such a file.
+        """
+        return False
 
     @abstractmethod
     def delete(self, names: Sequence[str]) -> None:
@@ -235,7 +251,8 @@ _ADVICE = {
         errno.EROFS: "Mount the file system for writing, or use another place",
         errno.ENOTDIR: "A part of the path is a file: name a directory",
         errno.EISDIR: "Remove the directory of that name",
-        errno.ENOENT: "See to it that nobody else removes files there",
+        errno.ENOENT: "Name a directory on a disk (/proc and the like take none), and see to it "
+        "that nobody else removes files there",
         errno.EIO: "Look for errors of the disk in the system's log and use another place",
         errno.ENAMETOOLONG: "Use a shorter path",
     }.items()
@@ -345,8 +362,10 @@ def is_temporary(name: str) -> bool:
 
     >>> is_temporary("000000000007.manifest.tmp-61d2"), is_temporary("000000000007.manifest")
     (True, False)
+    >>> is_temporary("notes.tmp-61d2")  # somebody else's
+    False
     """
-    return TEMPORARY in name
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def check_sub(name: str) -> str:

@@ -33,6 +33,7 @@ from statekit.checkpoint.manifest import (
     manifest_name,
     number_of,
 )
+from statekit.checkpoint.ownership import Caretaker, Claim
 from statekit.checkpoint.pack import PACK_BYTES, PackBuilder
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
@@ -40,6 +41,7 @@ from statekit.checkpoint.storage import Storage
 from statekit.errors import (
     CheckpointCancelledError,
     CheckpointError,
+    NoCheckpointError,
     StorageError,
     clear_frames,
     temporary_failed,
@@ -52,6 +54,7 @@ _PACKS_IN_MEMORY_MAX = 4  # that wait or are being written, besides the one that
 _WRITERS_LOCAL, _WRITERS_FAR = 3, 4
 _NICENESS = 10  # of the threads that write packs
 _KEEP_ALL = 1 << 62
+_TRIES_MAX = 8  # newest checkpoints that may be collected between being seen and being read
 
 failpoints.register(
     "attempt.begin", "attempt.fill", "attempt.pack", "attempt.publish", "attempt.published"
@@ -76,10 +79,20 @@ class Attempt:
     """
 
     def __init__(
-        self, storage: Storage, *, compression: str | None = None, gives_way: bool = False
+        self,
+        storage: Storage,
+        *,
+        compression: str | None = None,
+        gives_way: bool = False,
+        claim: Claim | None = None,
     ) -> None:
-        """gives_way: threads that use the state go before those that write it."""
+        """gives_way: threads that use the state go before those that write it.
+
+        claim: of the publisher; unless told, it publishes in the name of the last one.
+        """
         self.storage = storage
+        self._claim = Caretaker() if claim is None else claim
+        self._passed_over: list[int] = []  # numbers of manifests that nobody has finished
         self.compression = compression
         self._gives_way = gives_way
         self.number = 0  # known once the attempt has begun
@@ -100,7 +113,7 @@ class Attempt:
         failpoints.visit("attempt.begin")
         self._stack.enter_context(self.storage.writing())
         try:
-            self.number = self._newest() + 1
+            self.number = self._take_number()
             self._writer = _PackWriter(self._write_pack, self.storage, self._gives_way)
         except BaseException:
             self._stack.close()
@@ -234,6 +247,8 @@ class Attempt:
             compression=self.compression,
             watermark=watermark,
             metadata=metadata or {},
+            generation=min(self._claim.generation, self.number),
+            owner=self._claim.owner,
             packs=packs,
             segments=segments,
         )
@@ -246,22 +261,51 @@ class Attempt:
         # A name that is taken means that somebody else writes here: never overwrite.
         name = manifest_name(self.number)
         data = manifest.encode()
-        if not self.storage.create(name, data):
+        if not self.storage.create(name, data, self._look_again):
             raise self._overtaken(self.number)
-        if (newest := self._newest()) > self.number:
+        if (newest := max(self._numbers(), default=0)) > self.number:
             # We were slow: others have published this number and later ones, and perhaps have
             # collected it, so that our packs, which have the same names, may be gone.
             self.storage.retire(name)
             raise self._overtaken(newest)
         self._is_published = True
         failpoints.visit("attempt.published")
-        return Checkpoint(self.storage, manifest, data)
+        made = Checkpoint(self.storage, manifest, data)
+        self._claim.published(made)
+        return made
 
-    def _newest(self) -> int:
+    # ---- Numbers, and whose they are (ownership.py)
+
+    def _take_number(self) -> int:
+        """The next number. FencedError if the place has gone over to another publisher."""
+        for _ in range(_TRIES_MAX):
+            numbers = self._numbers()
+            newest = max(numbers, default=0)
+            self._claim.see(newest)
+            try:
+                self._passed_over = self._claim.check(self.storage, numbers)
+            except NoCheckpointError:
+                continue  # collected in between: there is a newer one
+            return newest + 1
+        raise CheckpointError(
+            f"the checkpoints of {self.storage.shown!r} are deleted as quickly as they are found. "
+            "Keep more of them (keep=), and see that nobody else publishes there."
+        )
+
+    def _look_again(self) -> None:
+        """Before the manifest has contents: at those that nobody had finished."""
+        with contextlib.suppress(NoCheckpointError):  # one is gone: who wrote it has given up
+            self._claim.check(self.storage, self._passed_over)
+
+    def _numbers(self) -> list[int]:
+        """Of all manifests that are there, finished or not."""
         numbers = (number_of(entry.name) for entry in self.storage.list())
-        return max((number for number in numbers if number), default=0)
+        return [number for number in numbers if number]
 
     def _overtaken(self, number: int) -> CheckpointError:
+        """The exception for a number that another has; FencedError if that is a successor."""
+        with contextlib.suppress(CheckpointError):
+            self._claim.check(self.storage, self._numbers())
         return CheckpointError(
             f"checkpoint {number} of {self.storage.shown!r} was published by another writer in the "
             "meantime; this one is given up. Let each provider have a directory of its own, or "
@@ -355,9 +399,9 @@ class _PackWriter:
         self._buffers.clear()
 
     def _end(self) -> None:
+        # One for each, whether it still runs or not, for any of them may take any. To leave out one
+        # that has just ended by what was put for another would leave that other waiting for ever.
         for _ in self._threads:
-            # One for each, whether it is alive or not: of two, the second might end by the first's
-            # before it is looked at, and the first would wait for its own for ever.
             self._queue.put(None)
         for thread in self._threads:
             if thread.ident is not None:  # it was started

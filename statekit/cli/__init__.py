@@ -2,8 +2,12 @@
 
 app.py        the program: its commands, what errors look like, exit codes, shell completion
 places.py     what a URL on the command line stands for: URL@7, worker-0 ...
+sources.py    checkpoints, homes and processes, to be looked at alike
+targets.py    where files are: a directory, a URL of fsspec, stdout
+peers.py      how other processes are reached: token, TLS, patience
 output.py     tables, bars, sizes, progress: for people, for pipes, and as JSON
-looking.py    ls inspect get verify diff
+looking.py    ls inspect get diff
+verifying.py  verify
 moving.py     export import checkpoint restore
 serving.py    serve fetch: between live processes
 changing.py   edit rescale merge regroup compact gc

@@ -16,11 +16,11 @@ import rich  # noqa: F401  (so that its absence is told at once, whatever the ou
 from click.shell_completion import get_completion_class
 
 import statekit
-from statekit.cli import bench, changing, looking, moving, serving
+from statekit.cli import bench, changing, looking, moving, serving, verifying
 from statekit.errors import StateKitError
 
 _SECTIONS: dict[str, list[click.Command]] = {
-    "Looking": [looking.ls, looking.inspect, looking.get, looking.verify, looking.diff],
+    "Looking": [looking.ls, looking.inspect, looking.get, verifying.verify, looking.diff],
     "Moving": [moving.export, moving.import_, moving.checkpoint, moving.restore],
     "Handing over": [serving.serve, serving.fetch],
     "Changing": [

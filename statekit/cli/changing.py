@@ -7,12 +7,12 @@ import click
 
 from statekit.assignment import show_groups
 from statekit.checkpoint import rework
+from statekit.checkpoint.manifest import number_of
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
-from statekit.checkpoint.storage import open_storage
-from statekit.cli.looking import schema_of
 from statekit.cli.options import EntryCommand, entry_text, json_option
 from statekit.cli.output import (
+    numbers,
     plural,
     print_json,
     print_line,
@@ -21,14 +21,42 @@ from statekit.cli.output import (
     show_bytes,
     warn,
 )
-from statekit.cli.places import has_checkpoints, open_one, open_several, parse_place, worker_names
+from statekit.cli.places import (
+    has_checkpoints,
+    open_one,
+    open_several,
+    parse_directory,
+    parse_place,
+    worker_names,
+)
+from statekit.cli.sources import CheckpointSource
 from statekit.errors import ArgumentError, NoCheckpointError, shorten
-from statekit.keys import key_codec
+from statekit.keys import encode_key, key_codec
 from statekit.plain import PlainCodec, parse_key
 
 out_option = click.option(
     "--out", required=True, metavar="DIR", help="Where to write it: a directory that is new."
 )
+
+
+force_option = click.option(
+    "--force", is_flag=True, help="Also of a checkpoint that is not the newest."
+)
+
+
+def _check_newest(checkpoint: Checkpoint, force: bool) -> None:
+    """A new checkpoint is the newest: made of an older one, it takes the place of those between."""
+    newer = [
+        number
+        for entry in checkpoint.storage.list()
+        if (number := number_of(entry.name)) is not None and number > checkpoint.number
+    ]
+    if newer and not force:
+        raise ArgumentError(
+            f"checkpoint {checkpoint.number} of {checkpoint.url!r} is not the newest: a new one "
+            f"made of it would override what {numbers(newer)} changed. Give --force if that is "
+            "meant, or leave the number out."
+        )
 
 
 def _report(made: list[Checkpoint], as_json: bool) -> None:
@@ -67,13 +95,24 @@ def _report(made: list[Checkpoint], as_json: bool) -> None:
 @click.argument("key", type=entry_text)
 @click.argument("value", type=entry_text, required=False)
 @click.option("--delete", "is_delete", is_flag=True, help="Remove the entry instead.")
+@force_option
 @json_option
-def edit(url: str, state: str, key: str, value: str | None, is_delete: bool, as_json: bool) -> None:
+def edit(
+    url: str,
+    state: str,
+    key: str,
+    value: str | None,
+    is_delete: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Set or remove one entry, in a new checkpoint.
 
     The old checkpoint stays. VALUE is JSON, as `get` prints it. Only the difference is written, all
-    else is shared with the old checkpoint. Edit while no job writes checkpoints there: what a
-    running job has in memory does not change.
+    else is shared with the old checkpoint, which is verified first. Edit while no job writes
+    checkpoints there: what a running job has in memory does not change, and its next checkpoint
+    there is refused, so that the edit is not lost. Of several workers, the one that has the key
+    gets a new checkpoint. One made of URL@7 overrides those after 7, and so it needs --force.
 
     \b
     Example:
@@ -83,11 +122,14 @@ def edit(url: str, state: str, key: str, value: str | None, is_delete: bool, as_
     """
     if is_delete == (value is not None):
         raise click.UsageError("Give a VALUE or --delete, one of them.")
-    source = open_one(url)
-    schema = schema_of(source, state)
+    source = CheckpointSource(parse_place(url).shown, open_several([url]))
+    schema = source.schema_of(state)
     parsed = parse_key(key_codec(schema.key), key)
     encoded = None if value is None else PlainCodec(schema).write(_parse_json(value, state))
-    _report([rework.edit(source, state, parsed, encoded)], as_json)
+    owner = source.owner(source.leaf_of(schema, parsed, encode_key(schema.key, parsed)))
+    assert owner is not None
+    _check_newest(owner, force)
+    _report([rework.edit(owner, state, parsed, encoded)], as_json)
 
 
 def _parse_json(text: str, state: str) -> Any:
@@ -125,9 +167,10 @@ def rescale(urls: tuple[str, ...], workers: int, out: str, as_json: bool) -> Non
       statekit rescale /data/job --workers 3 --out /data/job-3
       statekit rescale /data/worker-0 /data/worker-1 --workers 3 --out /data/job-3
     """
+    target = parse_directory(out)
     sources = open_several(urls)
     with progress("copying", sum(source.bytes for source in sources)) as advance:
-        made = rework.rescale(sources, open_storage(out), workers, on_bytes=advance)
+        made = rework.rescale(sources, target, workers, on_bytes=advance)
     _report(made, as_json)
 
 
@@ -145,9 +188,10 @@ def merge(urls: tuple[str, ...], out: str, as_json: bool) -> None:
       statekit merge /data/worker-0 /data/worker-1 --out /data/all
       statekit merge /data/job --out /data/all
     """
+    target = parse_directory(out)
     sources = open_several(urls)
     with progress("copying", sum(source.bytes for source in sources)) as advance:
-        made = rework.merge(sources, open_storage(out), on_bytes=advance)
+        made = rework.merge(sources, target, on_bytes=advance)
     _report([made], as_json)
 
 
@@ -161,19 +205,23 @@ def merge(urls: tuple[str, ...], out: str, as_json: bool) -> None:
     help="How many there will be: a power of 2.",
 )
 @click.option("--out", metavar="DIR", help="A new directory; without it, a new checkpoint in URL.")
+@force_option
 @json_option
-def regroup(url: str, key_groups: int, out: str | None, as_json: bool) -> None:
+def regroup(url: str, key_groups: int, out: str | None, force: bool, as_json: bool) -> None:
     """Give the state another number of key-groups.
 
     That is the limit to the workers it can have. As long as there are no more key-groups than
-    leaves (key-groups times sub-groups), no block changes.
+    leaves (key-groups times sub-groups), no block changes. Without --out, one made of URL@7
+    overrides those after 7, and so it needs --force.
 
     \b
     Example:
       statekit regroup /data/ckpt --key-groups 1024
     """
     source = open_one(url)
-    target = None if out is None else open_storage(out)
+    target = None if out is None else parse_directory(out)
+    if target is None:
+        _check_newest(source, force)
     with progress("regrouping", source.bytes) as advance:
         made = rework.regroup(source, key_groups, target, on_bytes=advance)
     _report([made], as_json)
@@ -181,18 +229,21 @@ def regroup(url: str, key_groups: int, out: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("url")
+@force_option
 @json_option
-def compact(url: str, as_json: bool) -> None:
+def compact(url: str, force: bool, as_json: bool) -> None:
     """Fold the deltas of a checkpoint into full blocks.
 
     Writes a new checkpoint. Restoring it reads less. Space is free once `gc` has removed the older
-    ones.
+    ones. All of it is verified first, and over damage nothing is written. One made of URL@7
+    overrides those after 7, and so it needs --force.
 
     \b
     Example:
       statekit compact /data/ckpt && statekit gc /data/ckpt --keep 1
     """
     source = open_one(url)
+    _check_newest(source, force)
     with progress("compacting", source.bytes) as advance:
         made = rework.compact(source, on_bytes=advance)
     if made is None:
@@ -216,14 +267,14 @@ def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints, and files that none needs.
 
     Checkpoints that somebody is restoring from stay. Files that belong to no checkpoint are left
-    alone while one is being written. A directory with worker-0, worker-1 ... in it stands for all
-    of them.
+    alone while one is being written, and for good if they are no packs of statekit. A directory
+    with worker-0, worker-1 ... in it stands for all of them.
 
     \b
     Example:
       statekit gc /data/ckpt --keep 3 --dry-run
     """
-    storage = parse_place(url).storage
+    storage = parse_directory(url)
     places = [storage]
     if not has_checkpoints(storage):
         places = [storage.sub(name) for name in worker_names(storage)]
@@ -237,14 +288,12 @@ def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
         verb = "would be removed" if dry_run else "removed"
         files = len(found.packs) + len(found.temporaries)
         print_line(
-            f"{place.shown}: kept {_numbers(found.kept)}; {verb}: {_numbers(found.removed)}, "
+            f"{place.shown}: kept {numbers(found.kept)}; {verb}: {numbers(found.removed)}, "
             f"{plural(files, 'other file')}, {show_bytes(found.bytes_freed)} in all"
         )
         if found.in_use:
-            print_line(f"  in use, so kept: {_numbers(found.in_use)}")
+            print_line(f"  in use, so kept: {numbers(found.in_use)}")
+        for name in found.foreign:
+            print_line(f"  {name} has the name of a pack and is none: it was left alone")
         if found.is_busy:
             print_line("  a checkpoint is being written: what belongs to none was left alone")
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers)) or "none"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from statekit.checkpoint.reader import Checkpoint
+from statekit.cli.sources import Source
 from statekit.errors import ArgumentError, StateKitError, shorten
 from statekit.keys import KeyCodec, key_codec
 from statekit.plain import NaiveDatetimeError, PlainCodec, has_column, key_json, to_json
@@ -30,7 +30,7 @@ _FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jso
             ".ndjson": "jsonl", ".csv": "csv"}  # fmt: skip
 _ROWS = 65536  # that are made at a time
 _META = b"statekit"
-_SIDECAR = ".statekit.json"
+SIDECAR = ".statekit.json"  # of the file beside a text, with what its state is
 _VERSION = 1
 _RAW = frozenset(("str", "bytes", "datetime", "date", "time", "timedelta", "uuid", "decimal"))
 _NUMBERS = frozenset(("int", "float", "bool"))
@@ -91,37 +91,46 @@ def file_name(state: str, to: str) -> str:
 # ---- Writing
 
 
+class Written(NamedTuple):
+    """What write_state() has made."""
+
+    entries: int
+    files: list[Path]  # the file, and what goes beside it
+
+
 def write_state(
-    checkpoint: Checkpoint, schema: StateSchema, to: str, file: Path, on_bytes: OnBytes
-) -> int:
-    """Writes one state into a file that is complete or not there; the number of entries."""
-    meta = FileMeta(schema, checkpoint.key_group_count, checkpoint.subgroups, checkpoint.watermark)
+    source: Source, schema: StateSchema, to: str, file: Path, on_bytes: OnBytes
+) -> Written:
+    """Writes one state into a file that is complete or not there."""
+    meta = FileMeta(schema, source.key_group_count, source.subgroups, source.watermark)
     part = file.with_name(f"{file.name}.part")
     write = {"csv": _write_csv, "jsonl": _write_jsonl}.get(to, _write_columns)
+    files = [file]
     try:
         try:
-            count = write(meta, _rows(checkpoint, schema, on_bytes), part, to)
+            count = write(meta, _rows(source, schema, on_bytes), part, to)
         except NaiveDatetimeError:
-            rows = _rows(checkpoint, schema, lambda _: None)
+            rows = _rows(source, schema, lambda _: None)
             count = _write_columns(meta, rows, part, to, has_naive=True)
         if to in ("csv", "jsonl"):
-            _sidecar(file).write_text(meta.encode() + "\n", encoding="utf-8")
+            files.append(_sidecar(file))
+            files[1].write_text(meta.encode() + "\n", encoding="utf-8")
         part.rename(file)
     finally:
         part.unlink(missing_ok=True)
-    return count
+    return Written(count, files)
 
 
 def _sidecar(file: Path) -> Path:
-    return file.with_name(file.name + _SIDECAR)
+    return file.with_name(file.name + SIDECAR)
 
 
-def _rows(checkpoint: Checkpoint, schema: StateSchema, on_bytes: OnBytes) -> Iterator[Row]:
+def _rows(source: Source, schema: StateSchema, on_bytes: OnBytes) -> Iterator[Row]:
     decode = key_codec(schema.key).decode
-    for leaf, chain in checkpoint.manifest.chains():
-        for key, (value, stamp) in checkpoint.leaf_rows(leaf).get(schema.name, {}).items():
+    for leaf in source.leaves():
+        for key, (value, stamp) in source.leaf_rows(leaf, schema.name).get(schema.name, {}).items():
             yield decode(key), value, None if stamp == NO_TIME else stamp
-        on_bytes(sum(segment.length for segment in chain))
+        on_bytes(source.leaf_bytes(leaf))
 
 
 def _key_names(codec: KeyCodec) -> list[str]:
@@ -243,7 +252,7 @@ def arrow_type(kind: Type, has_naive: bool = False) -> Any:
             )
         case ["union", *parts]:
             return arrow_type(next(part for part in parts if part != "none"), has_naive)
-        case ["enum", _, [first, *_]]:
+        case ["enum" | "flags", _, [first, *_]]:
             return {int: pyarrow.int64(), bool: pyarrow.bool_()}.get(type(first), pyarrow.string())
         case _:
             return scalars.get(str(kind), pyarrow.string())

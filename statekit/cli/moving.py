@@ -1,6 +1,7 @@
 """Commands that move state between checkpoints, files and homes: export import checkpoint ..."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,15 @@ import click
 
 import statekit
 from statekit.checkpoint import rework
-from statekit.checkpoint.storage import open_storage
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.storage import Storage
 from statekit.cli import files
-from statekit.cli.looking import schema_of
 from statekit.cli.options import at_option, json_option, state_option
 from statekit.cli.output import plural, print_json, print_line, print_table, progress, show_bytes
-from statekit.cli.places import expand, open_one
+from statekit.cli.peers import Access, access_options
+from statekit.cli.places import expand, parse_directory
+from statekit.cli.sources import Source, open_source
+from statekit.cli.targets import Target, local_copy, open_target
 from statekit.cli.typetext import form_of, parse_type
 from statekit.errors import ArgumentError, StateKitError
 from statekit.homes import HomeUrl
@@ -34,51 +38,76 @@ _KEY_TYPES = {"str": "s", "int": "i", "bytes": "b"}
 @click.argument("url")
 @click.option("--to", required=True, type=click.Choice(list(files.SUFFIXES)), help="The format.")
 @click.option(
-    "--out", required=True, metavar="PATH", help="A directory, or with --state the file itself."
+    "--out",
+    required=True,
+    metavar="PLACE",
+    help="A directory or any URL of fsspec; with --state the file itself, or - for stdout.",
 )
 @state_option
 @at_option
+@access_options
 @json_option
-def export(url: str, to: str, out: str, state: str | None, at: int | None, as_json: bool) -> None:
+def export(
+    url: str,
+    to: str,
+    out: str,
+    state: str | None,
+    at: int | None,
+    access: Access,
+    as_json: bool,
+) -> None:
     """Write states as Parquet, Arrow, CSV or JSON lines.
 
     One file for each state. Columns: key (key_0, key_1 ... of a tuple), value, and stamp if the
-    state has a time to live. What the state is goes with it, so `import` needs no options.
+    state has a time to live. What the state is goes with it, so `import` needs no options (but not
+    to stdout, unless in Parquet and Arrow). URL is as for `inspect`.
 
     \b
     Example:
-      statekit export /data/ckpt --to parquet --out /tmp/tables
+      statekit export /data/ckpt --to parquet --out s3://bucket/tables
       statekit export /data/ckpt --to csv --state visits --out visits.csv
+      statekit export 127.0.0.1:7000 --to jsonl --state visits --out - | head
     """
-    checkpoint = open_one(url, at)
-    path = Path(out)
-    chosen = [schema_of(checkpoint, state)] if state else list(checkpoint.states.values())
-    if not chosen:
-        raise ArgumentError(f"checkpoint {checkpoint.number} of {checkpoint.url!r} has no states.")
-    if state and path.suffix == files.SUFFIXES[to]:
-        targets = [path]
-    else:
-        targets = [path / files.file_name(schema.name, to) for schema in chosen]
-    for file in targets:
-        if file.exists():  # before any is written
-            raise ArgumentError(
-                f"{str(file)!r} is there already. Remove it, or name another --out."
-            )
-    targets[0].parent.mkdir(parents=True, exist_ok=True)
-    done = []
-    for schema, file in zip(chosen, targets, strict=True):
-        with progress(schema.name, checkpoint.bytes) as advance:
-            entries = files.write_state(checkpoint, schema, to, file, advance)
-        size = file.stat().st_size
-        done.append({"state": schema.name, "file": str(file), "entries": entries, "bytes": size})
+    if out == "-" and as_json:
+        raise click.UsageError("--out - has stdout for the state. Leave --json out.")
+    target, name = open_target(out, files.SUFFIXES[to], is_one=state is not None)
+    with open_source(url, at, access) as source:
+        chosen = [source.schema_of(state)] if state else list(source.states.values())
+        if not chosen:
+            raise ArgumentError(f"{source.name} has no states.")
+        names = [name or files.file_name(schema.name, to) for schema in chosen]
+        for file in names:
+            if target.exists(file):  # before any is written
+                raise ArgumentError(
+                    f"{target.shown(file)!r} is there already. Remove it, or name another --out."
+                )
+        done = [
+            _export(source, schema, to, target, file)
+            for schema, file in zip(chosen, names, strict=True)
+        ]
     if as_json:
         print_json(done)
-    else:
+    elif out != "-":
         rows = [
-            [str(row["state"]), str(row["file"]), f"{row['entries']:,}", show_bytes(row["bytes"])]  # type: ignore[arg-type]
+            [row["state"], row["file"], f"{row['entries']:,}", show_bytes(row["bytes"])]
             for row in done
         ]
         print_table(["state", "file", "entries", "size"], rows, "llrr")
+
+
+def _export(
+    source: Source, schema: StateSchema, to: str, target: Target, name: str
+) -> dict[str, Any]:
+    entries = 0
+
+    def make(file: Path) -> list[Path]:
+        nonlocal entries
+        with progress(schema.name, source.size) as advance:
+            entries, made = files.write_state(source, schema, to, file, advance)
+        return made
+
+    size = target.write(name, make)
+    return {"state": schema.name, "file": target.shown(name), "entries": entries, "bytes": size}
 
 
 # ---- import
@@ -123,7 +152,7 @@ def import_(
 
     Files that `export` wrote need no options but --into. For others say which column is the key
     and what the values are. Where a key is there twice, the later row counts. The state is built
-    in memory.
+    in memory. FILE is a path, or a URL that fsspec knows.
 
     \b
     Example:
@@ -133,9 +162,23 @@ def import_(
     """
     given = {"--state": state, "--key": keys, "--value": value, "--type": type_, "--form": form}
     given["--key-type"] = key_type
-    sources = [_Source.of(Path(name), given) for name in names]
-    geometry = _geometry(sources, key_groups)
-    rework.check_empty(open_storage(into))
+    target = parse_directory(into)
+    rework.check_empty(target)
+    with ExitStack() as copies:
+        paths = [copies.enter_context(local_copy(name, files.SIDECAR)) for name in names]
+        sources = [_Source.of(path, given) for path in paths]
+        made, counts = _build(sources, _geometry(sources, key_groups), target)
+    if as_json:
+        print_json({"url": made.url, "number": made.number, "rows": counts, "bytes": made.bytes})
+    else:
+        print_table(["state", "rows"], [[name, f"{n:,}"] for name, n in counts.items()], "lr")
+        print_line(f"written: checkpoint {made.number} of {made.url}, {show_bytes(made.bytes)}")
+
+
+def _build(
+    sources: "list[_Source]", geometry: tuple[int, int], target: Storage
+) -> tuple[Checkpoint, dict[str, int]]:
+    """A checkpoint of what files hold, and how many rows each state had."""
     store = Store(*geometry)
     store.mark(0, store.leaves, "absent")  # so that entries can be installed, stamps and all
     schemas: dict[str, StateSchema] = {}
@@ -152,15 +195,11 @@ def import_(
     marks = [source.watermark for source in sources]
     made = rework.build(
         store,
-        open_storage(into),
+        target,
         list(schemas.values()),
         watermark=None if None in marks else min(mark for mark in marks if mark is not None),
     )
-    if as_json:
-        print_json({"url": made.url, "number": made.number, "rows": counts, "bytes": made.bytes})
-    else:
-        print_table(["state", "rows"], [[name, f"{n:,}"] for name, n in counts.items()], "lr")
-        print_line(f"written: checkpoint {made.number} of {made.url}, {show_bytes(made.bytes)}")
+    return made, counts
 
 
 class _Source:
@@ -297,10 +336,11 @@ def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> No
       statekit checkpoint rocksdb:/var/state --to s3://bucket/ckpt
     """
     check_home(home)
+    target = parse_directory(to)
     with statekit.open(home) as kv:
         if not kv.schemas:
             raise ArgumentError(f"{kv.url!r} holds no states. Check the URL.")
-        made = kv.checkpoint(to, compression=compression)
+        made = kv.checkpoint(target.url, compression=compression)
     if as_json:
         print_json({"url": made.url, "number": made.number, "bytes": made.bytes})
     else:

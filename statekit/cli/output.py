@@ -8,7 +8,7 @@ rich is imported where something is drawn: loading it takes longer than most com
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -94,6 +94,15 @@ def plural(count: int, noun: str) -> str:
     ('1 pack', '2,000 packs')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def numbers(found: Iterable[int]) -> str:
+    """Numbers of checkpoints.
+
+    >>> numbers([1, 2]), numbers([])
+    ('1, 2', 'none')
+    """
+    return ", ".join(map(str, found)) or "none"
 
 
 def show_time(when: datetime) -> str:

@@ -3,6 +3,8 @@
 /data/ckpt           a directory of checkpoints: the newest one
 s3://bucket/job@7    checkpoint 7 of a directory
 /data/job            a directory that has worker-0, worker-1 ... in it: all of them
+rocksdb:/path        a home; which schemes there are, statekit.homes knows
+127.0.0.1:7000       a process that serves; also [::1]:7000 and unix:/path
 """
 
 import re
@@ -13,9 +15,12 @@ from statekit.checkpoint.manifest import number_of
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint
 from statekit.checkpoint.storage import Storage, open_storage
 from statekit.errors import ArgumentError, NoCheckpointError
+from statekit.homes import HomeUrl
+from statekit.homes.home import is_home_scheme
 
 _NUMBERED = re.compile(r"(?s)(.+)@(\d{1,12})")
 _WORKER = re.compile(r"worker-(\d+)")
+_ADDRESS = re.compile(r"unix:.+|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 
 
 class Place(NamedTuple):
@@ -24,15 +29,54 @@ class Place(NamedTuple):
     storage: Storage
     at: int | None  # the number of a checkpoint; None for the newest
 
+    @property
+    def shown(self) -> str:
+        return self.storage.shown if self.at is None else f"{self.storage.shown}@{self.at}"
+
+
+def is_address(url: str) -> bool:
+    """Whether it is where a process serves."""
+    return _ADDRESS.fullmatch(url) is not None
+
+
+def is_home(url: str) -> bool:
+    """Whether it is the URL of a home. (memory://x is a storage of fsspec, memory: is a home.)"""
+    scheme, colon, rest = url.partition(":")
+    is_storage = scheme.lower() == "memory" and rest.startswith("//")
+    return bool(colon) and not is_storage and is_home_scheme(scheme)
+
 
 def parse_place(url: str, at: int | None = None) -> Place:
     """Takes URL@7 apart. at: what an option says about it."""
     found = _NUMBERED.fullmatch(url)
+    place = url if found is None else found[1]
+    if is_home(place):
+        shown = HomeUrl.parse(place).shown
+        raise ArgumentError(
+            f"{shown!r} is a home, and this is about checkpoints. "
+            f"`statekit checkpoint {shown} --to DIR` makes one of it."
+        )
+    if is_address(place):
+        raise ArgumentError(
+            f"{place!r} is the address of a process, and this is about checkpoints. "
+            f"For a directory of that name write ./{place}"
+        )
     if found is None:
         return Place(open_storage(url), at)
     if at is not None and at != int(found[2]):
         raise ArgumentError(f"{url!r} and --at {at} name two checkpoints. Give one of them.")
-    return Place(open_storage(found[1]), int(found[2]))
+    return Place(open_storage(place), int(found[2]))
+
+
+def parse_directory(url: str) -> Storage:
+    """A directory as a whole. ArgumentError if one of its checkpoints is named."""
+    place = parse_place(url)
+    if place.at is not None:
+        raise ArgumentError(
+            f"{url!r} is checkpoint {place.at}, and this is about the whole directory "
+            f"{place.storage.shown!r}. Leave @{place.at} out."
+        )
+    return place.storage
 
 
 def has_checkpoints(storage: Storage) -> bool:
@@ -56,16 +100,25 @@ def open_one(url: str, at: int | None = None) -> Checkpoint:
     return open_checkpoint(place.storage, place.at)
 
 
-def expand(urls: Sequence[str]) -> list[Place]:
+def expand(urls: Sequence[str], at: int | None = None) -> list[Place]:
     """One place for each URL, or for each worker in it."""
     found = []
     for url in urls:
-        place = parse_place(url)
+        place = parse_place(url, at)
         workers = [] if has_checkpoints(place.storage) else worker_names(place.storage)
         found += [Place(place.storage.sub(name), place.at) for name in workers] or [place]
     return found
 
 
-def open_several(urls: Sequence[str]) -> list[Checkpoint]:
+def expand_all(url: str) -> list[tuple[str, Place]]:
+    """A directory and its workers, by name; "" is the directory, if it has checkpoints itself."""
+    storage, at = parse_place(url)
+    found = [(name, Place(storage.sub(name), at)) for name in worker_names(storage)]
+    if has_checkpoints(storage) or not found:
+        found.insert(0, ("", Place(storage, at)))
+    return found
+
+
+def open_several(urls: Sequence[str], at: int | None = None) -> list[Checkpoint]:
     """The checkpoints that URLs name; one that has workers in it stands for all of them."""
-    return [open_checkpoint(place.storage, place.at) for place in expand(urls)]
+    return [open_checkpoint(place.storage, place.at) for place in expand(urls, at)]

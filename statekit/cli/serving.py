@@ -14,30 +14,32 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import statekit
 from statekit.assignment import group_ranges, show_groups, subtract
 from statekit.checkpoint import rework
-from statekit.checkpoint.storage import open_storage
 from statekit.cli.moving import check_home, parse_groups
 from statekit.cli.options import json_option
 from statekit.cli.output import plural, print_json, print_line, show_bytes, warn
-from statekit.cli.places import expand
+from statekit.cli.peers import (
+    Access,
+    access_options,
+    read_tls,
+    read_token,
+    tls_options,
+    token_option,
+)
+from statekit.cli.places import expand, is_home, parse_directory
 from statekit.errors import ArgumentError, CheckpointError, MigrationError, StateKitError, shorten
 from statekit.migration.arrival import STRATEGIES
-from statekit.migration.peer import TIMEOUT_S
-from statekit.remote.security import TLS, check_server, check_token, parse_address
+from statekit.remote.security import TLS, check_server, parse_address
 
 if TYPE_CHECKING:
     from statekit.remote.calls import PeerHello
-
-C = TypeVar("C", bound=Callable[..., Any])
 
 _TICK_S = 0.1  # between two looks at how far it is
 _RATE_S = 2.0  # rates are those of the last seconds
@@ -48,40 +50,6 @@ _CELLS_MAX = 256  # of it in all: then a cell stands for several key-groups
 _SHADES = "░▒▓█"  # nothing of it is here, some, most, all
 _ELSEWHERE = "·"
 _GOING = 0.99  # of a key-group is here at most when it is on its way: it is another's
-
-
-# ---- Options of both
-
-
-def _token_option(text: str) -> Callable[[C], C]:
-    return click.option("--token-file", metavar="PATH", help=text)
-
-
-def _tls_options(command: C) -> C:
-    for name, text in (
-        ("--tls-ca", "Who signed the certificates of the other side. PEM."),
-        ("--tls-key", "Its private key. PEM."),
-        ("--tls-cert", "The certificate of this side. PEM."),
-    ):
-        command = click.option(name, metavar="PATH", help=text)(command)
-    return command
-
-
-def _tls(cert: str | None, key: str | None, ca: str | None) -> TLS | None:
-    if (cert is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together.")
-    return None if cert is None and ca is None else TLS(cert, key, ca)
-
-
-def _token(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return check_token(Path(file).read_text(encoding="utf-8").strip())
-    except UnicodeDecodeError:
-        raise ArgumentError(
-            f"{file!r} is no text. Put a token into it, and nothing else."
-        ) from None
 
 
 # ---- serve
@@ -97,8 +65,8 @@ def _token(file: str | None) -> str | None:
     help="Where to listen; port 0 is any that is free. Also unix:/path.",
 )
 @click.option("--key-groups", metavar="RANGE", help="Only these, such as 0-63; all unless told.")
-@_token_option("A file with the token that others must show.")
-@_tls_options
+@token_option("A file with the token that others must show.")
+@tls_options
 @click.option("--once", is_flag=True, help="End when everything was handed over.")
 @json_option
 def serve(
@@ -129,7 +97,7 @@ def serve(
       statekit serve rocksdb:/var/state --address 10.0.0.5:7000 --token-file token \\
           --tls-cert cert.pem --tls-key key.pem
     """
-    tls, token = _tls(tls_cert, tls_key, tls_ca), _token(token_file)
+    tls, token = read_tls(tls_cert, tls_key, tls_ca), read_token(token_file)
     _check_reach(address, tls, token)
     with _log_as_lines(), _asked_to_end() as ending, _open_state(url, key_groups) as kv:
         server = kv.serve(address, tls=tls, token=token)
@@ -151,8 +119,7 @@ def _check_reach(address: str, tls: TLS | None, token: str | None) -> None:
 
 def _open_state(url: str, key_groups: str | None) -> statekit.KVProvider:
     groups = None if key_groups is None else parse_groups(key_groups)
-    scheme = url.partition(":")[0].lower()
-    if scheme == "memory" or any(entry_points(group="statekit.homes", name=scheme)):
+    if is_home(url):
         check_home(url)
         kv = statekit.open(url, owned=groups)
         if not kv.schemas:
@@ -321,16 +288,7 @@ class _Serving:
 )
 @click.option("--into", metavar="DIR", help="Write what arrived as a checkpoint: a new directory.")
 @click.option("--discard", is_flag=True, help="Throw away what arrived: for trying things out.")
-@_token_option("A file with the token to show.")
-@_tls_options
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=TIMEOUT_S,
-    show_default=True,
-    metavar="S",
-    help="Seconds after which a peer that does not answer is lost.",
-)
+@access_options
 @json_option
 def fetch(
     address: str,
@@ -338,11 +296,7 @@ def fetch(
     strategy: str,
     into: str | None,
     discard: bool,
-    token_file: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
-    timeout: float,
+    access: Access,
     as_json: bool,
 ) -> None:
     """Take key-groups over from a process that serves them.
@@ -366,9 +320,9 @@ def fetch(
             "--into DIR, or --discard to throw it away; one of them."
         )
     if into is not None:
-        rework.check_empty(open_storage(into))
-    tls, token = _tls(tls_cert, tls_key, tls_ca), _token(token_file)
-    hello = _greet(address, tls, token, timeout)
+        rework.check_empty(parse_directory(into))
+    with access.connect(address) as channel:
+        hello = channel.hello()
     groups = _groups_of(hello, address, key_groups)
     with (
         _log_as_lines(),
@@ -377,17 +331,11 @@ def fetch(
             "memory:", key_groups=hello.key_groups, subgroups=hello.subgroups, owned=()
         ) as kv,
     ):
-        options = {"key_groups": groups, "strategy": strategy, "tls": tls, "token": token}
-        fetching = _Fetching(kv, address, {**options, "timeout": timeout})
+        options = {"key_groups": groups, "strategy": strategy, "tls": access.tls}
+        more = {"token": access.token, "timeout": access.timeout_s}
+        fetching = _Fetching(kv, address, {**options, **more})
         fetching.run(ending)
         _finish(kv, fetching, into, as_json)
-
-
-def _greet(address: str, tls: TLS | None, token: str | None, timeout: float) -> "PeerHello":
-    from statekit.remote.channel import PeerChannel
-
-    with PeerChannel(address, tls=tls, token=token, timeout_s=timeout) as channel:
-        return channel.hello()
 
 
 def _groups_of(hello: "PeerHello", address: str, text: str | None) -> tuple[range, ...]:

@@ -2,6 +2,7 @@
 
 home.py       what a home is, its URL, and how one is registered
 rocksdb.py    a RocksDB directory
+looking.py    a private copy of one, to look at
 redis.py      a Redis server or cluster
 """
 

@@ -212,6 +212,13 @@ def register_home(scheme: str, factory: HomeFactory) -> None:
     _registered[scheme.lower()] = factory
 
 
+def is_home_scheme(scheme: str) -> bool:
+    """Whether a URL that begins so is the URL of a home."""
+    name = scheme.lower()
+    is_known = name == "memory" or name in _registered
+    return is_known or any(entry_points(group=ENTRY_POINTS, name=name))
+
+
 def open_home(url: HomeUrl, cache_bytes: int) -> Home:
     """The home that a URL names."""
     factory = _registered.get(url.scheme)

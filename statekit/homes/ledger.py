@@ -6,7 +6,7 @@ into place, together with what is still in memory; whoever opens the home after 
 
     row                            holds
     (leaf, state, key)             the value as of the last commit
-    (leaf + 2^31, state, key)      pending: token (8 bytes) generation (4) 1 value
+    (leaf + 2^31, state, key)      pending: token (8 bytes) generation (8) 1 value
                                    or, if the row is deleted:  token  generation  0
     (2^31 - 1, 0, id)              a commit of some key-groups, as JSON: see Commit
 
@@ -34,8 +34,9 @@ A write that fails may have happened all the same (a lost answer, an interrupt a
 record tells, before anything else is read or written (`_doubt`).
 
 Leaves that come from elsewhere were not in the last commit, and whoever gave them deletes its own:
-they are written in place at once. A record made before says that they are `arriving`; if it is
-still there when the home is opened, what has arrived of them is deleted, for its giver has it.
+they are written in place at once. A record made before says that what is there of them is `void`;
+if it still says so when the home is opened, that is deleted, for its giver has it. The same record
+comes before rows of leaves that went elsewhere are deleted: a crash must not leave half of them.
 """
 
 import json
@@ -55,7 +56,7 @@ from statekit.homes.home import Home, HomeSnapshot, Named, Row, row_name
 
 PENDING = 1 << 31  # added to the number of a row's leaf
 _COMMITS = PENDING - 1  # where a leaf would be, the records of commits are
-_TOKEN_BYTES, _HEAD_BYTES = 8, 13
+_TOKEN_BYTES, _HEAD_BYTES = 8, 17
 _ROLL_ROWS_MAX, _ROLL_BYTES_MAX = 4096, 4 << 20  # that are moved into place at a time
 
 Ranges = tuple[range, ...]
@@ -86,7 +87,7 @@ class Commit:
     key_groups: Ranges
     positions: tuple[Position, ...] = ()  # of key-groups that have one
     rolling: _Roll | None = None
-    arriving: bool = False  # no commit: rows of these key-groups are being written
+    void: bool = False  # no commit: rows of these key-groups are just being written, or deleted
 
     @property
     def id(self) -> bytes:
@@ -105,8 +106,8 @@ class Commit:
                 for groups, metadata in self.positions
             ],
         }
-        if self.arriving:
-            told["arriving"] = True
+        if self.void:
+            told["void"] = True
         if self.rolling is not None:
             told["rolling"] = {
                 "token": self.rolling.token.hex(),
@@ -114,7 +115,10 @@ class Commit:
                 "cleared": self.rolling.cleared,
                 "is_cleared": self.rolling.is_cleared,
             }
-        return msgspec.json.encode(told)
+        try:
+            return msgspec.json.encode(told)
+        except UnicodeEncodeError:  # half a surrogate pair, which json writes as an escape
+            return json.dumps(told).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Commit":
@@ -135,9 +139,9 @@ class Commit:
                     tuple((leaf, state, since) for leaf, state, since in roll["cleared"]),
                     roll["is_cleared"],
                 ),
-                arriving=told.get("arriving", False),
+                void=told.get("void", False),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SchemaError(
                 f"the home holds a record of a commit that cannot be read ({error!r}). "
                 "Was it written by a newer statekit, or by another program?"
@@ -177,6 +181,7 @@ class Ledger:
     _generation: int = 1
     _since: dict[int, int] = field(default_factory=dict)  # leaf -> generation
     _cleared: dict[tuple[int, int], int] = field(default_factory=dict)  # leaf, state -> generation
+    _hidden: set[tuple[int, int]] = field(default_factory=set)  # of these: have rows in place still
     _pending_bytes: int = 0  # about, of all leaves
     _commits: dict[bytes, Commit] = field(default_factory=dict)
     _rolling: Commit | None = None  # is committed, and its rows are not all in place
@@ -196,10 +201,10 @@ class Ledger:
         for held in self.commits_of(key_groups):
             if held.rolling is not None:
                 self._finish(held)
-            elif held.arriving:
+            elif held.void:
                 for part in self._leaves(held.key_groups):
                     self.home.clear_leaves(part, self.states)
-                self._write_record(replace(held, number=self._next_number(), arriving=False))
+                self._write_record(replace(held, number=self._next_number(), void=False))
         for part in self._leaves(key_groups):
             self.home.clear_leaves(range(part.start + PENDING, part.stop + PENDING), self.states)
 
@@ -237,8 +242,8 @@ class Ledger:
         """The values of rows: pending ones before committed ones."""
         if self._doubt is not None:
             self._resolve()
-        since, cleared = self._since, self._cleared
-        if not since and not cleared:
+        since, hidden = self._since, self._hidden
+        if not since and not hidden:
             return self.home.get(rows)
         floors = [self._floor(leaf, state) for leaf, state, _ in rows]
         asked: list[Row] = []
@@ -253,7 +258,7 @@ class Ledger:
             value = next(found)
             if held is not None and self._counts(held, floor):
                 value = held[_HEAD_BYTES:] if held[_HEAD_BYTES - 1] else None
-            elif (leaf, state) in cleared:
+            elif (leaf, state) in hidden:
                 value = None
             values.append(value)
         return values
@@ -263,7 +268,7 @@ class Ledger:
         if self._doubt is not None:
             self._resolve()
         if leaf not in self._since:
-            if self.is_bare or (leaf, state) in self._cleared:
+            if self.is_bare or (leaf, state) in self._hidden:
                 return None
             return self.home.get_one(leaf, state, key)
         if not self.is_bare:
@@ -289,25 +294,33 @@ class Ledger:
         """All (key, value) of a leaf and state."""
         if self._doubt is not None:
             self._resolve()
-        floor = self._floor(leaf, state)
-        cleared = (leaf, state) in self._cleared
-        yield from self._overlaid(self.home, leaf, state, floor, cleared)
-
-    def _overlaid(
-        self, rows: Home | HomeSnapshot, leaf: int, state: int, floor: int | None, cleared: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
         # Pending rows first: a commit moves them to where we look next, never the other way.
         seen: set[bytes] = set()
-        if floor is not None:
-            for key, held in rows.load(leaf + PENDING, state):
-                if self._counts(held, floor):
-                    seen.add(key)
-                    if held[_HEAD_BYTES - 1]:
-                        yield key, held[_HEAD_BYTES:]
-        if not cleared:
-            for key, value in rows.load(leaf, state):
+        yield from self._overlay(self.home, leaf, state, self._floor(leaf, state), seen)
+        # Asked now, not before: if it has moved them meanwhile, nothing is hidden any more.
+        if self._doubt is not None:
+            self._resolve()
+        if (leaf, state) not in self._hidden:
+            for key, value in self.home.load(leaf, state):
                 if key not in seen:
                     yield key, value
+
+    def _overlay(
+        self,
+        rows: Home | HomeSnapshot,
+        leaf: int,
+        state: int,
+        floor: int | None,
+        seen: set[bytes],
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The pending rows that count; `seen` is told their keys, deleted ones too."""
+        if floor is None:
+            return
+        for key, held in rows.load(leaf + PENDING, state):
+            if self._counts(held, floor):
+                seen.add(key)
+                if held[_HEAD_BYTES - 1]:
+                    yield key, held[_HEAD_BYTES:]
 
     def snapshot(self) -> HomeSnapshot | None:
         """All rows as they are now; None if the home has no snapshots."""
@@ -342,6 +355,7 @@ class Ledger:
             self.settle()
             self._generation += 1
             self._cleared[leaf, state] = self._generation
+            self._hidden.add((leaf, state))
 
     # ---- Commits
 
@@ -381,11 +395,14 @@ class Ledger:
         others = [other for other in self._commits.values() if other.id != commit.id]
         if not others:
             return others
-        groups = {group for part in commit.key_groups for group in part}
+        newest: dict[int, int] = {}
+        for one in sorted([*others, commit], key=lambda one: one.number):
+            for part in one.key_groups:
+                newest |= dict.fromkeys(part, one.number)
         return [
             other
             for other in others
-            if all(group in groups for part in other.key_groups for group in part)
+            if all(newest[group] > other.number for part in other.key_groups for group in part)
         ]
 
     def _commit_at_once(
@@ -423,7 +440,8 @@ class Ledger:
             tuple((leaf, self._since[leaf]) for leaf in marked),
             tuple((leaf, state, self._cleared[leaf, state]) for leaf, state in cleared),
         )
-        is_any = marked or cleared
+        # What it supersedes is deleted afterwards: not all of it may happen.
+        is_any = marked or cleared or self._superseded(commit)
         commit = replace(commit, rolling=rolling if is_any else None)
         self.is_bare = self.is_bare and not marked
         self._doubt = _Doubt(commit, marked, cleared)
@@ -463,11 +481,13 @@ class Ledger:
 
     def settle(self) -> None:
         """Finishes what an earlier commit has begun."""
-        if self._doubt is not None:
-            self._resolve()
-        if (commit := self._rolling) is None:
+        if self._doubt is None and self._rolling is None:
             return
         with self.lock:
+            if self._doubt is not None:
+                self._resolve()
+            if (commit := self._rolling) is None:  # another thread was quicker
+                return
             roll = commit.rolling
             assert roll is not None
             if not roll.is_cleared:
@@ -479,6 +499,8 @@ class Ledger:
                     self.home.flush()
                     self.home.write_rows([commit.name, commit.encode()], durable=True)
                 self._rolling = commit
+            # Before any row moves, and also if an interrupt kept the first try from it.
+            self._hidden.difference_update(place[:2] for place in roll.cleared)
             self._move(roll)
             self.home.flush()
             self._write_record(replace(commit, rolling=None))
@@ -554,6 +576,7 @@ class Ledger:
             self._since.pop(leaf, None)
         for place in cleared:
             self._cleared.pop(place, None)
+            self._hidden.discard(place)
         if not self._since:
             self._pending_bytes = 0
 
@@ -564,8 +587,11 @@ class Ledger:
             marked = [leaf for leaf in self._since if _is_in(leaf, leaves)]
             cleared = [place for place in self._cleared if _is_in(place[0], leaves)]
             self._end_generation(marked, cleared)
-            for leaf in marked:  # they count no more, and only take up room
-                self.home.clear_leaves(range(leaf + PENDING, leaf + PENDING + 1), self.states)
+            try:
+                for leaf in marked:
+                    self.home.clear_leaves(range(leaf + PENDING, leaf + PENDING + 1), self.states)
+            except HomeError:
+                return  # they count no more, and only take up room until the home is opened again
 
     def commits_of(self, key_groups: Ranges) -> list[Commit]:
         """The commits that hold for key-groups, each with those of them that it holds for."""
@@ -596,9 +622,10 @@ class Ledger:
         """Says that rows of key-groups are about to be written that others still have."""
         with self.lock:
             self.settle()
-            commit = Commit(self._next_number(), key_groups, arriving=True)
-            self.home.write_rows([commit.name, commit.encode()], durable=True)
+            commit = Commit(self._next_number(), key_groups, void=True)
+            # Known before it is written: if that fails it may be there, and takes up its number.
             self._commits[commit.id] = commit
+            self.home.write_rows([commit.name, commit.encode()], durable=True)
             return commit
 
     def replace(self, leaf: int, rows: Named) -> None:
@@ -614,19 +641,31 @@ class Ledger:
         """Everything is there: from now on it is this home's."""
         with self.lock:
             self.home.flush()
-            self._write_record(replace(commit, arriving=False))
+            self._write_record(replace(commit, void=False))
 
     def drop(self) -> None:
         """Deletes the rows of leaves that others have, or reopening would bring them back."""
         with self.lock:
             if not self.dropping:
                 return
+            # Of a key-group that is handed over leaf by leaf, the rest may still be here.
+            whole = [
+                group
+                for group in {leaf // self.subgroups for leaf in self.dropping}
+                if self.dropping.issuperset(
+                    range(group * self.subgroups, (group + 1) * self.subgroups)
+                )
+            ]
+            gone = self.begin_arrival(group_ranges(whole)) if whole else None
             self.settle()
             for leaf in sorted(self.dropping):
                 self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
                 for place in (leaf, leaf + PENDING):
                     self.home.clear_leaves(range(place, place + 1), self.states)
-            self.home.flush()
+            if gone is None:
+                self.home.flush()
+            else:
+                self.end_arrival(gone)
             self.dropping.clear()
 
 
@@ -638,13 +677,18 @@ class _Snapshot(HomeSnapshot):
         self._rows = rows
         self._since = dict(ledger._since)
         self._cleared = dict(ledger._cleared)
+        self._hidden = set(ledger._hidden)
 
     def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
-        cleared = self._cleared.get((leaf, state))
         floor = self._since.get(leaf)
-        if floor is not None and cleared is not None:
-            floor = max(floor, cleared)
-        return self._ledger._overlaid(self._rows, leaf, state, floor, cleared is not None)
+        if floor is not None:
+            floor = max(floor, self._cleared.get((leaf, state), 0))
+        seen: set[bytes] = set()
+        yield from self._ledger._overlay(self._rows, leaf, state, floor, seen)
+        if (leaf, state) not in self._hidden:
+            for key, value in self._rows.load(leaf, state):
+                if key not in seen:
+                    yield key, value
 
     def close(self) -> None:
         self._rows.close()

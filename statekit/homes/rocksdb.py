@@ -17,13 +17,15 @@ even after close(), so load() reads page by page and holds no iterator between t
 A file named STATEKIT says that the directory is a home, so that nobody's else is opened: RocksDB
 changes what it opens, and the file formats of others would not survive it.
 
+A fork has no threads but the one that forked, and RocksDB waits for its own when it is closed. So
+a child does not close what its parent has open, not even when it ends.
+
 After a failed write (a full disk, say) RocksDB takes no more, whatever happens to the disk, but
 goes on reading. So the next write sees whether there is room now, and opens the database again;
 what was written before is in its log.
 """
 
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,11 +35,12 @@ from typing import Any
 
 from statekit.errors import ArgumentError, HomeError, HomeLockedError
 from statekit.homes.home import Change, Home, HomeSnapshot, HomeUrl, Named, Row
+from statekit.homes.looking import PrivateCopy
 
 _MARK = "STATEKIT"  # the file that makes a directory a home
 _MARK_TEXT = "This directory is a home of statekit: sk.open('rocksdb:...').\n"
 _PROBE = "statekit-probe"  # tells whether there is room on the disk
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 20  # and as much as opening it again may write
 _PREFIX = Struct(">IH")  # leaf, state
 _META = b"\xff\xff\xff\xffmeta"
 
@@ -83,34 +86,62 @@ _ADVICE = (
     ),
     (
         ("No such file or directory", "Not a directory"),
-        "Check that a directory can be made there, and that nobody removes files from it.",
+        "Name a directory on a disk (/proc and the like take none), and see to it that nobody "
+        "removes files from it.",
     ),
-    (("Writer has previous error",), "An earlier write failed. Do it again."),
+    (("Writer has previous error", "earlier write failed"), "Write to it again, which opens it."),
     (("Too many open files",), "Raise the limit of open files (ulimit -n)."),
     (("Closed", "closed"), "Open it again."),
 )
+_NOT_REOPENED = "after an earlier write failed it could not be opened again"
 _ADVICE_ELSE = "Look into the file LOG in that directory."
+
+
+_opened: "weakref.WeakSet[_RocksdbHome]" = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """In a child: what the parent has open is never freed here."""
+    import ctypes
+
+    for home in _opened:
+        for kept in (home._db, *(snapshot._rows for snapshot in home._snapshots)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def open_rocksdb(url: HomeUrl, cache_bytes: int) -> Home:
     """The RocksDB home of a URL, made if there is none.
 
     Options: sync=0 makes flush() leave the data to the operating system, which is quicker,
-    survives a crash of the process, and does not survive a loss of power.
+    survives a crash of the process, and does not survive a loss of power. look=1 opens a private
+    copy: the home stays as it is, and what is written is gone when the copy is closed.
     """
-    sync = url.options.pop("sync", "1")
+    sync, look = url.options.pop("sync", "1"), url.options.pop("look", "0")
     url.refuse_rest()
     if sync not in ("0", "1"):
         raise ArgumentError(
             f"{url.shown!r} has sync={sync!r}. Use sync=1 (as without it) or sync=0."
         )
+    if look not in ("0", "1"):
+        raise ArgumentError(f"{url.shown!r} has look={look!r}. Use look=1, or leave it out.")
     path = url.place
     if not path or "\0" in path or (path.startswith("//") and not path.startswith("///")):
         raise ArgumentError(
             f"{url.shown!r} names no directory. "
             'Use "rocksdb:/path", or "rocksdb:path" below the working directory.'
         )
-    return _RocksdbHome(os.path.abspath(path), max(cache_bytes, _CACHE_BYTES_MIN), sync == "1")
+    path, cache_bytes = os.path.abspath(path), max(cache_bytes, _CACHE_BYTES_MIN)
+    if look == "0":
+        return _RocksdbHome(path, cache_bytes, sync == "1")
+    copy = PrivateCopy(path)
+    try:
+        return _RocksdbHome(path, cache_bytes, False, copy)
+    except BaseException:
+        copy.close()
+        raise
 
 
 def _rocksdict() -> Any:
@@ -124,7 +155,7 @@ def _rocksdict() -> Any:
     return rocksdict
 
 
-def _options(rocksdict: Any, cache_bytes: int) -> Any:
+def _options(rocksdict: Any, cache_bytes: int, compacts: bool = True) -> Any:
     """Settings under which all of RocksDB's memory is about cache_bytes."""
     # One budget: memtables, index and filter blocks are all charged to the block cache.
     # (RocksDB's HyperClockCache is 15 % quicker, but stays above its capacity after a large get.)
@@ -157,6 +188,7 @@ def _options(rocksdict: Any, cache_bytes: int) -> Any:
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_max_background_jobs(2)
+    options.set_disable_auto_compactions(not compacts)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(2**20)
     options.set_stats_dump_period_sec(0)
@@ -165,9 +197,12 @@ def _options(rocksdict: Any, cache_bytes: int) -> Any:
 
 
 class _RocksdbHome(Home):
-    def __init__(self, path: str, cache_bytes: int, sync: bool) -> None:
+    def __init__(
+        self, path: str, cache_bytes: int, sync: bool, copy: PrivateCopy | None = None
+    ) -> None:
         rocksdict = _rocksdict()
         self._path = path
+        self._copy = copy  # of that directory, in which the rows are then
         self._sync = sync
         self._new_batch = rocksdict.WriteBatch
         self._synced = rocksdict.WriteOptions()
@@ -181,19 +216,24 @@ class _RocksdbHome(Home):
         self._reopening = threading.Lock()
         self._cache_bytes = cache_bytes
         try:
-            _claim(path, rocksdict)
+            if copy is None:
+                _claim(path, rocksdict)
             self._db = self._open_db(rocksdict)
         except HomeError:
             raise
         except BaseException as error:
             raise self._failed("opened", error) from error
         self._is_open = True
+        _opened.add(self)
 
     def __repr__(self) -> str:
         return f"<RocksDB home at {self._path!r}{'' if self._is_open else ', closed'}>"
 
     def _open_db(self, rocksdict: Any) -> Any:
-        return rocksdict.Rdict(self._path, _options(rocksdict, self._cache_bytes))
+        path = self._path if self._copy is None else self._copy.path
+        # Compacting a copy would write out tables that are somewhere else, and may be large.
+        options = _options(rocksdict, self._cache_bytes, compacts=self._copy is None)
+        return rocksdict.Rdict(path, options)
 
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         prefixes, db = self._prefixes, self._db
@@ -274,9 +314,8 @@ class _RocksdbHome(Home):
             probe = os.path.join(self._path, _PROBE)
             try:
                 try:
-                    with open(probe, "wb", buffering=0) as file:
-                        file.write(bytes(_PROBE_BYTES))
-                        os.fsync(file.fileno())
+                    with open(probe, "wb") as file:
+                        os.posix_fallocate(file.fileno(), 0, self._reopening_bytes())
                 finally:
                     with suppress(FileNotFoundError):
                         os.unlink(probe)
@@ -291,8 +330,18 @@ class _RocksdbHome(Home):
                     self._db = None
                 self._db = self._open_db(_rocksdict())
             except BaseException as error:
-                raise self._failed("written", error) from error
+                raise self._failed("written", error, str(error)) from error
             self._is_stuck = False
+
+    def _reopening_bytes(self) -> int:
+        """How much room opening again needs: what is in logs is written to tables then.
+
+        If it fails half-way, the home cannot be read any more until there is room.
+        """
+        logs = sum(
+            file.stat().st_size for file in os.scandir(self._path) if file.name.endswith(".log")
+        )
+        return logs + logs // 8 + _PROBE_BYTES
 
     def write(self, changes: Sequence[Change]) -> None:
         if self._is_stuck:
@@ -413,6 +462,8 @@ class _RocksdbHome(Home):
             finally:
                 if self._db is not None:
                     self._db.close()
+                if self._copy is not None:
+                    self._copy.close()
         except BaseException as error:
             raise self._failed("flushed", error) from error
 
@@ -423,12 +474,13 @@ class _RocksdbHome(Home):
             raise self._failed("read", error) from error
         return {name: float(figure) for name, figure in figures.items() if figure is not None}
 
-    def _failed(self, done: str, error: BaseException) -> HomeError:
+    def _failed(self, done: str, error: BaseException, reason: str = "") -> HomeError:
         """The exception for one of rocksdict's, which are plain Exceptions with RocksDB's words."""
         # A panic of its Rust is no Exception, so that nobody takes it for one; we do.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise error
-        reason = "it could not be opened again" if self._db is None else str(error)
+        if not reason:
+            reason = str(error) if self._db is not None else _NOT_REOPENED
         if done in ("written", "flushed") and any(word in reason for word in _STUCK):
             self._is_stuck = True
         advice = next(
@@ -452,7 +504,7 @@ def _claim(path: str, rocksdict: Any) -> None:
 
     if os.path.lexists(path) and not os.path.isdir(path):
         raise refused("it is no directory")
-    above = os.path.dirname(path)
+    above = os.path.dirname(os.path.realpath(path))  # a link may lead into one
     while True:
         if os.path.exists(os.path.join(above, _MARK)):
             raise refused(f"it lies inside the home at {above!r}")
@@ -466,7 +518,14 @@ def _claim(path: str, rocksdict: Any) -> None:
     if there and _MARK not in there:
         if "CURRENT" not in there:
             raise refused("the directory has other files and is no home")
-        if not _has_meta(path, there, rocksdict):
+        try:
+            is_ours = _has_meta(path, rocksdict)
+        except HomeLockedError as error:
+            raise HomeLockedError(
+                f"the RocksDB at {path!r} cannot be opened: it is no home by its files, and "
+                "another program has it open. Close that one first, or name another directory."
+            ) from error
+        if not is_ours:
             raise refused("it is a RocksDB of another program")
     if _MARK not in there:
         os.makedirs(path, exist_ok=True)
@@ -482,22 +541,20 @@ def _has_checkpoints(path: str) -> bool:
     return any(name.endswith(".manifest") for name in os.listdir(path))
 
 
-def _has_meta(path: str, files: set[str], rocksdict: Any) -> bool:
+def _has_meta(path: str, rocksdict: Any) -> bool:
     """Whether a RocksDB without our mark is a home of an earlier version. Changes nothing."""
-    # Even when it only reads, rocksdict writes its own file into the directory: it gets another
-    # directory, with links to the files in this one.
-    with tempfile.TemporaryDirectory() as aside:
-        for name in files - {"LOCK", "LOG", "rocksdict-config.json"}:
-            os.symlink(os.path.join(path, name), os.path.join(aside, name))
-        try:
-            access = rocksdict.AccessType.read_only()
-            found = rocksdict.Rdict(aside, rocksdict.Options(raw_mode=True), access_type=access)
-        except Exception:
-            return False  # whatever it is, we cannot read it
+    copy = PrivateCopy(path)
+    try:
+        access = rocksdict.AccessType.read_only()
+        found = rocksdict.Rdict(copy.path, rocksdict.Options(raw_mode=True), access_type=access)
         try:
             return found.get(_META) is not None
         finally:
             found.close()
+    except Exception:
+        return False  # whatever it is, we cannot read it
+    finally:
+        copy.close()
 
 
 class _RocksdbSnapshot(HomeSnapshot):

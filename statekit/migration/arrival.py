@@ -22,6 +22,7 @@ owner's, who keeps it, shut: nothing was written to it here, so that it can stil
 """
 
 import threading
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -56,6 +57,7 @@ from statekit.remote.calls import (
     PieceKind,
     StreamCall,
 )
+from statekit.remote.security import unbelieved
 from statekit.store import Block
 from statekit.store.block import rewrite
 from statekit.store.buffers import Part, unpinned
@@ -101,7 +103,7 @@ class Receiver(Protocol):
     @property
     def loading(self) -> Loading | None: ...
 
-    def tell(self, sender: str, message: Any) -> Any:
+    def tell(self, sender: str, message: Any) -> None:
         """The participant is to know of this."""
 
     def fence(self, generation: int) -> None:
@@ -141,6 +143,7 @@ class Arrival(LeafSource):
         key_groups: tuple[range, ...],
         strategy: str,
         base: LeafSource | None,
+        is_known: bool,
     ) -> None:
         super().__init__()
         offer = reply.offer
@@ -153,10 +156,14 @@ class Arrival(LeafSource):
         self._offer = offer
         self._pack_id = bytes.fromhex(offer.migration)
         self._base = base  # what the leaves were some time ago, where both sides can read it
-        self._epochs = {grant.leaf: grant.epoch for grant in offer.grants}
-        self._sizes = {
-            grant.leaf: size for grant, size in zip(offer.grants, reply.sizes, strict=True)
-        }
+        self._is_known = is_known  # the source has shown who it is
+        self._epochs: dict[int, int] = {}
+        self._sizes = array("Q", bytes(8 * reply.key_groups * reply.subgroups))  # by leaf
+        at = 0
+        for leaves, epoch, _ in offer.grants:
+            self._epochs.update(dict.fromkeys(leaves, epoch))
+            self._sizes[leaves.start : leaves.stop] = reply.sizes[at : at + len(leaves)]
+            at += len(leaves)
         self._timer_leaves = [
             leaf for part in reply.timer_leaves for leaf in part if leaf in self._epochs
         ]
@@ -180,7 +187,8 @@ class Arrival(LeafSource):
         self._is_settled = False  # everything is here, the source knows, and so does the provider
         self._streaming: threading.Thread | None = None
         self._reporting: threading.Thread | None = None
-        #: Adds to our part of a checkpoint what its source had not passed the barrier of.
+        #: Adds to our part of the last checkpoint what its source had not passed the barrier of.
+        #: (KVProvider.late_parts() has all that was added to one.)
         self.late_checkpoint: CheckpointJob | None = None
         self.bytes_received = 0
         self.fetches = 0  # leaves that came on demand
@@ -321,7 +329,7 @@ class Arrival(LeafSource):
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
         missing = [leaf for leaf in leaves if leaf in self._missing]
         count = sum(map(len, wanted.values()))
-        size = sum(self._sizes.get(leaf, 0) for leaf in missing)
+        size = sum(map(self._sizes.__getitem__, missing))
         is_worth_it = size > max(ENTRIES_FIRST_BYTES, ENTRIES_SHARE * ENTRY_BYTES * count)
         if not is_worth_it or self.strategy not in _FETCHING:
             self.bring(missing, loading)
@@ -417,7 +425,7 @@ class Arrival(LeafSource):
         size = 0
         for leaf in leaves:
             part.append(leaf)
-            size += self._sizes.get(leaf, 0)
+            size += self._sizes[leaf]
             if size >= REQUEST_BYTES:
                 yield part
                 part, size = [], 0
@@ -474,6 +482,8 @@ class Arrival(LeafSource):
         if leaf not in self._missing:
             return  # it came by the stream while it was being asked for, and was let go of
         group = leaf // self._peer.subgroups
+        if piece.kind is PieceKind.FENCED and not self._is_known:
+            raise unbelieved(piece.generation, self._offer.generation, self.source)
         if piece.kind is PieceKind.FENCED:
             # By another thread: this one may hold locks that come after those of fencing.
             with self._moved:

@@ -15,18 +15,22 @@ import threading
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain, compress, count
 from time import monotonic
 from typing import NamedTuple
 
-from statekit.assignment import group_ranges, show_groups
-from statekit.migration.messages import Offer
-from statekit.remote.calls import CHUNK_BYTES, Piece, PieceKind
+from statekit.assignment import show_groups
+from statekit.migration.messages import Offer, runs_of
+from statekit.remote.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
 from statekit.residence import Residence
 from statekit.store.frames import bind, seal
+from statekit.store.kinds import residency_filter
 from statekit.store.states import State
 
 _YIELD_SECONDS_MAX = 0.0005  # that the stream holds still for those who wait
 _LEAF_BITS = 20
+_IS_NOT_WHOLE = residency_filter("partial", "absent", "away")
 ENTRIES_PLACE = (1 << 64) - 1  # what the checksums of single entries are bound to
 
 
@@ -67,14 +71,15 @@ class Departure:
         self._residence = residence
         self._abort = abort
         self._pack_id = bytes.fromhex(offer.migration)
-        leaves = [grant.leaf for grant in offer.grants]
-        heat = residence.store.heat()
-        #: The order of the stream: what was used most comes first.
-        self.order = sorted(leaves, key=lambda leaf: -heat[leaf])
-        self._sizes = {leaf: _bytes_of(residence, leaf) for leaf in leaves}
-        self.timer_leaves = _timer_leaves(residence, leaves)
+        self.leaves = [*chain.from_iterable(grant.leaves for grant in offer.grants)]
+        #: About how large each is. What is not in memory is not known: it counts as small.
+        self.sizes = array("Q")
+        sizes = residence.store.leaf_sizes()
+        for grant in offer.grants:
+            self.sizes += sizes[grant.leaves.start : grant.leaves.stop]
+        self.timer_leaves = _timer_leaves(residence, self.leaves)
         self._moved = threading.Condition()
-        self._open = set(leaves)  # that the target has not reported as installed
+        self._open = set(self.leaves)  # that the target has not reported as installed
         self._returned = 0
         self._waiting = 0  # fetches that are being answered
         self.bytes_sent = 0
@@ -83,7 +88,7 @@ class Departure:
 
     @property
     def progress(self) -> Progress:
-        total = len(self._sizes) - self._returned
+        total = len(self.leaves) - self._returned
         return Progress(total - len(self._open), total, self.bytes_sent)
 
     @property
@@ -119,9 +124,15 @@ class Departure:
 
     # ---- What the peer calls
 
+    @cached_property
+    def order(self) -> list[int]:
+        """The leaves as the stream sends them: what was used most comes first."""
+        return sorted(self.leaves, key=self._residence.store.heat().__getitem__, reverse=True)
+
     @property
-    def sizes(self) -> "array[int]":
-        return array("Q", (self._sizes[grant.leaf] for grant in self.offer.grants))
+    def is_returned(self) -> bool:
+        """Whether all of it was taken back."""
+        return self._returned == len(self.leaves)
 
     def unfinished(self) -> set[int]:
         return set(self._open)
@@ -198,14 +209,19 @@ class Departure:
         is_whole: bool = True,
         is_delta: bool = False,
     ) -> Iterator[Piece]:
-        total = len(blocks)
-        self.bytes_sent += total
-        for at in range(0, total or 1, CHUNK_BYTES):
-            stop = at + CHUNK_BYTES
-            chunk = blocks if total <= CHUNK_BYTES else blocks[at:stop]
-            yield Piece(
-                PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total
-            )
+        self.bytes_sent += len(blocks)
+        yield from pieces_of(leaf, epoch, blocks, is_whole, is_delta)
+
+
+def pieces_of(
+    leaf: int, epoch: int, blocks: bytes, is_whole: bool = True, is_delta: bool = False
+) -> Iterator[Piece]:
+    """A leaf, cut as it is sent."""
+    total = len(blocks)
+    for at in range(0, total or 1, CHUNK_BYTES):
+        stop = at + CHUNK_BYTES
+        chunk = blocks if total <= CHUNK_BYTES else blocks[at:stop]
+        yield Piece(PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total)
 
 
 def _timer_leaves(residence: Residence, leaves: Sequence[int]) -> tuple[range, ...]:
@@ -214,15 +230,12 @@ def _timer_leaves(residence: Residence, leaves: Sequence[int]) -> tuple[range, .
     if not states:
         return ()
     store = residence.store
-    found = [
-        leaf
-        for leaf in leaves
-        if store.residency(leaf) != "whole"
-        or any(store.stats(raw, leaf, leaf + 1).entries for raw in states)
-    ]
-    return group_ranges(sorted(found))
-
-
-def _bytes_of(residence: Residence, leaf: int) -> int:
-    """About how large a leaf is. Not known for what is not in memory: then it counts as small."""
-    return residence.store.stats(start=leaf, stop=leaf + 1).bytes
+    residencies = store.residencies(array("I", leaves))
+    found = {*compress(leaves, residencies.translate(_IS_NOT_WHOLE))}
+    for raw in states:
+        found.update(compress(count(), store.leaf_entries(raw)))
+    runs = runs_of(sorted(found.intersection(leaves)))
+    # If they are too many for a message, some leaves between them come early too.
+    step = -(-len(runs) // RANGES_MAX) or 1
+    parts = (runs[at : at + step] for at in range(0, len(runs), step))
+    return tuple(range(part[0].start, part[-1].stop) for part in parts)

@@ -2,17 +2,32 @@
 
 Departure (departure.py) is one hand-over as the user sees it, and reads leaves out; this is what
 decides with the participant whether a leaf may be read out, and carries out what it says.
+
+A home remembers who owns what, or an old owner that is killed would come back with what others
+have by then. So its record changes before anybody may act on it:
+
+    Shut     "given" is there before Begin is answered. If it cannot be written, nothing has begun
+    Reopen   it is taken out before the leaves are opened. If it cannot be written, they stay shut,
+             and whatever is asked next tries again
+    Drop     "deleted" is there before the first row of a key-group is deleted (the janitor)
 """
 
+import logging
 import threading
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import compress
+from itertools import compress, repeat
 from time import perf_counter
+from typing import Any
 
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
-from statekit.errors import ClosedError, MigrationError, NotOwnedError
+from statekit.errors import (
+    ClosedError,
+    HomeError,
+    MigrationError,
+    NotOwnedError,
+)
 from statekit.migration.departure import Departure
 from statekit.migration.member import (
     Member,
@@ -25,18 +40,19 @@ from statekit.migration.member import (
 )
 from statekit.migration.messages import (
     Action,
+    AddToPart,
     Drop,
     Fence,
     Fetch,
     GiveBack,
     Installed,
     InTransit,
+    Leases,
     Moved,
     Never,
     Offer,
     Released,
     Reopen,
-    Send,
     Serve,
     Shut,
 )
@@ -55,6 +71,8 @@ from statekit.remote.calls import (
 from statekit.residence import Residence
 from statekit.store.kinds import residency_filter
 
+_log = logging.getLogger("statekit")
+
 DEPARTURES_KEPT = 64  # that are done: late calls about them are answered as the first ones were
 PICK_BYTES_MAX = 4 << 20  # of entries in one reply
 _IS_WHOLE = residency_filter("whole")
@@ -66,10 +84,12 @@ JANITOR_PAUSE_SECONDS_MAX = 0.05  # what took long was waiting for others, not w
 class Giver(Member):
     """See Peer."""
 
-    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
-        super().__init__(owner, residence, epochs)
+    def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
+        super().__init__(owner, residence, leases)
         self._departures: dict[str, Departure] = {}
         self._leaves_out = self._bytes_out = 0  # of departures that are not known any more
+        self._back: set[int] = set()  # ours again, and not opened yet
+        self._late: dict[int, set[int]] = {}  # of these: what our part of a checkpoint lacks
         self._janitor: threading.Thread | None = None
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
@@ -84,28 +104,31 @@ class Giver(Member):
 
     def begin(self, call: BeginCall) -> BeginReply:
         self._check_open()
-        self._check_generation(call.generation)
+        self._check_generation(call.generation, self.credentials.knows_callers)
         check_id(call.migration)
         store = self._residence.store
         groups = group_ranges(call.key_groups, store.key_groups)
-        leaves = leaves_of(groups, self.subgroups)
         self.settle(groups)
         with self._owner.lock:
-            self._check_generation(call.generation)
+            self._check_generation(call.generation, self.credentials.knows_callers)
             departure = self._departures.get(call.migration)
             if call.migration in self._withdrawn:
                 raise MigrationError(f"migration {call.migration} was withdrawn.")
             if departure is None:
                 self._check_late(call.migration, groups)
+                leaves = leaves_of(groups, self.subgroups)
+                self._open_back()
                 self._take_back_from(call.target, leaves)
                 self._check_owned(groups)
-                since = None
-                if call.base_url:
-                    since = self._owner.since(call.base_url, call.base_number)
+                since = self._owner.since(call.base) if call.base else None
                 departure = self._depart(call, groups, leaves, since)
             elif departure.target != call.target:
                 raise MigrationError(
                     f"migration {call.migration} goes to {departure.target}, not {call.target}."
+                )
+            elif departure.is_returned:
+                raise MigrationError(
+                    f"migration {call.migration} is over: all of it was taken back. Begin another."
                 )
             return BeginReply(
                 departure.offer,
@@ -128,12 +151,11 @@ class Giver(Member):
         life, number = life_and_number(migration)
         latest = self._latest.setdefault(life, {})
         for part in groups:
-            for group in part:
-                if latest.get(group, -1) > number:
-                    raise MigrationError(
-                        f"migration {migration} comes too late: a later one of key-group {group} "
-                        "has begun."
-                    )
+            if max(map(latest.get, part, repeat(-1))) > number:
+                raise MigrationError(
+                    f"migration {migration} comes too late: a later one of these key-groups has "
+                    "begun."
+                )
         for part in groups:
             latest.update(dict.fromkeys(part, number))
 
@@ -146,13 +168,18 @@ class Giver(Member):
     ) -> Departure:
         with self._lock:
             actions = self._participant.begin(call.migration, call.target, leaves)
-        self._carry_out(actions)
-        (offer,) = (
-            action.message
-            for action in actions
-            if isinstance(action, Send) and isinstance(action.message, Offer)
-        )
-        departure = Departure(offer, groups, call.target, self._residence, since, self._abort)
+        try:
+            (offer,) = self._carry_out(actions)
+            assert isinstance(offer, Offer)
+            departure = Departure(offer, groups, call.target, self._residence, since, self._abort)
+        except BaseException:
+            # Nobody was told: it has not begun.
+            with self._lock:
+                undo, _ = self._participant.abort(call.migration)
+            self._carry_out(undo, Reopen)
+            self._back.update(leaves)
+            self._open_back(must_record=False)
+            raise
         with self._lock:
             self._departures[call.migration] = departure
             done = [one.id for one in self._departures.values() if one.done]
@@ -164,15 +191,14 @@ class Giver(Member):
 
     def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
         """Leaves that this target was offered before, and has lost sight of before any came."""
-        mine = set(leaves)
         actions: list[Action] = []
         with self._lock:
             for departure in self.departures:
-                if departure.target == target and not mine.isdisjoint(departure.unfinished()):
+                if departure.target == target and not departure.unfinished().isdisjoint(leaves):
                     groups = self._unsent_groups(departure)
                     again = leaves_of(groups, self.subgroups)
                     actions += self._participant.abort(departure.id, again)[0]
-        self._carry_out(actions)
+        self._carry_out(actions)  # nothing is to be said: the target learns it when it asks
 
     def _check_owned(self, key_groups: tuple[range, ...]) -> None:
         with self._owner.lock:
@@ -185,7 +211,7 @@ class Giver(Member):
     # ---- Reading out
 
     def fetch(self, call: FetchCall) -> Iterator[Piece]:
-        self._learn_generation(call.generation)
+        self._hear(call.generation)
         departure = self._departures.get(call.migration)
         if departure is None:
             for leaf, epoch in call.leases:
@@ -200,7 +226,7 @@ class Giver(Member):
                     yield refusal
 
     def pick(self, call: PickCall) -> PickReply:
-        self._learn_generation(call.generation)
+        self._hear(call.generation)
         departure = self._departures.get(call.migration)
         everything = tuple(leaf for leaf, _ in call.leases)
         store = self._residence.store
@@ -225,10 +251,11 @@ class Giver(Member):
     def _answer(self, sender: str, call: FetchCall, leaf: int, epoch: int) -> tuple[bool, Piece]:
         message = Fetch(call.migration, call.generation, 0, leaf, epoch)
         with self._lock:
-            (action,) = self._participant.on(sender, message) or (None,)
-        if isinstance(action, Serve):
+            actions = self._participant.on(sender, message)
+        if any(isinstance(action, Serve) for action in actions):
             return True, _NOTHING
-        return False, _refusal(action, leaf, epoch, self.generation)
+        said = self._carry_out(actions)
+        return False, _refusal(said[0] if said else None, leaf, epoch, self.generation)
 
     def stream(
         self,
@@ -238,7 +265,7 @@ class Giver(Member):
     ) -> Iterator[Piece]:
         departure = self._departures.get(call.migration)
         if departure is None or call.generation != self.generation:
-            self._check_generation(call.generation)
+            self._check_generation(call.generation, self.credentials.knows_callers)
             raise MigrationError(f"there is no migration {call.migration} from here.")
         with self._idle:
             self._streams += 1
@@ -274,7 +301,7 @@ class Giver(Member):
                 yield piece
 
     def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
-        self._learn_generation(call.generation)
+        self._hear(call.generation)
         departure = self._departures.get(call.migration)
         released = []
         for leaf, epoch in call.leases:
@@ -283,22 +310,20 @@ class Giver(Member):
                 owner = self._participant.moved_to(leaf) or ""
                 sender = owner if departure is None else departure.target
                 actions = self._participant.on(sender, message)
-            for action in actions:
-                if isinstance(action, Drop):
-                    self._drop(action.leaf)
-                elif isinstance(action, Send) and isinstance(action.message, Released):
-                    released.append((leaf, epoch))
+            if any(isinstance(one, Released) for one in self._carry_out(actions)):
+                released.append((leaf, epoch))
         return tuple(released)
 
     def give_back(self, call: GiveBackCall) -> None:
-        self._learn_generation(call.generation)
+        self._hear(call.generation)
         departure = self._departures.get(call.migration)
         sender = departure.target if departure is not None else ""
         message = GiveBack(call.migration, call.generation, 0, call.leases)
         with self._owner.lock:
             with self._lock:
                 actions = self._participant.on(sender, message)
-            self._carry_out(actions)
+            self._carry_out(actions)  # says GivenBack: the answer to this call
+            self._open_back()  # also what an earlier one could not open
 
     # ---- Taking back
 
@@ -316,16 +341,17 @@ class Giver(Member):
                     self._abort(departure, False)
 
     def _abort(self, departure: Departure, target_is_dead: bool) -> None:
+        kept: tuple[int, ...] = ()
         with self._owner.lock:
-            with self._lock:
-                if target_is_dead:
-                    actions, _ = self._participant.declare_dead(departure.target)
-                    kept: tuple[int, ...] = ()
-                else:
+            if target_is_dead:
+                self.bury(departure.target)
+            else:
+                with self._lock:
                     groups = self._unsent_groups(departure)
                     leaves = leaves_of(groups, self.subgroups)
                     actions, kept = self._participant.abort(departure.id, leaves)
-            self._carry_out(actions)
+                self._carry_out(actions)
+            self._open_back()
             lost = subtract(departure.key_groups, self._owner.owned())
         if target_is_dead and lost:
             raise MigrationError(
@@ -346,46 +372,88 @@ class Giver(Member):
             departure.key_groups, self.subgroups, lambda leaf: is_unsent(departure.id, leaf)
         )
 
-    def _carry_out(self, actions: Iterable[Action]) -> None:
-        """Does what the participant of a source says. The owner's lock is held."""
-        subs = self.subgroups
-        for action in actions:
-            if isinstance(action, Shut):
-                groups = groups_of(action.leaves, self.subgroups)
-                self._residence.shut(leaf_ranges(groups, subs))
-                self._owner.gave(groups)
-            elif isinstance(action, Reopen):
-                whole, torn = self._sort_out(action.leaves)
-                back = [leaf for leaf in action.leaves if leaf not in torn]
-                self._residence.reopen([range(leaf, leaf + 1) for leaf in back])
-                self._owner.took(whole)
-                for leaf in torn:
-                    self._drop(leaf)
-                for departure in [*self._departures.values()]:
-                    departure.returned(action.leaves)
-            elif isinstance(action, Drop):
-                self._drop(action.leaf)
-            elif isinstance(action, Fence):
-                self._fenced()
+    # ---- What the participant asks for
 
-    def _sort_out(self, leaves: Sequence[int]) -> tuple[tuple[range, ...], set[int]]:
-        """Of leaves that are back: the key-groups that are whole, and the leaves of others.
+    def _shut(self, action: Shut) -> None:
+        groups = groups_of(action.leaves, self.subgroups)
+        self._residence.shut(leaf_ranges(groups, self.subgroups))
+        self._owner.gave(groups)
+        if self._residence.home is not None:
+            self._owner.record_given(groups, self.leases(groups))
+
+    def _reopen(self, action: Reopen) -> None:
+        self._back.update(action.leaves)
+        self._open_back()
+
+    def _open_back(self, must_record: bool = True) -> None:
+        """Opens key-groups that are back, with all their leaves. The owner's lock is held.
+
+        must_record: not if the home cannot say so. It is tried again whenever something is asked.
+        """
+        if not self._back:
+            return
+        whole, torn = self._sort_out()
+        leaves = leaves_of(whole, self.subgroups)
+        if whole:
+            try:
+                self._owner.record_taken(whole, self.leases(whole))
+            except HomeError as error:
+                if must_record:
+                    raise
+                _log.warning(
+                    "key-groups %s were not handed over after all, but the home may say so if it "
+                    "is opened again before it was flushed: %s",
+                    show_groups(whole),
+                    error,
+                )
+            self._complete_parts(whole)
+            self._residence.reopen(leaf_ranges(whole, self.subgroups))
+            self._owner.took(subtract(whole, self._owner.owned()))
+        self._back.difference_update(leaves, torn)
+        for number, late in [*self._late.items()]:
+            late.difference_update(leaves, torn)
+            if not late:
+                del self._late[number]
+        for leaf in torn:
+            self._free(leaf)
+        for departure in [*self._departures.values()]:
+            departure.returned(leaves)
+
+    def _sort_out(self) -> tuple[tuple[range, ...], set[int]]:
+        """Of leaves that are back: key-groups that are whole, and leaves that never will be.
 
         Of these the target had other leaves, which were let go of here and died with it. To own
-        such a key-group would put the half of it into checkpoints as if that were all.
+        such a key-group would put the half of it into checkpoints as if that were all. Key-groups
+        of which leaves are still offered wait for them.
         """
         with self._lock:
             state_of = self._participant.state_of
-            whole = whole_groups(
-                groups_of(leaves, self.subgroups),
-                self.subgroups,
-                lambda leaf: state_of(leaf) == "owned",
-            )
-            torn = set(leaves) - set(leaves_of(whole, self.subgroups))
+            groups = groups_of(self._back, self.subgroups)
+            whole = whole_groups(groups, self.subgroups, lambda leaf: state_of(leaf) == "owned")
+            hopeful = whole_groups(groups, self.subgroups, lambda leaf: state_of(leaf) != "none")
+            lost = set(leaves_of(subtract(groups, hopeful), self.subgroups))
+            torn = self._back & lost
             self._participant.disown(torn)
         return whole, torn
 
-    def _drop(self, leaf: int) -> None:
+    def _add_to_part(self, action: AddToPart) -> None:
+        self._late.setdefault(action.number, set()).add(action.leaf)
+
+    def _complete_parts(self, groups: tuple[range, ...]) -> None:
+        """Key-groups that are about to be opened are added to our parts of checkpoints.
+
+        They were offered when a barrier passed, and are as they were then. So the target has not
+        put them into its part, nor will it.
+        """
+        leaves = set(leaves_of(groups, self.subgroups))
+        for number, late in self._late.items():
+            if some := groups_of(late & leaves, self.subgroups):
+                self.add_late(number, some)
+
+    def _drop(self, action: Drop) -> None:
+        self._free(action.leaf)
+
+    def _free(self, leaf: int) -> None:
         """Another process has the leaf. Its memory is freed when nobody is being served."""
         self._residence.doom(leaf)
         with self._lock:
@@ -403,26 +471,42 @@ class Giver(Member):
         with suppress(ClosedError):  # then all of it is freed
             while True:
                 self._wait_idle(JANITOR_SECONDS)
-                began = perf_counter()
-                while self._residence.free_doomed():
-                    worked = perf_counter() - began
-                    self._wait_idle(min(JANITOR_SHARE * worked, JANITOR_PAUSE_SECONDS_MAX))
-                    began = perf_counter()
+                try:
+                    self._free_doomed(JANITOR_SHARE)
+                except HomeError as error:
+                    _log.warning("what was handed over is not deleted at home yet: %s", error)
+                    with self._lock:
+                        self._janitor = None  # the next one tries again
+                    return
                 with self._lock:
-                    if not self._residence.has_doomed:
+                    if not self._residence.doomed():
                         self._janitor = None
                         return
+
+    def _free_doomed(self, share: float) -> None:
+        """Frees what is doomed now; share: times as long as it takes to free one, others work."""
+        leaves = self._residence.doomed()
+        with self._owner.lock:
+            self._owner.record_deleted(groups_of(leaves, self.subgroups))
+        for leaf in leaves:
+            began = perf_counter()
+            self._residence.free_doomed(leaf)
+            if share:
+                worked = perf_counter() - began
+                self._wait_idle(min(share * worked, JANITOR_PAUSE_SECONDS_MAX))
 
     def _wait_idle(self, seconds: float) -> None:
         """Until nothing is being sent, but for so long at most."""
         with self._idle:
             self._idle.wait_for(lambda: not self._streams or self.is_closed, seconds)
 
-    def _fenced(self) -> None:
+    def _fenced(self, action: Fence) -> None:
         store = self._residence.store
         self._owner.gave(self._owner.owned())
         store.mark(0, store.leaves, "away")
         self._residence.forget_shut()
+        self._back.clear()
+        self._late.clear()
         for departure in [*self._departures.values()]:
             departure.returned(departure.unfinished())
 
@@ -430,9 +514,8 @@ class Giver(Member):
 _NOTHING = Piece(PieceKind.NEVER, 0, 0)
 
 
-def _refusal(action: Action | None, leaf: int, epoch: int, generation: int) -> Piece:
+def _refusal(message: Any, leaf: int, epoch: int, generation: int) -> Piece:
     """Why a leaf is not served, as a piece."""
-    message = action.message if isinstance(action, Send) else None
     if isinstance(message, Moved):
         return Piece(PieceKind.MOVED, leaf, message.epoch, to=message.to)
     if isinstance(message, InTransit):

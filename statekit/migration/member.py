@@ -8,14 +8,14 @@ migrations, generations, barriers, leases that change hands within the process.
             nothing is waited for under it.
 """
 
-import itertools
 import os
 import socket
 import threading
 import uuid
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from statekit.assignment import group_ranges, leaf_ranges
@@ -28,11 +28,27 @@ from statekit.errors import (
 )
 from statekit.migration.messages import (
     Action,
+    AddToPart,
+    Drop,
+    Expect,
+    Fence,
+    Install,
+    Leases,
+    Lost,
+    Reopen,
+    Restore,
+    Send,
+    Serve,
+    Shut,
+    Unexpect,
+    WritePart,
+    runs_of,
 )
 from statekit.migration.participant import Participant
 from statekit.remote.calls import (
     Limits,
 )
+from statekit.remote.security import knows_callers, knows_servers, unbelieved
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 
@@ -43,6 +59,18 @@ if TYPE_CHECKING:
 AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob]
 
 _LIFE_DIGITS = 16  # hexadecimal: half of a migration's id
+
+#: What is done when the participant says so.
+EFFECTS: dict[type, str] = {
+    Shut: "_shut",
+    Reopen: "_reopen",
+    Drop: "_drop",
+    AddToPart: "_add_to_part",
+    Fence: "_fenced",
+}
+#: What whoever asked the participant sees to itself, because it has what is needed for it. (Restore
+#: is for those who have a coordinator: no call brings its messages.)
+SEEN_TO: frozenset[type] = frozenset({Serve, Expect, Unexpect, Install, WritePart, Lost, Restore})
 
 
 class Owner(Protocol):
@@ -65,8 +93,17 @@ class Owner(Protocol):
     def took(self, key_groups: tuple[range, ...]) -> None:
         """These are ours from now on."""
 
-    def since(self, url: str, number: int) -> "array[int] | None":
-        """Per leaf: the epoch that a checkpoint has it of; None if it is not our last one there."""
+    def record_given(self, key_groups: tuple[range, ...], leases: Leases) -> None:
+        """Durably, if there is a home: these are another process's. HomeError if that fails."""
+
+    def record_taken(self, key_groups: tuple[range, ...], leases: Leases) -> None:
+        """The same: these are ours again."""
+
+    def record_deleted(self, key_groups: tuple[range, ...]) -> None:
+        """The same: what the home has of these is about to be deleted."""
+
+    def since(self, digest: bytes) -> "array[int] | None":
+        """Per leaf: the epoch that a checkpoint has it of; None if it is not a last one of ours."""
 
     def figures(self) -> dict[str, Any]: ...
 
@@ -78,11 +115,19 @@ class Credentials:
         self.tls = tls
         self.token = token
 
+    @property
+    def knows_callers(self) -> bool:
+        return knows_callers(self.tls, self.token)
+
+    @property
+    def knows_servers(self) -> bool:
+        return knows_servers(self.tls, self.token)
+
 
 class Member(ABC):
     """See Peer."""
 
-    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
+    def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
         self._owner = owner
         self._residence = residence
         self.subgroups = residence.store.subgroups
@@ -94,9 +139,9 @@ class Member(ABC):
         self._participant = Participant(self.name)
         # Ids of migrations are their maker's life and a growing number: late ones are told by it.
         self._life = uuid.uuid4().hex[:_LIFE_DIGITS]
-        self._numbers = itertools.count(1)
+        self._numbers = count(1)
         with owner.lock:
-            self._participant.own(leaves_of(owner.owned(), self.subgroups), epochs=epochs)
+            self._participant.own(leaves_of(owner.owned(), self.subgroups), leases=leases)
 
     @abstractmethod
     def connect(self, address: str, credentials: Credentials, timeout_s: float) -> "PeerChannel":
@@ -113,8 +158,9 @@ class Member(ABC):
         if self.is_closed:
             raise ClosedError("the provider is closed.")
 
-    def _check_generation(self, generation: int) -> None:
-        self._learn_generation(generation)
+    def _check_generation(self, generation: int, is_known: bool) -> None:
+        """FencedError unless this is our generation, and it is not over; see _learn_generation."""
+        self._learn_generation(generation, is_known)
         if generation != self.generation or self._participant.is_fenced:
             raise FencedError(
                 f"generation {max(generation, self.generation)} has begun, from a checkpoint; "
@@ -122,10 +168,16 @@ class Member(ABC):
                 "Restore from that checkpoint, or end the process."
             )
 
-    def _learn_generation(self, generation: int) -> None:
-        """A call of a later generation has come: ours is over."""
+    def _learn_generation(self, generation: int, is_known: bool) -> None:
+        """Somebody is of a later generation: ours is over. If that is one whom we know."""
         if generation > self.generation:
+            if not is_known:
+                raise unbelieved(generation, self.generation)
             self.fence(generation)
+
+    def _hear(self, generation: int) -> None:
+        """A call has come."""
+        self._learn_generation(generation, self.credentials.knows_callers)
 
     def fence(self, generation: int) -> None:
         """A later generation has begun: we own nothing any more."""
@@ -140,39 +192,68 @@ class Member(ABC):
         with self._lock:
             self._participant.check_free(leaves_of(groups, self.subgroups))
 
-    def disown(self, went: Iterable[range]) -> dict[int, int]:
+    def leases(self, groups: Iterable[range]) -> Leases:
+        """The epochs of key-groups' leases."""
+        with self._lock:
+            return self._participant.leases(leaves_of(groups, self.subgroups))
+
+    def disown(self, went: Iterable[range]) -> Leases:
         """Key-groups went to another provider of this process; the epochs of their leases."""
         with self._lock:
             return self._participant.disown(leaves_of(went, self.subgroups))
 
-    def own(self, came: Iterable[range], epochs: Mapping[int, int]) -> None:
+    def own(self, came: Iterable[range], leases: Leases) -> None:
         """Key-groups came from another provider of this process."""
         with self._lock:
             leaves = leaves_of(came, self.subgroups)
-            self._participant.own(leaves, self._participant.barrier, epochs=epochs)
+            self._participant.own(leaves, self._participant.barrier, leases=leases)
 
-    def tell(self, sender: str, message: Any) -> list[Action]:
-        """A message whose effects are on their way already."""
-        with self._lock:
-            return self._participant.on(sender, message)
+    def _carry_out(self, actions: Iterable[Action], *seen_to: type) -> list[Any]:
+        """Does what the participant says, in order. What is to be said to others is returned.
+
+        seen_to: actions that the caller does itself, or has done. One that nobody sees to must
+        not pass for one that was done: that is a bug, and an error.
+        Where key-groups change hands, the owner's lock is held.
+        """
+        said = []
+        for action in actions:
+            kind = type(action)
+            if isinstance(action, Send):
+                said.append(action.message)
+            elif kind in EFFECTS and kind not in seen_to:
+                getattr(self, EFFECTS[kind])(action)
+            elif kind not in seen_to:
+                raise AssertionError(f"nobody carries out what the participant asks for: {action}")
+        return said
+
+    @abstractmethod
+    def bury(self, name: str) -> tuple[range, ...]:
+        """An authority says that a peer is dead: ends all hand-overs with it. What is lost."""
+
+    @abstractmethod
+    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | None:
+        """Adds key-groups to our part of a checkpoint, as they are now. None: it failed."""
 
     @abstractmethod
     def settle(self, groups: Sequence[range]) -> None:
         """Leaves that are still on their way here are completed before they go on."""
 
-    @abstractmethod
-    def _carry_out(self, actions: Iterable[Action]) -> None:
-        """Does what the participant says. The owner's lock is held."""
-
 
 def leaves_of(groups: Iterable[range], subgroups: int) -> list[int]:
     """The leaves of key-groups."""
-    return [leaf for part in leaf_ranges(groups, subgroups) for leaf in part]
+    return [*chain.from_iterable(leaf_ranges(groups, subgroups))]
 
 
 def groups_of(leaves: Iterable[int], subgroups: int) -> tuple[range, ...]:
     """The key-groups of leaves."""
-    return group_ranges(sorted({leaf // subgroups for leaf in leaves}))
+    found: list[range] = []
+    for run in runs_of(sorted(leaves)):
+        first, last = run[0] // subgroups, run[-1] // subgroups
+        if found and found[-1][-1] == first:
+            first += 1
+        if first <= last:
+            found.append(range(first, last + 1))
+    return group_ranges(found)
 
 
 def whole_groups(

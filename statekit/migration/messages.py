@@ -9,8 +9,14 @@ epoch owns it. `generation << 32 | hand-overs` makes every epoch of a later gene
 all of earlier ones, without anybody having to know them.
 """
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
+Leases: TypeAlias = Sequence[tuple[range, int]]  # leaves, and the epoch of their last lease
+
+LEAVES_END = 1 << 32  # greater than any leaf
 HOPS_BITS = 32
 OUTSIDE = -1  # the generation of a process that was not let into any yet
 
@@ -31,12 +37,71 @@ def life_of(name: str) -> tuple[str, int]:
     return worker, int(incarnation)
 
 
-class Grant(NamedTuple):
-    """A leaf that is offered: the epoch of its new lease, and what has it already."""
+def runs_of(leaves: Sequence[int]) -> list[range]:
+    """Ascending leaves as ranges. There may be a million, in few runs: it looks at few of them.
 
-    leaf: int
+    >>> runs_of([3, 4, 5, 9])
+    [range(3, 6), range(9, 10)]
+    """
+    runs: list[range] = []
+    start = 0
+    while start < len(leaves):
+        # Within a run all leaves are as far from their places as the first; behind it, further.
+        ahead = leaves[start] - start
+        places = range(start, len(leaves))
+        count = bisect_right(places, ahead, key=lambda place: leaves[place] - place)
+        runs.append(range(leaves[start], leaves[start] + count))
+        start += count
+    return runs
+
+
+def cut_leases(leases: Leases, ranges: Iterable[range]) -> list[tuple[range, int]]:
+    """Those of leases that are of these leaves. Both ascend.
+
+    >>> cut_leases([(range(0, 8), 5)], [range(2, 4), range(6, 20)])
+    [(range(2, 4), 5), (range(6, 8), 5)]
+    """
+    found: list[tuple[range, int]] = []
+    parts = [*ranges]
+    at = 0
+    for run, epoch in leases:
+        while at < len(parts) and parts[at].stop <= run.start:
+            at += 1
+        for part in islice(parts, at, None):
+            if part.start >= run.stop:
+                break
+            found.append((range(max(run.start, part.start), min(run.stop, part.stop)), epoch))
+    return found
+
+
+def renew_leases(leases: Leases, later: Leases) -> list[tuple[range, int]]:
+    """Leases, and later ones in place of those of the same leaves. Both ascend, as does the result.
+
+    >>> renew_leases([(range(0, 8), 5)], [(range(2, 4), 6), (range(8, 9), 5)])
+    [(range(0, 2), 5), (range(2, 4), 6), (range(4, 9), 5)]
+    """
+    gaps = []
+    start = 0
+    for run, _ in later:
+        gaps.append(range(start, run.start))
+        start = run.stop
+    gaps.append(range(start, LEAVES_END))
+    found = sorted([*cut_leases(leases, gaps), *later], key=lambda lease: lease[0].start)
+    joined: list[tuple[range, int]] = []
+    for run, epoch in found:
+        if joined and joined[-1][1] == epoch and joined[-1][0].stop == run.start:
+            joined[-1] = (range(joined[-1][0].start, run.stop), epoch)
+        elif run:
+            joined.append((run, epoch))
+    return joined
+
+
+class Grant(NamedTuple):
+    """Leaves that are offered: the epoch of their new lease, and what has them already."""
+
+    leaves: range
     epoch: int
-    covered: int  # the last checkpoint that the leaf is in, as part of its old owner's
+    covered: int  # the last checkpoint that they are in, as part of their old owner's
 
 
 # ---- Between old owner (source) and new owner (target)
@@ -59,7 +124,7 @@ class Accept(NamedTuple):
     migration: str
     generation: int
     sequence: int
-    waiting: tuple[tuple[int, int], ...]  # leaf, epoch
+    waiting: tuple[tuple[range, int], ...]  # leaves, epoch
 
 
 class Refuse(NamedTuple):

@@ -30,6 +30,7 @@ from statekit.loading import CheckpointSource, open_pinned
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
 from statekit.migration.member import Credentials
+from statekit.migration.messages import Leases, cut_leases, renew_leases
 from statekit.migration.peer import TIMEOUT_S, Peer
 from statekit.remote.calls import Limits
 from statekit.residence import Residence
@@ -39,6 +40,7 @@ from statekit.store.columns import route
 from statekit.store.kinds import residency_filter
 
 if TYPE_CHECKING:
+    from statekit.checkpoint.job import CheckpointJob
     from statekit.remote.security import TLS
     from statekit.remote.server import PeerServer
 
@@ -54,7 +56,7 @@ class MovingProvider(ABC):
 
     def __init__(self) -> None:
         self._peer: Peer | None = None
-        self._epochs: dict[int, int] = {}  # of leases that came from another provider, until then
+        self._leases: Leases = ()  # that ended before there was a peer, here or elsewhere
         self._prefetchers: ThreadPoolExecutor | None = None
         self._peer_lock = threading.Lock()
 
@@ -82,8 +84,18 @@ class MovingProvider(ABC):
         """Key-groups are this provider's from now on."""
 
     @abstractmethod
-    def _since(self, url: str, number: int) -> "array[int] | None":
-        """Per leaf: the epoch that the last checkpoint in a place has it of."""
+    def _record_given(self, part: tuple[range, ...], leases: Leases) -> None:
+        """See Owner, as for the next two."""
+
+    @abstractmethod
+    def _record_taken(self, part: tuple[range, ...], leases: Leases) -> None: ...
+
+    @abstractmethod
+    def _record_deleted(self, part: tuple[range, ...]) -> None: ...
+
+    @abstractmethod
+    def _since(self, digest: bytes) -> "array[int] | None":
+        """Per leaf: the epoch that a checkpoint has it of, if it is the last one in its place."""
 
     @abstractmethod
     def _figures(self) -> dict[str, Any]:
@@ -118,26 +130,25 @@ class MovingProvider(ABC):
     def _as_peer(self) -> Peer:
         with self._lock:  # first: key-groups do not change hands meanwhile
             if self._peer is None:
-                self._peer = Peer(_Owner(self), self._residence, self._epochs)
-                self._epochs = {}
+                self._peer = Peer(_Owner(self), self._residence, self._leases)
+                self._leases = ()
             return self._peer
 
-    def _hand_on(self, other: "MovingProvider", part: tuple[range, ...]) -> None:
-        """Key-groups went from here to another provider of this process, and so do their leases.
-
-        Other processes may remember the epochs of these.
-        """
+    def _leases_of(self, part: tuple[range, ...]) -> Leases:
+        """The epochs of key-groups' leases. Other processes may remember them."""
         if self._peer is not None:
-            epochs = self._peer.disown(part)
-        else:
-            leaves = {
-                leaf for r in leaf_ranges(part, self._residence.store.subgroups) for leaf in r
-            }
-            epochs = {leaf: self._epochs.pop(leaf) for leaf in leaves & self._epochs.keys()}
+            return self._peer.leases(part)
+        return cut_leases(self._leases, leaf_ranges(part, self._residence.store.subgroups))
+
+    def _hand_on(self, other: "MovingProvider", part: tuple[range, ...]) -> None:
+        """Key-groups went from here to another provider of this process, and so do their leases."""
+        leases = self._leases_of(part)
+        if self._peer is not None:
+            self._peer.disown(part)
         if other._peer is not None:
-            other._peer.own(part, epochs)
+            other._peer.own(part, leases)
         else:
-            other._epochs |= epochs
+            other._leases = renew_leases(other._leases, leases)
 
     def _credentials(self, tls: "TLS | None", token: str | None) -> Credentials:
         known = self._as_peer().credentials
@@ -163,8 +174,8 @@ class MovingProvider(ABC):
         strategy: "prioritised" fetches on demand and streams the rest, hot leaves first.
         "on_demand" fetches what is touched only; "gradual" and "gradual_batched" only stream;
         "all_at_once" returns when everything is here.
-        base: a place of checkpoints that both sides can read. If the last checkpoint there is the
-        peer's, only what changed since comes from it.
+        base: a place of checkpoints that this side can read, under whatever name. If the newest one
+        there is one that the peer took last in some place, only what changed since comes from it.
         timeout: seconds after which a peer that does not answer raises PeerLostError.
         """
         self._check_open()
@@ -197,6 +208,15 @@ class MovingProvider(ABC):
         peer = self._as_peer()
         groups = group_ranges(key_groups, self._residence.store.key_groups)
         return peer.migrate(to, groups, strategy, self._credentials(tls, token), timeout)
+
+    def late_parts(self, barrier: int) -> "tuple[CheckpointJob, ...]":
+        """What was added to this provider's part of a checkpoint after its barrier had passed.
+
+        Key-groups that were between two owners then, and are here now, are in checkpoints of their
+        own, in the same place. Their results belong to the parts that restore() is given.
+        """
+        self._check_open()
+        return () if self._peer is None else self._peer.late_parts(barrier)
 
     @property
     def migrations(self) -> tuple[Arrival | Departure, ...]:
@@ -293,12 +313,15 @@ class _Owner:
         self.take_in = provider._take_in
         self.gave = provider._gave
         self.took = provider._take_over
+        self.record_given = provider._record_given
+        self.record_taken = provider._record_taken
+        self.record_deleted = provider._record_deleted
         self.since = provider._since
         self.figures = provider._figures
 
 
-def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, str, int]:
-    """A checkpoint to begin from, kept from being deleted."""
+def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, bytes]:
+    """A checkpoint to begin from, kept from being deleted, and its digest."""
     place, number = (base.url, base.number) if isinstance(base, Checkpoint) else (base, None)
     if not isinstance(place, str):
         raise ArgumentError(f"{shorten(base)} names no place of checkpoints. Give its URL.")
@@ -310,4 +333,4 @@ def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource,
             f"provider {leaves}. A base has as many."
         )
     source = CheckpointSource([(checkpoint, pin)], leaves)
-    return source, checkpoint.storage.url, checkpoint.number
+    return source, checkpoint.digest

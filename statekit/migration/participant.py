@@ -19,12 +19,15 @@ table, and the argument why no leaf is lost or owned twice. In short:
 A participant's name belongs to one life of a process: one that lost its memory comes back under
 another name, and with migrations of other ids. Otherwise it could be handed an offer again that
 it had accepted, and written to, before.
+
+What is known of leaves is in known.py, which makes many leaves that are alike as cheap as one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from statekit.errors import LeaseError
+from statekit.migration.known import Known, KnownLeaves
 from statekit.migration.messages import (
     OUTSIDE,
     Accept,
@@ -43,6 +46,7 @@ from statekit.migration.messages import (
     Install,
     Installed,
     InTransit,
+    Leases,
     Lost,
     Moved,
     Never,
@@ -64,6 +68,7 @@ from statekit.migration.messages import (
     Unexpect,
     WritePart,
     first_epoch,
+    runs_of,
 )
 
 NONE, OWNED, PARTIAL, OFFERED, EXPECTED = "none", "owned", "partial", "offered", "expected"
@@ -89,42 +94,15 @@ _HANDLERS = {
 }
 
 
-class _Leaf:
-    """What is known of a leaf. It stays when the leaf has gone: late messages are told by it."""
-
-    __slots__ = (
-        "covered",
-        "epoch",
-        "is_closed",
-        "is_sent",
-        "migration",
-        "peer",
-        "state",
-        "version",
-        "wanted",
-    )
-
-    def __init__(self, state: str, epoch: int, covered: int, peer: str, migration: str) -> None:
-        self.state = state
-        self.epoch = epoch  # the greatest that was ever valid here; OFFERED: the target's
-        self.covered = covered  # the last checkpoint that the leaf is in
-        self.peer = peer  # EXPECTED, PARTIAL: the source; OFFERED: the target; NONE: who has it
-        self.migration = migration  # the last one that it was part of
-        self.version = 0  # of the table that brought it here
-        self.is_closed = True  # OWNED: nobody else holds a copy that could become the leaf again
-        self.is_sent = False  # OFFERED: something of it was sent, so the target may own it
-        self.wanted: tuple[Any, ...] | None = None  # EXPECTED, PARTIAL: somebody waits for it
-
-
 class _Departure:
     """A migration in which leaves go from here."""
 
-    __slots__ = ("credit", "is_accepted", "leaves", "stream", "target")
+    __slots__ = ("credit", "is_accepted", "leaves", "streamed", "target")
 
     def __init__(self, target: str, leaves: Iterable[int]) -> None:
         self.target = target
         self.leaves = dict.fromkeys(leaves)  # that are still offered
-        self.stream = dict.fromkeys(self.leaves)  # that the background stream has to send
+        self.streamed: set[int] = set()  # of these: what the background stream need not send
         self.is_accepted = False
         self.credit = 0
 
@@ -151,7 +129,7 @@ class Participant:
         self.version = 0  # of the table
         self.owners: tuple[str, ...] = ()  # by the table, one a leaf; () if there is none
         self.refuses = ""  # why offers are refused; "": they are not
-        self._leaves: dict[int, _Leaf] = {}
+        self._leaves = KnownLeaves()
         self._departures: dict[str, _Departure] = {}
         self._arrivals: dict[str, _Arrival] = {}
         self._parts: dict[int, dict[int, None]] = {}  # taken here: what is written of our part
@@ -183,6 +161,10 @@ class Participant:
             return None  # ours by a word that came before the offer: on its way here
         return known.peer or None
 
+    def leases(self, leaves: Sequence[int]) -> Leases:
+        """The epochs of leaves that were heard of, as epoch_of() tells them."""
+        return self._leaves.leases(leaves)
+
     def held(self) -> list[int]:
         """The leaves that are here, in any state."""
         return [leaf for leaf, known in self._leaves.items() if known.state is not NONE]
@@ -203,26 +185,31 @@ class Participant:
         leaves: Iterable[int],
         covered: int = 0,
         generation: int | None = None,
-        epochs: Mapping[int, int] | None = None,
+        leases: Leases = (),
     ) -> list[Action]:
         """At the start or after a restore: these leaves are here, whole, and nobody else's.
 
         generation: that the restore was asked for; if another has begun since, nothing happens.
-        epochs: of leaves that another participant of this process has disowned. Others may
-        remember these epochs, and would take an offer with smaller ones for an old one.
+        leases: that ended before: of leaves that another participant of this process has
+        disowned, or that an earlier life had. Others may remember these epochs, and would take an
+        offer with smaller ones for an old one.
         """
         if generation is not None and generation != self.generation:
             return []
-        epoch = first_epoch(self.generation)
-        for leaf in leaves:
-            known = self._leaves.get(leaf)
+        leaves = [*leaves]
+        alike = self._leaves.alike(leaves)
+        for known, some in alike:
             if known is not None and known.state is not NONE:
-                raise LeaseError(f"leaf {leaf} is known already. Own leaves once.")
+                raise LeaseError(f"leaf {some[0]} is known already. Own leaves once.")
+        for known, some in alike:
             # One that was here before comes back with a greater epoch: what is late finds it so.
-            above = epoch if known is None else known.epoch + 1
-            if epochs is not None:
-                above = max(above, epochs.get(leaf, -1) + 1)
-            self._leaves[leaf] = _Leaf(OWNED, above, covered, "", "")
+            above = first_epoch(self.generation) if known is None else known.epoch + 1
+            self._leaves.put(some, Known(OWNED, above, covered))
+        mine = {*leaves} if leases else set()
+        for run, epoch in leases:
+            for known, some in self._leaves.alike([leaf for leaf in run if leaf in mine]):
+                if known is not None and known.epoch <= epoch:
+                    self._leaves.put(some, known._replace(epoch=epoch + 1))
         self.is_fenced = False
         self.barrier = max(self.barrier, covered)
         if self._coordinator is None:
@@ -234,30 +221,35 @@ class Participant:
         if migration in self._departures:
             return [self._offer(migration)]
         leaves = tuple(leaves)
-        for leaf in leaves:
-            known = self._leaves.get(leaf)
+        alike = self._leaves.alike(leaves)
+        for known, some in alike:
             if known is None or known.state is not OWNED:
                 state = known.state if known else "not here"
                 raise LeaseError(
-                    f"leaf {leaf} cannot be offered to {target!r}: it is {state}. "
+                    f"leaf {some[0]} cannot be offered to {target!r}: it is {state}. "
                     "Offer leaves that are owned here."
                 )
             if not known.is_closed:
                 raise LeaseError(
-                    f"leaf {leaf} cannot be offered to {target!r} yet: {known.peer!r}, where it "
+                    f"leaf {some[0]} cannot be offered to {target!r} yet: {known.peer!r}, where it "
                     "came from, has not let go. Try again when that migration is done."
                 )
         if target == self.name:
             raise LeaseError(f"leaves cannot be offered to {target!r}: it is this process.")
         if not leaves:
             return []
-        for leaf in leaves:
-            known = self._leaves[leaf]
-            known.state = OFFERED
-            known.epoch += 1
-            known.peer = target
-            known.migration = migration
-            known.is_sent = False
+        for known, some in alike:
+            assert known is not None
+            self._leaves.put(
+                some,
+                known._replace(
+                    state=OFFERED,
+                    epoch=known.epoch + 1,
+                    peer=target,
+                    migration=migration,
+                    is_sent=False,
+                ),
+            )
         self._departures[migration] = _Departure(target, leaves)
         return [Shut(leaves), self._offer(migration)]
 
@@ -328,26 +320,24 @@ class Participant:
             and not known.is_sent
         )
 
-    def disown(self, leaves: Iterable[int]) -> dict[int, int]:
+    def disown(self, leaves: Iterable[int]) -> Leases:
         """These leaves go to another participant of this process, in a way that is not ours.
 
-        Their epochs are returned, for the other one's own().
+        Their leases are returned, for the other one's own().
         """
-        leaves = list(leaves)
+        leaves = sorted(leaves)
         self.check_free(leaves)  # all of them, or none
-        for leaf in leaves:
-            known = self._leaves[leaf]
-            known.state = NONE
-            known.peer = ""
-        return {leaf: self._leaves[leaf].epoch for leaf in leaves}
+        for known, some in self._leaves.alike(leaves):
+            assert known is not None
+            self._leaves.put(some, known._replace(state=NONE, peer=""))
+        return self.leases(leaves)
 
     def check_free(self, leaves: Iterable[int]) -> None:
         """LeaseError if one of these is not ours, or another process may have a claim to it."""
-        for leaf in leaves:
-            known = self._leaves.get(leaf)
+        for known, some in self._leaves.alike([*leaves]):
             if known is None or known.state is not OWNED or not known.is_closed:
                 raise LeaseError(
-                    f"leaf {leaf} cannot go: it is {known.state if known else 'not here'}, or "
+                    f"leaf {some[0]} cannot go: it is {known.state if known else 'not here'}, or "
                     "where it came from has not let go. Wait for the migration."
                 )
 
@@ -365,13 +355,15 @@ class Participant:
         known = self._offered(sender, leaf, epoch)
         if known is None:
             return False
-        known.is_sent = True
+        self._mark_sent(leaf, known)
         return True
 
     def unsent(self, migration: str) -> list[int]:
         """Source: what the background stream has to send; in which order is the driver's choice."""
         departure = self._departures.get(migration)
-        return list(departure.stream) if departure else []
+        if departure is None:
+            return []
+        return [leaf for leaf in departure.leaves if leaf not in departure.streamed]
 
     def send(self, migration: str, leaf: int) -> list[Action]:
         """Source, for the stream: serve the leaf now; [] if it need not be sent any more."""
@@ -379,16 +371,16 @@ class Participant:
         if departure is None or leaf not in departure.leaves:
             return []
         known = self._leaves[leaf]
-        known.is_sent = True
-        departure.stream.pop(leaf, None)
+        self._mark_sent(leaf, known)
+        departure.streamed.add(leaf)
         reply = Here(migration, self.generation, self._next(), leaf, known.epoch, True, None)
         return [Serve(departure.target, reply, ())]
 
     def sent(self, migration: str, leaf: int) -> None:
         """Source: a Serve with keys was answered with all of the leaf: no need to stream it."""
         departure = self._departures.get(migration)
-        if departure is not None:
-            departure.stream.pop(leaf, None)
+        if departure is not None and leaf in departure.leaves:
+            departure.streamed.add(leaf)
 
     def credit_of(self, migration: str) -> int:
         """Source: bytes that the stream may have sent in all. The driver counts."""
@@ -403,13 +395,15 @@ class Participant:
         if arrival is None:
             return []
         leases = []
-        for leaf in list(arrival.leaves if leaves is None else arrival.leaves.keys() & set(leaves)):
-            known = self._leaves[leaf]
-            if known.state is EXPECTED:
-                known.state = NONE  # at this epoch: nothing can be let in any more
-                del arrival.leaves[leaf]
-                arrival.returned[leaf] = known.epoch
-                leases.append((leaf, known.epoch))
+        chosen = arrival.leaves if leaves is None else arrival.leaves.keys() & set(leaves)
+        for known, some in self._leaves.alike(sorted(chosen)):
+            if known is not None and known.state is EXPECTED:
+                # At this epoch: nothing can be let in any more.
+                self._leaves.put(some, known._replace(state=NONE))
+                leases += [(leaf, known.epoch) for leaf in some]
+        for leaf, epoch in leases:
+            del arrival.leaves[leaf]
+            arrival.returned[leaf] = epoch
         if not leases:
             return []
         return [
@@ -422,7 +416,7 @@ class Participant:
         known = self._leaves.get(leaf)
         if known is None or known.state not in (EXPECTED, PARTIAL):
             return []
-        known.wanted = keys
+        self._leaves.put((leaf,), known._replace(wanted=keys))
         return [self._to(known.peer, Fetch, known.migration, leaf, known.epoch, keys)]
 
     def grant(self, migration: str, bytes_total: int) -> list[Action]:
@@ -441,13 +435,15 @@ class Participant:
         """
         if number <= self.barrier or self.is_fenced:
             return []
-        leaves, unfinished = [], []
-        for leaf, known in self._leaves.items():
+        leaves: list[int] = []
+        unfinished: list[int] = []
+        for known, some in self._leaves.alike():
+            assert known is not None
             if (known.state is OWNED or known.state is PARTIAL) and known.covered < number:
-                known.covered = number
-                leaves.append(leaf)
+                self._leaves.put(some, known._replace(covered=number))
+                leaves += some
                 if known.state is PARTIAL:
-                    unfinished.append(leaf)
+                    unfinished += some
         self.barrier = number
         self._parts[number] = {}
         while len(self._parts) > NUMBERS_MAX:
@@ -455,7 +451,7 @@ class Participant:
             del self._parts[oldest]
             self._failed.discard(oldest)
             self._askers.pop(oldest, None)
-        return [WritePart(number, tuple(leaves), tuple(unfinished))]
+        return [WritePart(number, tuple(sorted(leaves)), tuple(sorted(unfinished)))]
 
     def part_written(self, number: int, leaves: Iterable[int]) -> list[Action]:
         """These leaves are in our part of n, durably."""
@@ -505,11 +501,11 @@ class Participant:
             if not departure.is_accepted:
                 actions.append(self._offer(migration))
         for migration, arrival in self._arrivals.items():
-            waiting = []
+            waiting: list[int] = []
             for leaf in arrival.leaves:
                 known = self._leaves[leaf]
                 if known.state is EXPECTED:
-                    waiting.append((leaf, known.epoch))
+                    waiting.append(leaf)
                 if known.state is OWNED:
                     actions.append(
                         self._to(arrival.source, Installed, migration, leaf, known.epoch)
@@ -519,7 +515,8 @@ class Participant:
                         self._to(arrival.source, Fetch, migration, leaf, known.epoch, ())
                     )
             if waiting:
-                actions.append(self._to(arrival.source, Accept, migration, tuple(waiting)))
+                leases = tuple(self.leases(waiting))
+                actions.append(self._to(arrival.source, Accept, migration, leases))
             if arrival.returned:
                 returned = tuple(arrival.returned.items())
                 actions.append(self._to(arrival.source, GiveBack, migration, returned))
@@ -530,29 +527,34 @@ class Participant:
     def _on_offer(self, sender: str, offer: Offer) -> list[Action]:
         migration, source = offer.migration, offer.source
         actions: list[Action] = []
-        expected, waiting, superseded = [], [], []
+        expected: list[int] = []
+        waiting: list[tuple[range, int]] = []
+        superseded: list[int] = []
         refused: list[tuple[int, int]] = []
         returned: list[tuple[int, int]] = []
-        for leaf, epoch, covered in offer.grants:
-            known = self._leaves.get(leaf)
-            if known is not None and epoch <= known.epoch:
-                if epoch == known.epoch and known.state is NONE:
-                    returned.append((leaf, epoch))  # we gave it back: it must not come any more
-                elif epoch == known.epoch and known.state is EXPECTED:
-                    waiting.append((leaf, epoch))
-                continue
-            if known is not None and known.state is not NONE:
-                # A greater epoch is proof that ours has ended, by ways that we were not told of.
-                self._end(leaf, known)
-                superseded.append(leaf)
-            state = NONE if self.refuses else EXPECTED
-            self._leaves[leaf] = new = _Leaf(state, epoch, covered, source, migration)
-            new.version = offer.version
-            if self.refuses:
-                refused.append((leaf, epoch))
-            else:
-                expected.append(leaf)
-                waiting.append((leaf, epoch))
+        for leaves, epoch, covered in offer.grants:
+            for known, some in self._leaves.alike(leaves):
+                if known is not None and epoch <= known.epoch:
+                    if epoch == known.epoch and known.state is NONE:
+                        # We gave it back: it must not come any more.
+                        returned += [(leaf, epoch) for leaf in some]
+                    elif epoch == known.epoch and known.state is EXPECTED:
+                        waiting += [(run, epoch) for run in runs_of(some)]
+                    continue
+                if known is not None and known.state is not NONE:
+                    # A greater epoch is proof that ours has ended, in ways we were not told of.
+                    for leaf in some:
+                        self._end(leaf, known)
+                    superseded += some
+                state = NONE if self.refuses else EXPECTED
+                self._leaves.put(
+                    some, Known(state, epoch, covered, source, migration, offer.version)
+                )
+                if self.refuses:
+                    refused += [(leaf, epoch) for leaf in some]
+                else:
+                    expected += some
+                    waiting += [(run, epoch) for run in runs_of(some)]
         if superseded:
             actions.append(Unexpect(tuple(superseded)))
         if expected:
@@ -582,14 +584,15 @@ class Participant:
                 return []
             return [self._to(sender, Installed, migration, leaf, here.epoch)]
         actions: list[Action] = [Install(leaf, here.content, here.is_whole)]
+        covered = known.covered
         if known.state is EXPECTED:
             actions += self._add_to_parts(leaf, known)
-        known.state = PARTIAL
+            covered = max(covered, self.barrier)
+        new = known._replace(state=PARTIAL, covered=covered)
         if here.is_whole:
-            known.state = OWNED
-            known.is_closed = False
-            known.wanted = None
+            new = new._replace(state=OWNED, is_closed=False, wanted=None)
             actions.append(self._to(sender, Installed, migration, leaf, here.epoch))
+        self._leaves.put((leaf,), new)
         return actions
 
     def _on_moved(self, sender: str, moved: Moved) -> list[Action]:
@@ -600,7 +603,7 @@ class Participant:
         was_here = known.state is not NONE
         if was_here:
             self._end(moved.leaf, known)
-        known.peer = moved.to
+        self._leaves.put((moved.leaf,), self._leaves[moved.leaf]._replace(peer=moved.to))
         return [Unexpect((moved.leaf,))] if was_here else []
 
     def _on_in_transit(self, sender: str, reply: InTransit) -> list[Action]:
@@ -636,11 +639,12 @@ class Participant:
         if departure is not None and departure.target == sender:
             departure.is_accepted = True
         actions: list[Action] = []
-        for leaf, epoch in accept.waiting:
+        waiting = ((leaf, epoch) for leaves, epoch in accept.waiting for leaf in leaves)
+        for leaf, epoch in waiting:
             known = self._leaves.get(leaf)
             if known is not None and known.state is OFFERED and known.epoch == epoch:
                 if departure is not None and leaf in departure.leaves:
-                    departure.stream[leaf] = None  # if it was sent: it may have been lost
+                    departure.streamed.discard(leaf)  # if it was sent: it may have been lost
             elif known is None or known.epoch != epoch:
                 actions.append(self._where(sender, accept.migration, leaf, epoch))
         return actions
@@ -650,7 +654,7 @@ class Participant:
         known = self._offered(sender, leaf, epoch)
         if known is None:
             return [self._where(sender, fetch.migration, leaf, epoch)]
-        known.is_sent = True
+        self._mark_sent(leaf, known)
         if not fetch.keys:
             self.sent(known.migration, leaf)
         reply = Here(known.migration, self.generation, self._next(), leaf, epoch, True, None)
@@ -671,7 +675,7 @@ class Participant:
                 # Only an authority takes back what was sent: it was wrong about the target.
                 return [self._where(sender, installed.migration, leaf, epoch)]
             if known.state is OFFERED:
-                known.state = NONE
+                self._leaves.put((leaf,), known._replace(state=NONE))
                 self._leave(leaf, known)
                 actions.append(Drop(leaf))
         actions.append(self._to(sender, Released, installed.migration, leaf, epoch))
@@ -730,7 +734,11 @@ class Participant:
 
     # ---- Steps that several of them take
 
-    def _offered(self, sender: str, leaf: int, epoch: int) -> _Leaf | None:
+    def _mark_sent(self, leaf: int, known: Known) -> None:
+        if not known.is_sent:
+            self._leaves.put((leaf,), known._replace(is_sent=True))
+
+    def _offered(self, sender: str, leaf: int, epoch: int) -> Known | None:
         """The leaf, if it is offered to the sender at this epoch."""
         known = self._leaves.get(leaf)
         if known is None or known.state is not OFFERED:
@@ -741,45 +749,45 @@ class Participant:
         if not leaves:
             return []
         actions: list[Action] = []
-        for leaf in leaves:
-            known = self._leaves[leaf]
-            self._leave(leaf, known)
-            known.state = OWNED
-            known.epoch += 1  # the offered one may be in the target's hands for ever
-            known.is_closed = True
-            known.peer = ""
-            if is_certain:
-                actions += self._add_to_parts(leaf, known)
+        for known, some in self._leaves.alike(leaves):
+            assert known is not None
+            covered = known.covered
+            for leaf in some:
+                self._leave(leaf, known)
+                if is_certain:
+                    actions += self._add_to_parts(leaf, known)
+                    covered = max(covered, self.barrier)
+            # The offered epoch may be in the target's hands for ever: this is a still greater one.
+            taken = known._replace(state=OWNED, epoch=known.epoch + 1, covered=covered, peer="")
+            self._leaves.put(some, taken._replace(is_closed=True, is_sent=False))
         actions.append(Reopen(tuple(leaves)))
         return actions
 
-    def _add_to_parts(self, leaf: int, known: _Leaf) -> list[Action]:
+    def _add_to_parts(self, leaf: int, known: Known) -> list[Action]:
         """Checkpoints that were taken here while the leaf was nobody's, and do not have it yet."""
         if known.covered >= self.barrier:
             return []
-        actions: list[Action] = [AddToPart(n, leaf) for n in self._parts if n > known.covered]
-        known.covered = self.barrier
-        return actions
+        return [AddToPart(n, leaf) for n in self._parts if n > known.covered]
 
     def _close(self, leaf: int) -> list[Action]:
         """The last source of an owned leaf has let go of it: it may travel on."""
         known = self._leaves[leaf]
-        known.is_closed = True
+        self._leaves.put((leaf,), known._replace(is_closed=True))
         arrival = self._arrivals.get(known.migration)
         if arrival is not None:
             arrival.leaves.pop(leaf, None)
             self._forget_if_done(known.migration, arrival)
         return self._follow_table((leaf,))
 
-    def _leave(self, leaf: int, known: _Leaf) -> None:
+    def _leave(self, leaf: int, known: Known) -> None:
         """The leaf is not offered any more."""
         departure = self._departures[known.migration]
         del departure.leaves[leaf]
-        departure.stream.pop(leaf, None)
+        departure.streamed.discard(leaf)
         if not departure.leaves:
             del self._departures[known.migration]
 
-    def _end(self, leaf: int, known: _Leaf) -> None:
+    def _end(self, leaf: int, known: Known) -> None:
         """The leaf is another's, in whatever state it was here."""
         if known.state is OFFERED:
             self._leave(leaf, known)
@@ -788,9 +796,7 @@ class Participant:
             if arrival is not None:
                 arrival.leaves.pop(leaf, None)
                 self._forget_if_done(known.migration, arrival)
-        known.state = NONE
-        known.is_closed = True
-        known.wanted = None
+        self._leaves.put((leaf,), known._replace(state=NONE, is_closed=True, wanted=None))
 
     def _forget_if_done(self, migration: str, arrival: _Arrival) -> None:
         if not arrival.leaves and not arrival.returned:
@@ -836,7 +842,7 @@ class Participant:
     def _is_settled(self) -> bool:
         if self._departures or self._arrivals:
             return False
-        held = sum(known.state is not NONE for known in self._leaves.values())
+        held = sum(known.state is not NONE for _, known in self._leaves.items())
         return held == self.owners.count(self.name)
 
     def _where(self, sender: str, migration: str, leaf: int, epoch: int) -> Send:
@@ -853,9 +859,10 @@ class Participant:
     def _offer(self, migration: str) -> Send:
         departure = self._departures[migration]
         grants = []
-        for leaf in departure.leaves:
-            known = self._leaves[leaf]
-            grants.append(Grant(leaf, known.epoch, known.covered))
+        for known, some in self._leaves.alike(sorted(departure.leaves)):
+            assert known is not None
+            grants += [Grant(run, known.epoch, known.covered) for run in runs_of(some)]
+        grants.sort(key=lambda grant: grant.leaves.start)
         return self._to(departure.target, Offer, migration, self.name, tuple(grants), self.version)
 
     def _to(self, peer: str, kind: Callable[..., Any], migration: str, *fields: Any) -> Send:

@@ -14,35 +14,42 @@ The two sides of a hand-over are in giving.py and taking.py; what is here is abo
 
 import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from statekit.assignment import show_groups
+from statekit.assignment import leaf_ranges, show_groups, subtract
 from statekit.errors import (
     ArgumentError,
+    HomeError,
     KeyTypeError,
     MigrationError,
+    NotOwnedError,
     PeerError,
     StateKitError,
     shorten,
 )
-from statekit.metrics import MovedMetrics
-from statekit.migration.departure import Departure
+from statekit.metrics import MovedMetrics, StateCounters
+from statekit.migration.departure import Departure, pieces_of
 from statekit.migration.giving import Giver
 from statekit.migration.member import Credentials, Owner, check_id, leaves_of
+from statekit.migration.messages import Fence, Leases
 from statekit.migration.participant import Participant
 from statekit.migration.taking import Taker, check_strategy
 from statekit.remote.calls import (
     Limits,
     PeerHello,
+    Piece,
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
 )
 from statekit.remote.security import parse_address
 from statekit.residence import Residence
+from statekit.schema import StateSchema
+from statekit.store.states import State
 from statekit.version import __version__
 
 if TYPE_CHECKING:
@@ -58,8 +65,8 @@ WARM_SECONDS = 1.0  # for a server to be reached by the process that it is in
 class Peer(Giver, Taker):
     """One per provider, from the first time it serves, fetches or passes a barrier."""
 
-    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
-        super().__init__(owner, residence, epochs)
+    def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
+        super().__init__(owner, residence, leases)
         self._server: PeerServer | None = None
         self._proposals: dict[str, Future[None]] = {}  # by migration: what others proposed to us
 
@@ -81,6 +88,12 @@ class Peer(Giver, Taker):
             **options,
         )
         self._server, self.credentials, self.limits = server, credentials, limits
+        if not credentials.knows_callers:
+            _log.warning(
+                "%s asks nobody who they are: whoever can connect may read all state here, and "
+                "take key-groups over. Give serve() a token=, or tls= with a ca.",
+                server.address,
+            )
         # The first channel of a process takes gRPC 20 ms. No record should wait for that when the
         # first hand-over comes. (Where the certificate is not one for this address, it fails.)
         with (
@@ -119,8 +132,11 @@ class Peer(Giver, Taker):
                 )
             if generation > self.generation:
                 barrier = self._participant.barrier
+                owned = self._owner.owned()
+                leases = self.leases(owned)
                 self._participant = Participant(self.name, generation)
-                self._participant.own(leaves_of(self._owner.owned(), self.subgroups), barrier)
+                leaves = leaves_of(owned, self.subgroups)
+                self._participant.own(leaves, barrier, leases=leases)
 
     def migrate(
         self,
@@ -162,17 +178,18 @@ class Peer(Giver, Taker):
                 self._owner.owned(),
                 tuple(self._owner.schemas()),
                 __version__,
+                watermark=store.time("event"),
             )
 
     def propose(self, call: ProposeCall) -> None:
         """Somebody wants to hand over: fetches from there. Done when it has begun."""
         self._check_open()
         check_strategy(call.strategy)
-        self._check_generation(call.generation)
+        self._check_generation(call.generation, self.credentials.knows_callers)
         if self._residence.home is not None:
             raise MigrationError("a provider whose state is at home takes no key-groups over.")
         credentials = self.credentials
-        if not (credentials.token or credentials.tls or parse_address(call.address).is_local):
+        if not (credentials.knows_callers or parse_address(call.address).is_local):
             raise PeerError(
                 f"{call.address} is not on this machine, and whoever proposed it did not have to "
                 "say who it is. Serve with a token or mutual TLS to take key-groups from there."
@@ -207,10 +224,10 @@ class Peer(Giver, Taker):
         self._check_open()
         residence = self._residence
         schema = next((one for one in self._owner.schemas() if one.name == call.state), None)
-        raw = next((one for one in residence.store.states() if one.name == call.state), None)
-        if schema is None or raw is None:
+        if schema is None:
             known = ", ".join(sorted(one.name for one in self._owner.schemas())) or "none"
             raise ArgumentError(f"there is no state {call.state!r} here. There are: {known}.")
+        raw = self._native_state(schema)
         values = []
         for encoded in call.keys:
             try:
@@ -223,8 +240,32 @@ class Peer(Giver, Taker):
             values.append(residence.settle(raw, raw.get_encoded, key))
         return QueryReply(schema, tuple(values))
 
-    def _fenced(self) -> None:
-        super()._fenced()
+    def _native_state(self, schema: StateSchema) -> State:
+        """The store's state of that name, which need not have been declared: it may be at home."""
+        residence = self._residence
+        residence.counters.setdefault(schema.name, StateCounters())
+        for raw in residence.store.states():
+            if raw.name == schema.name:
+                return raw
+        kind: Any = schema.kind
+        made: State = residence.store.state(schema.name, kind, schema.key, timed=schema.timed)
+        return made
+
+    def scan(self, call: ScanCall) -> Iterator[Piece]:
+        self._check_open()
+        with self._owner.lock:  # key-groups do not change hands while the state is frozen
+            if missing := subtract(call.key_groups, self._owner.owned()):
+                raise NotOwnedError(
+                    f"key-groups {show_groups(missing)} are not here, or not any more; here are "
+                    f"{show_groups(self._owner.owned())}. Ask again."
+                )
+            frozen = self._residence.freeze()
+        with frozen:
+            for leaf, blocks in frozen.leaves(leaf_ranges(call.key_groups, self.subgroups)):
+                yield from pieces_of(leaf, 0, blocks)
+
+    def _fenced(self, action: Fence) -> None:
+        super()._fenced(action)
         for arrival in self.arrivals:
             arrival.abandoned(arrival.missing())
 
@@ -253,19 +294,37 @@ class Peer(Giver, Taker):
         self.is_closed = True
         with self._idle:
             self._idle.notify_all()
+        self.return_unanswered()
         for departure in self.departures:
-            if self._residence.home is not None:  # where what nobody fetched must be found again
-                with suppress(MigrationError):
-                    self._abort(departure, False)
-            if not departure.done:
-                done, total, _ = departure.progress
-                _log.warning(
-                    "closed while %s had fetched %d of %d leaves of key-groups %s; what it has "
-                    "not is lost with this provider",
-                    departure.target,
-                    done,
-                    total,
-                    show_groups(departure.key_groups),
-                )
+            self._leave_behind(departure)
+        if self._residence.home is not None:
+            try:
+                self._free_doomed(0)  # what others have is deleted by the flush that comes now
+            except HomeError as error:
+                _log.warning("what was handed over is not deleted at home: %s", error)
         if self._server is not None:
             self._server.close()
+
+    def _leave_behind(self, departure: Departure) -> None:
+        """What becomes of a hand-over that is not done when the provider goes."""
+        has_home = self._residence.home is not None
+        if has_home:  # where what nobody fetched must be found again
+            try:
+                self._abort(departure, False)
+            except MigrationError:
+                pass  # the new owner has some of it: see below
+            except HomeError as error:
+                _log.warning("%s cannot be ended: %s", departure, error)
+        if departure.done:
+            return
+        done, total, _ = departure.progress
+        _log.warning(
+            "closed while %s had fetched %d of %d leaves of key-groups %s; what it has not is %s",
+            departure.target,
+            done,
+            total,
+            show_groups(departure.key_groups),
+            "at home, as it was when it was handed over: open(..., reclaim=True) if it is gone"
+            if has_home
+            else "lost with this provider",
+        )

@@ -5,17 +5,19 @@ them ours, and another's again.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.checkpoint.job import CheckpointJob
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
     OccupiedError,
     PeerError,
+    PeerLostError,
     StateKitError,
     shorten,
 )
@@ -32,14 +34,18 @@ from statekit.migration.member import (
 )
 from statekit.migration.messages import (
     Action,
+    AddToPart,
     Expect,
     GiveBack,
+    Install,
+    Leases,
+    Lost,
     Moved,
     Offer,
-    Send,
     Unexpect,
     WritePart,
 )
+from statekit.migration.participant import NUMBERS_MAX
 from statekit.remote.calls import (
     BeginCall,
     BeginReply,
@@ -53,20 +59,40 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("statekit")
 
-# A checkpoint to begin from: how to read it, its place, its number.
-Base: TypeAlias = tuple[LeafSource, str, int]
+# A checkpoint to begin from: how to read it, and which one it is.
+Base: TypeAlias = tuple[LeafSource, bytes]
 
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
+
+
+class _Unanswered(NamedTuple):
+    """A Begin that was not answered: whether the source has begun is not known.
+
+    The same Begin again tells, and has no effect if it has: so a later try goes on from here.
+    """
+
+    address: str
+    source: str  # the name of its participant, which is one life of a process
+    call: BeginCall
+    credentials: Credentials
+
+
+class _Part(NamedTuple):
+    """Our part of a checkpoint: how to add to it, and what was added."""
+
+    add: AddLate
+    late: list[CheckpointJob]
 
 
 class Taker(Member):
     """See Peer."""
 
-    def __init__(self, owner: Owner, residence: Residence, epochs: Mapping[int, int]) -> None:
-        super().__init__(owner, residence, epochs)
+    def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
+        super().__init__(owner, residence, leases)
         self._arrivals: dict[str, Arrival] = {}
+        self._unanswered: dict[str, _Unanswered] = {}  # by migration
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
-        self._add_late: AddLate | None = None  # to our part of the last checkpoint
+        self._parts: dict[int, _Part] = {}  # by number: of the last checkpoints
 
     @property
     def loading(self) -> Loading | None:
@@ -104,11 +130,15 @@ class Taker(Member):
         timeout_s: float,
         migration: str = "",
     ) -> Arrival:
-        self._check_generation(self.generation)  # who is fenced takes nothing over
+        self._check_generation(self.generation, True)  # who is fenced takes nothing over
         channel = self.connect(address, credentials, timeout_s)
         try:
-            groups = self._check_hello(channel.hello(), address, key_groups)
-            arrival = self._begin(channel, groups, strategy, base, migration or self._new_id())
+            hello = channel.hello()
+            if hello.generation > self.generation:
+                self._check_generation(hello.generation, credentials.knows_servers)  # raises
+            arrival = self._begin_any(
+                channel, hello, key_groups, strategy, base, credentials, migration
+            )
         except BaseException:
             channel.close()
             if base is not None:
@@ -118,6 +148,50 @@ class Taker(Member):
             base[0].release()
         arrival.start()
         return arrival
+
+    def _begin_any(
+        self,
+        channel: "PeerChannel",
+        hello: PeerHello,
+        key_groups: KeyGroups | None,
+        strategy: str,
+        base: Base | None,
+        credentials: Credentials,
+        migration: str,
+    ) -> Arrival:
+        """Begins; or goes on with what was begun before, if that was not answered."""
+        digest = b"" if base is None else base[1]
+        earlier = [] if migration else self._earlier(channel.address, hello.name)
+        for one in earlier:
+            call = one.call
+            asked = _joined(hello.owned, call.key_groups) if key_groups is None else key_groups
+            groups = group_ranges(asked, hello.key_groups)
+            if (groups, digest) == (call.key_groups, call.base):
+                try:
+                    return self._begin(channel, one, strategy, base)
+                except PeerLostError:
+                    raise
+                except StateKitError:
+                    pass  # it had not begun, or it is over: what the source has now counts
+            elif subtract(groups, subtract(groups, call.key_groups)):
+                self._return_unanswered(channel, one)
+        if earlier:
+            hello = channel.hello()
+        groups = self._check_hello(hello, channel.address, key_groups)
+        barrier = self._participant.barrier
+        number = migration or self._new_id()
+        call = BeginCall(number, self.generation, self.name, groups, barrier, digest)
+        new = _Unanswered(channel.address, hello.name, call, credentials)
+        return self._begin(channel, new, strategy, base, is_ours=not migration)
+
+    def _earlier(self, address: str, source: str) -> list[_Unanswered]:
+        """What was begun there and not answered."""
+        with self._lock:
+            there = [one for one in self._unanswered.values() if one.address == address]
+            for one in there:
+                if one.source != source:  # that process is gone, and what it had begun
+                    del self._unanswered[one.call.migration]
+            return [one for one in there if one.source == source]
 
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
@@ -129,8 +203,6 @@ class Taker(Member):
                 f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
                 f"{here[0]} x {here[1]}. Open both with the same numbers."
             )
-        if hello.generation > self.generation:
-            self._check_generation(hello.generation)  # raises: ours is over
         groups = hello.owned if key_groups is None else group_ranges(key_groups, here[0])
         if not groups:
             raise ArgumentError(f"no key-groups to fetch from {address}: name some that it has.")
@@ -147,34 +219,89 @@ class Taker(Member):
     def _begin(
         self,
         channel: "PeerChannel",
-        groups: tuple[range, ...],
+        asked: _Unanswered,
         strategy: str,
         base: Base | None,
-        migration: str,
+        is_ours: bool = True,
     ) -> Arrival:
-        source, url, number = base or (None, "", 0)
-        generation, barrier = self._participant.generation, self._participant.barrier
-        reply = channel.begin(
-            BeginCall(migration, generation, self.name, groups, barrier, url, number)
-        )
-        granted = _check_offer(reply, migration, groups, self.subgroups, channel.address)
+        """is_ours: whether it is our own idea, so that we are to know that it was not answered."""
+        call = asked.call
+        if is_ours:
+            self._unanswered[call.migration] = asked  # before: an interrupt may come
         try:
-            return self._accept(channel, reply, granted, strategy, source if reply.based else None)
+            reply = channel.begin(call)
+            granted = _check_offer(
+                reply, call.migration, call.key_groups, self.subgroups, channel.address
+            )
+        except PeerError as error:
+            if is_ours:
+                error.add_note(
+                    "It may have begun all the same. fetch_from() again goes on with it; closing "
+                    "this provider gives it back, and so does abort() of the departure there."
+                )
+            raise
+        except StateKitError:
+            self._unanswered.pop(call.migration, None)  # it says that it has not begun
+            raise
+        try:
+            arrival = self._accept(
+                channel,
+                reply,
+                granted,
+                strategy,
+                base[0] if base is not None and reply.based else None,
+                asked.credentials.knows_servers,
+            )
         except BaseException:
             # Nothing was taken over: the source is to go on with it. But not with a leaf that has
             # come in this very migration: to give that back would make two owners of it.
             with self._lock:
-                self._participant.give_back(migration)
+                self._participant.give_back(call.migration)
+                state_of, epoch_of = self._participant.state_of, self._participant.epoch_of
                 leases = tuple(
-                    (grant.leaf, grant.epoch)
+                    (leaf, grant.epoch)
                     for grant in reply.offer.grants
-                    if self._participant.epoch_of(grant.leaf) < grant.epoch
-                    or self._participant.state_of(grant.leaf) == "none"
+                    for leaf in grant.leaves
+                    if epoch_of(leaf) < grant.epoch or state_of(leaf) == "none"
                 )
-            with suppress(StateKitError):
-                call = GiveBackCall(migration, generation, leases)
-                channel.give_back(call, timeout_s=CLOSE_SECONDS)
+            with suppress(StateKitError):  # then it is tried again with the next fetch_from()
+                back = GiveBackCall(call.migration, call.generation, leases)
+                channel.give_back(back, timeout_s=CLOSE_SECONDS)
+                self._unanswered.pop(call.migration, None)
             raise
+        self._unanswered.pop(call.migration, None)
+        return arrival
+
+    def _return_unanswered(
+        self, channel: "PeerChannel", asked: _Unanswered, timeout_s: float | None = None
+    ) -> None:
+        """What may have been begun is not wanted any more, as it was asked for."""
+        call = asked.call
+        try:
+            offer = channel.begin(call, timeout_s=timeout_s).offer
+            leases = tuple((leaf, one.epoch) for one in offer.grants for leaf in one.leaves)
+            back = GiveBackCall(call.migration, call.generation, leases)
+            channel.give_back(back, timeout_s=timeout_s)
+        except PeerError:
+            raise
+        except StateKitError:
+            pass  # it has not begun, or it is over
+        self._unanswered.pop(call.migration, None)
+
+    def return_unanswered(self) -> None:
+        """The provider is being closed: nobody goes on with what was begun and not answered."""
+        for asked in [*self._unanswered.values()]:
+            try:
+                with self.connect(asked.address, asked.credentials, CLOSE_SECONDS) as channel:
+                    if channel.hello().name == asked.source:
+                        self._return_unanswered(channel, asked)
+            except StateKitError as error:
+                _log.warning(
+                    "closed while %s may be handing key-groups %s over to this provider: %s",
+                    asked.address,
+                    show_groups(asked.call.key_groups),
+                    error,
+                )
 
     def _accept(
         self,
@@ -183,9 +310,10 @@ class Taker(Member):
         granted: tuple[range, ...],
         strategy: str,
         base: LeafSource | None,
+        is_known: bool,
     ) -> Arrival:
         """What is offered is ours, and comes from now on."""
-        arrival = Arrival(self, channel, reply, granted, strategy, base)
+        arrival = Arrival(self, channel, reply, granted, strategy, base, is_known)
         store = self._residence.store
         with self._owner.lock:
             self._check_open()
@@ -197,10 +325,9 @@ class Taker(Member):
                 with self._lock:
                     actions = self._participant.on(reply.offer.source, reply.offer)
                 earlier = self._supersede(actions)
-            expected = [
-                leaf for action in actions if isinstance(action, Expect) for leaf in action.leaves
-            ]
-            if len(expected) != len(reply.offer.grants):
+            self._carry_out(actions, Expect, Unexpect)
+            expected = sum(len(one.leaves) for one in actions if isinstance(one, Expect))
+            if expected != sum(len(grant.leaves) for grant in reply.offer.grants):
                 raise PeerError(
                     f"{channel.address} offers leaves at epochs that are over. Try again."
                 )
@@ -208,7 +335,7 @@ class Taker(Member):
             with self._lock:
                 self._arrivals[arrival.id] = arrival
             self._owner.took(granted)
-            self._complete_part(arrival, reply.offer)
+            self._cover(arrival, reply.offer)
         for one in earlier:
             with suppress(StateKitError):  # it is told again
                 one.send_returned()  # of which nothing may be left: then it ends
@@ -218,9 +345,7 @@ class Taker(Member):
         """Leaves that an earlier arrival waits for come in a later one: their source took them back
         when we seemed lost to it, and offers them anew. The earlier ones are returned.
         """
-        gone = {
-            leaf for action in actions if isinstance(action, Unexpect) for leaf in action.leaves
-        }
+        gone = set(_unexpected(actions))
         superseded = []
         for earlier in self.arrivals:
             leaves = sorted(gone & earlier._epochs.keys())
@@ -239,9 +364,9 @@ class Taker(Member):
                 groups = self._untouched(arrival)
                 leaves = leaves_of(groups, self.subgroups)
                 actions = self._participant.give_back(arrival.id, leaves)
-            for action in actions:
-                if isinstance(action, Send) and isinstance(action.message, GiveBack):
-                    arrival.returning(action.message.leases)  # first: it is not done before that
+            for message in self._carry_out(actions, Unexpect):
+                assert isinstance(message, GiveBack)
+                arrival.returning(message.leases)  # first: it is not done before that
             if actions:
                 self._disown(arrival, groups)
         arrival.send_returned()
@@ -260,9 +385,9 @@ class Taker(Member):
             leaves = leaves_of(self._untouched(arrival), self.subgroups)
             actions = self._participant.give_back(arrival.id, leaves)
         leases = arrival.unheard()
-        for action in actions:
-            if isinstance(action, Send) and isinstance(action.message, GiveBack):
-                leases += action.message.leases
+        for message in self._carry_out(actions, Unexpect):
+            assert isinstance(message, GiveBack)
+            leases += message.leases
         if not leases:
             return
         try:
@@ -285,34 +410,33 @@ class Taker(Member):
             for moved in ended:
                 with self._lock:
                     actions = self._participant.on(arrival._offer.source, moved)
-                leaves += [
-                    leaf
-                    for action in actions
-                    if isinstance(action, Unexpect)
-                    for leaf in action.leaves
-                ]
+                self._carry_out(actions, Unexpect)
+                leaves += _unexpected(actions)
             groups = groups_of(leaves, self.subgroups)
             if groups:
                 self._disown(arrival, groups, leaves)
 
     def abandon(self, arrival: Arrival) -> tuple[range, ...]:
         """See Arrival.abandon()."""
+        return self.bury(arrival._offer.source)
+
+    def bury(self, name: str) -> tuple[range, ...]:
         loading = self.loading
         still = nullcontext() if loading is None else loading.standing_still()
         with self._owner.lock, still:
             with self._lock:
-                actions, lost = self._participant.declare_dead(arrival._offer.source)
+                actions, lost = self._participant.declare_dead(name)
                 # Whole key-groups: half of one would go into checkpoints as if it were all of it.
                 groups = groups_of(lost, self.subgroups)
                 gone = leaves_of(groups, self.subgroups)
                 self._participant.give_up(gone)
-                same = [one for one in self.arrivals if one._offer.source == arrival._offer.source]
-            self._carry_out(actions)  # what was offered to the dead one is ours again
+                same = [one for one in self.arrivals if one._offer.source == name]
             self._owner.gave(groups)
             for leaf in gone:
                 self._residence.store.mark(leaf, leaf + 1, "away")
             for one in same:
                 one.abandoned(gone)
+            self._carry_out(actions, Unexpect)  # what was offered to the dead one is ours again
         return groups
 
     def _disown(
@@ -349,8 +473,9 @@ class Taker(Member):
         ranges = leaf_ranges(groups, self.subgroups)
         self._residence.load_from_peers(ranges)
         until = monotonic() + SETTLE_SECONDS
-        wanted = set(leaves_of(groups, self.subgroups))
-        for arrival in self.arrivals:
+        arrivals = self.arrivals
+        wanted = set(leaves_of(groups, self.subgroups)) if arrivals else set()
+        for arrival in arrivals:
             if not wanted.isdisjoint(arrival._epochs):
                 arrival.wait_reported(wanted, until)
 
@@ -369,6 +494,7 @@ class Taker(Member):
                     f"barrier {barrier} cannot pass here: {self._participant.barrier} has. "
                     "Number barriers upwards, and take the part of each once."
                 )
+            self._carry_out(actions, WritePart)
             (part,) = (action for action in actions if isinstance(action, WritePart))
             # And those that nothing has come of: nobody changes them before they are here, so
             # they are as the barrier found them when they come.
@@ -379,26 +505,49 @@ class Taker(Member):
                 for leaf in arrival.missing()
                 if covered(leaf) < barrier
             ]
-            self._add_late = add_late
+            self._parts[barrier] = _Part(add_late, [])
+            while len(self._parts) > NUMBERS_MAX:
+                del self._parts[next(iter(self._parts))]
         leaves = (*part.leaves, *expected)
         return groups_of(leaves, self.subgroups)
 
-    def _complete_part(self, arrival: Arrival, offer: Offer) -> None:
-        """Key-groups that no part of the last checkpoint has are added to ours, as they come."""
-        barrier = self._participant.barrier
-        late = sorted(
-            {grant.leaf // self.subgroups for grant in offer.grants if grant.covered < barrier}
-        )
-        if late and self._add_late is not None:
-            try:
-                arrival.late_checkpoint = self._add_late(group_ranges(late))
-            except StateKitError as error:  # that checkpoint will not be complete
-                _log.warning(
-                    "key-groups %s are in no part of checkpoint %d: %s",
-                    show_groups(group_ranges(late)),
-                    barrier,
-                    error,
-                )
+    def _cover(self, arrival: Arrival, offer: Offer) -> None:
+        """Key-groups that no part of a checkpoint has are added to ours, as they come."""
+        for number in [*self._parts]:
+            late = [leaf for one in offer.grants if one.covered < number for leaf in one.leaves]
+            if late:
+                groups = groups_of(late, self.subgroups)
+                arrival.late_checkpoint = self.add_late(number, groups)
+
+    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | None:
+        try:
+            job = self._parts[number].add(groups)
+        except StateKitError as error:  # that checkpoint will not be complete
+            _log.warning(
+                "key-groups %s are in no part of checkpoint %d: %s",
+                show_groups(groups),
+                number,
+                error,
+            )
+            return None
+        self._parts[number].late.append(job)
+        return job
+
+    def late_parts(self, number: int) -> tuple[CheckpointJob, ...]:
+        """See KVProvider.late_parts()."""
+        part = self._parts.get(number)
+        return () if part is None else tuple(part.late)
+
+    # ---- What the participant learns
+
+    def tell(self, sender: str, message: Any) -> None:
+        """A message whose effects are on their way, or done: content, and what follows from it.
+
+        Parts of checkpoints: _cover() has seen to what comes, take() to what is coming.
+        """
+        with self._lock:
+            actions = self._participant.on(sender, message)
+        self._carry_out(actions, Install, AddToPart, Lost)
 
 
 def check_strategy(strategy: str) -> None:
@@ -413,10 +562,19 @@ def _check_offer(
     reply: BeginReply, migration: str, groups: tuple[range, ...], subgroups: int, address: str
 ) -> tuple[range, ...]:
     """The key-groups that were granted: those that were asked for, all of them."""
-    granted = [grant.leaf for grant in reply.offer.grants]
-    if reply.offer.migration != migration or sorted(granted) != leaves_of(groups, subgroups):
+    granted = group_ranges([grant.leaves for grant in reply.offer.grants])
+    if reply.offer.migration != migration or granted != leaf_ranges(groups, subgroups):
         raise PeerError(
-            f"{address} was asked for key-groups {show_groups(groups)} and offers "
-            f"{len(granted)} leaves of others. It is not to be trusted; nothing was taken over."
+            f"{address} was asked for key-groups {show_groups(groups)} and offers leaves of "
+            f"others, {show_groups(granted)}. It is not to be trusted; nothing was taken over."
         )
     return groups
+
+
+def _joined(some: tuple[range, ...], others: tuple[range, ...]) -> tuple[range, ...]:
+    return group_ranges((*some, *subtract(others, some)))
+
+
+def _unexpected(actions: Iterable[Action]) -> list[int]:
+    """The leaves that are not ours after all."""
+    return [leaf for one in actions if isinstance(one, Unexpect) for leaf in one.leaves]

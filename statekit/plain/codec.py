@@ -98,7 +98,7 @@ class PlainCodec:
             path = "$" + "".join(reversed(misfit.path))
             kind = type(misfit.value).__name__
             article = "an" if kind[0] in "aeiou" else "a"
-            got = "null" if misfit.value is None else f"{_shown(misfit.value)}, {article} {kind}"
+            got = "null" if misfit.value is None else f"{shorten(misfit.value)}, {article} {kind}"
             error = BadValueError(
                 f"the value at {path} is {got}; expected is {misfit.expected}"
                 f"{where(self.schema.name)}. "
@@ -110,13 +110,6 @@ class PlainCodec:
             raise BadValueError(
                 f"the value is nested too deeply{where(self.schema.name)}. Make it flatter."
             ) from None
-
-
-def _shown(value: Any) -> str:
-    try:
-        return shorten(value)
-    except RecursionError:
-        return "[...]"
 
 
 class NaiveDatetimeError(ValueError):
@@ -164,6 +157,8 @@ class _Compiler:
                 return cell[0]
             case ["enum", name, values]:
                 return enum_node(name, values)
+            case ["flags", _, _]:
+                return Node(*SCALARS["int"])
             case ["union", *parts]:
                 return self._union(parts)
             case ["ref", name]:
@@ -395,7 +390,7 @@ def _refers_to(fields: Any, name: str) -> bool:
 
 
 _CLASSES: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (float, int), "bool": (bool,), "bytes": (bytes,),
+    "int": (int,), "flags": (int,), "float": (float, int), "bool": (bool,), "bytes": (bytes,),
     "datetime": (datetime.datetime, str), "list": (list,), "tuple": (list,), "tuple*": (list,),
     "set": (list, PackedMap), "row": (list,), "dict": (PackedMap,), "record": (PackedMap,),
 }  # fmt: skip

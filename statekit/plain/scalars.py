@@ -33,9 +33,12 @@ def as_float(plain: Any) -> float:
         return _ODD_FLOATS[plain]
     if plain.__class__ is int:
         try:
-            return float(plain)
+            number = float(plain)
         except OverflowError:
-            pass
+            raise MisfitError(plain, "float") from None
+        if number == plain:
+            return number
+        raise MisfitError(plain, f"a number that a float is equal to, such as {number!r}")
     raise MisfitError(plain, "float")
 
 

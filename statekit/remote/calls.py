@@ -19,6 +19,7 @@ PROTOCOL = 1  # of the wire; peers of another one refuse each other
 
 # Bytes of one Piece. Larger ones make the stream no faster, and each is copied some times.
 CHUNK_BYTES = 1024 * 1024
+RANGES_MAX = 65536  # of leaves or key-groups, in one message
 
 
 class Limits(NamedTuple):
@@ -35,10 +36,11 @@ class Limits(NamedTuple):
     connections: int = 256  # at once; more are closed
     threads: int = 8  # for all calls that send one message: streams cannot take them
     call_s: float = 30.0  # a peer that sends or takes nothing for so long is cut off
+    idle_s: float = 5.0  # a connection without a call is closed after so long; calls open another
 
     def check(self) -> "Limits":
         """Itself. ArgumentError if no server could work with it."""
-        least = Limits(2 * CHUNK_BYTES, 1, 1, 1, 1, 1, 0.001)
+        least = Limits(2 * CHUNK_BYTES, 1, 1, 1, 1, 1, 0.001, 0.001)
         for name, value, bound in zip(self._fields, self, least, strict=True):
             if not value >= bound:
                 raise ArgumentError(f"Limits.{name} is {value}; it must be {bound} at least.")
@@ -57,6 +59,7 @@ class PeerHello(NamedTuple):
     schemas: tuple[StateSchema, ...]
     version: str  # of statekit there
     protocol: int = PROTOCOL
+    watermark: int | None = None  # event time there
 
 
 class BeginCall(NamedTuple):
@@ -67,8 +70,7 @@ class BeginCall(NamedTuple):
     target: str
     key_groups: tuple[range, ...]
     barrier: int  # the last checkpoint the target has taken
-    base_url: str = ""  # of a checkpoint that the target has loaded; "" if none
-    base_number: int = 0
+    base: bytes = b""  # the digest of a checkpoint that the target can read; b"" if none
 
 
 class BeginReply(NamedTuple):
@@ -174,6 +176,12 @@ class QueryReply(NamedTuple):
     values: tuple[bytes | None, ...]  # as State.get_encoded() gives them; None: no such key
 
 
+class ScanCall(NamedTuple):
+    """Anybody: all that these key-groups have, as it is at one moment. Reads only."""
+
+    key_groups: tuple[range, ...]
+
+
 class PeerService(Protocol):
     """What answers a server's calls. Called in threads of the server, several at once.
 
@@ -211,6 +219,9 @@ class PeerService(Protocol):
     def propose(self, call: ProposeCall) -> None: ...
 
     def query(self, call: QueryCall) -> QueryReply: ...
+
+    def scan(self, call: ScanCall) -> Iterator[Piece]:
+        """The pieces of each leaf that has entries. It runs in a thread of its own."""
 
     def figures(self) -> dict[str, Any]:
         """Metrics, as JSON can hold them."""

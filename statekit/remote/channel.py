@@ -1,9 +1,10 @@
 """PeerChannel: the calls of PeerService, at another process.
 
 Every call may be repeated, so each is, with the same request, until it is answered or `timeout_s`
-have passed: then PeerLostError names the peer, what it was asked, and for how long. Who refuses
-this process is not asked again (PeerRefusedError), and an error that the other process raised is
-raised here, of the same class.
+have passed: then PeerLostError names the peer, what it was asked, and for how long. (At once, if
+nobody listens at that address: there is nothing to wait for, unless somebody did before.) Who
+refuses this process is not asked again (PeerRefusedError), and an error that the other process
+raised is raised here, of the same class.
 
 A channel has two connections. Bulk (streams, large leaves) goes through its own, for what is
 already in the buffers of a connection cannot be overtaken: and a leaf that somebody waits for must
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from statekit import remote
+from statekit.assignment import show_groups
 from statekit.errors import (
     ClosedError,
     PeerError,
@@ -45,9 +47,11 @@ from statekit.remote.calls import (
     PickCall,
     PickReply,
     Piece,
+    PieceKind,
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.remote.security import (
@@ -70,6 +74,7 @@ TIMEOUT_S = 10.0
 _PAUSE_S, _PAUSE_S_MAX = 0.02, 0.5  # between two attempts: doubled, and half of it is random
 _SLAMMED_MAX = 4  # a restart of the server may look like that, but not so often
 _RECONNECT_MS, _RECONNECT_MS_MAX = 50, 500
+_NOBODY = ("Connection refused", "No such file or directory")  # where nobody listens
 _PIECE_BYTES_MIN = 4096  # of a leaf in several pieces, on average: they are held until all are here
 _METHOD = "/statekit.v1.Peer/"
 T = TypeVar("T")
@@ -129,6 +134,7 @@ class PeerChannel:
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._lock = threading.Lock()
+        self._was_reached = False  # somebody has answered there, sometime
         self._connect: Callable[[], Any] = lambda: _open(
             self.address, tls, self.limits, self.timeout_s
         )
@@ -246,6 +252,43 @@ class PeerChannel:
         data = self._ask("Query", wire.put_query(call), f"about state {call.state!r}", timeout_s)
         return self._read(wire.read_query_reply, data, len(call.keys))
 
+    def scan(
+        self, call: ScanCall, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Leaves and their blocks, as they are at one moment; those without entries are left out.
+
+        Once something has come it is not tried again: that would be another moment.
+        """
+        what = f"for all of key-groups {show_groups(call.key_groups)}"
+        tries = _Tries(self, timeout_s)
+        is_seen = bytearray(self._leaves)
+        while True:
+            answers: _Answers | None = None  # of the leaf that is coming
+            messages = self._many("Scan", iter((wire.put_scan(call),)))
+            try:
+                while (data := self._next(messages, tries.limit_s)) is not None:
+                    for piece in self._read_pieces(data)[0]:
+                        if answers is None:
+                            if is_seen[piece.leaf] or piece.kind is not PieceKind.HERE:
+                                raise _nonsense(self.address, f"leaf {piece.leaf} twice, or not")
+                            is_seen[piece.leaf] = 1
+                            lease = FetchCall("", 0, ((piece.leaf, 0),))
+                            answers = _Answers(self.address, lease, self.limits.leaf_bytes)
+                        if pieces := answers.add(piece):
+                            answers = None
+                            yield piece.leaf, b"".join(bytes(one.blocks) for one in pieces)
+                if answers is not None:
+                    answers.check_end()
+                return
+            except grpc.RpcError as error:
+                if not any(is_seen):
+                    tries.after(error, what, None)
+                    continue
+                failed = self.fail(error, what)
+                raise failed or _given_up(self.address, what, tries.limit_s, error) from None
+            finally:
+                messages.cancel()
+
     def figures(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         return self._read(
             wire.read_figures, self._ask("Figures", b"", "for its figures", timeout_s)
@@ -299,6 +342,7 @@ class PeerChannel:
             began = time.monotonic()
             try:
                 reply: bytes = call(request, left, self._metadata)
+                self._was_reached = True
                 return reply
             except grpc.RpcError as error:
                 tries = tries or _Tries(self, timeout_s, began)
@@ -361,17 +405,27 @@ class PeerChannel:
             f"({code.name if code else 'no code'}: {details}). Look into its log."
         )
 
+    def is_nobody(self, error: Any) -> bool:
+        """Nobody listens there, and nobody ever did.
+
+        Where somebody did, it may be about to come back: it is waited for.
+        """
+        details = error.details() or ""
+        return not self._was_reached and any(sign in details for sign in _NOBODY)
+
     def is_slammed(self, error: Any) -> bool:
         """The peer took the connection, and closed it before it said anything.
 
         In TLS 1.3 a client is through with the handshake before the server has looked at its
-        certificate, so this is all it learns from one that does not like it.
+        certificate, so this is all it learns from one that does not like it. (A server that closes
+        it before has as many connections as it takes, and soon fewer: that is tried again.)
         """
         details = error.details() or ""
         return (
             self._has_tls
             and "failed to connect" in details
             and ("Socket closed" in details or "reset by peer" in details)
+            and "Handshake read failed" not in details
         )
 
     # ---- Many messages
@@ -425,12 +479,20 @@ class _Tries:
         failed = self._channel.fail(error, what)
         if failed is not None:
             raise failed from None
+        if self._channel.is_nobody(error):
+            raise PeerLostError(
+                f"nobody listens at {self._channel.address} ({error.details()}); it was asked "
+                f"{what}. Check the address, and that the process which serves there has started.",
+                peer=self._channel.address,
+                leaf=leaf,
+                seconds=time.monotonic() - self._began,
+            ) from None
         self._slammed = self._slammed + 1 if self._channel.is_slammed(error) else 0
         if self._slammed == _SLAMMED_MAX:
             raise PeerRefusedError(
                 f"the peer at {self._channel.address} closes each connection as soon as it is made "
                 f"({error.details()}). It does not accept this process' certificate, or wants "
-                "one: check cert and key of TLS. Or it has as many connections as it takes."
+                "one: check cert and key of TLS."
             ) from None
         pause = self._pause_s * (0.5 + random.random() / 2)
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
@@ -652,6 +714,8 @@ def _open(address: str, tls: TLS | None, limits: Limits, timeout_s: float) -> An
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS_MAX),
         ("grpc.min_reconnect_backoff_ms", alive_ms),  # how long an attempt to connect may take
+        # Before the server closes it, which gRPC would remark upon on stderr. (A second at least.)
+        ("grpc.client_idle_timeout_ms", max(1000, int(limits.idle_s * 500))),
         # A peer that is gone without a word is found out by pings.
         ("grpc.keepalive_time_ms", alive_ms),
         ("grpc.keepalive_timeout_ms", alive_ms),

@@ -32,22 +32,20 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., version: _Optional[str] = ..., generation: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base_url", "base_number")
+    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
-    BASE_URL_FIELD_NUMBER: _ClassVar[int]
-    BASE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     target: str
     key_groups: _containers.RepeatedScalarFieldContainer[int]
     barrier: int
-    base_url: str
-    base_number: int
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base_url: _Optional[str] = ..., base_number: _Optional[int] = ...) -> None: ...
+    base: bytes
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base: _Optional[bytes] = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based")
@@ -210,6 +208,12 @@ class QueryReply(_message.Message):
     found: _containers.RepeatedScalarFieldContainer[bool]
     value: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, description: _Optional[bytes] = ..., found: _Optional[_Iterable[bool]] = ..., value: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ScanRequest(_message.Message):
+    __slots__ = ("key_groups",)
+    KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    key_groups: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key_groups: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FiguresRequest(_message.Message):
     __slots__ = ()

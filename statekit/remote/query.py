@@ -8,10 +8,11 @@ the error that it would raise itself (NotOwnedError), not with "no such key".
 from collections.abc import Iterable
 from struct import Struct
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from statekit.codecs import VALUE_FAULTS, Codec, make_codec, make_shape
-from statekit.errors import PeerError, SchemaError, where
+from statekit.codecs import Codec, make_codec, make_shape
+from statekit.errors import KindError, PeerError, SchemaError, where
+from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS, KeyType, key_codec, key_error
 from statekit.remote.calls import PeerHello, QueryCall
 from statekit.remote.security import TLS
@@ -222,6 +223,14 @@ class RemoteState(Generic[T]):
         if found is _MISSING:
             raise KeyError(key)
         return found  # type: ignore[no-any-return]
+
+    def __iter__(self) -> NoReturn:
+        # Without it, Python would ask for the keys 0, 1, 2, ...
+        raise KindError(
+            f"state {self.name!r} at {self._channel.address} cannot be gone through from outside: "
+            "a connection reads the keys that it is asked for. Use get_many(keys), or restore a "
+            "checkpoint of the process to see all of it."
+        )
 
     def __contains__(self, key: Any) -> bool:
         return self._read([key])[0] is not _MISSING

@@ -6,6 +6,8 @@ The rules, in one place:
   for a token, or for certificates of their own (mutual TLS).
 - A token goes over TLS, or stays in this machine.
 - insecure=True lifts both, and is for networks that nobody else is in.
+- That a later generation has begun, so that this process owns nothing any more, is believed of
+  those only who have shown who they are: by the token, or by a certificate.
 """
 
 import hmac
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from statekit.errors import ArgumentError, shorten
+from statekit.errors import ArgumentError, PeerRefusedError, shorten
 
 PEM: TypeAlias = str | os.PathLike[str] | bytes  # a path, or what is in the file
 
@@ -195,6 +197,26 @@ def shows(expected: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
 
 
 # ---- The rules
+
+
+def knows_callers(tls: TLS | None, token: str | None) -> bool:
+    """Whether a server knows of those who call it that they are members of the job."""
+    return bool(token) or (tls is not None and tls.ca is not None)
+
+
+def knows_servers(tls: TLS | None, token: str | None) -> bool:
+    """Whether one who calls knows that of the server: by its certificate, or they share a token."""
+    return bool(token) or tls is not None
+
+
+def unbelieved(generation: int, ours: int, who: str = "a peer") -> PeerRefusedError:
+    """The exception for a stranger's word that our generation is over."""
+    return PeerRefusedError(
+        f"{who} says that generation {generation} has begun; this process is of generation {ours}. "
+        "They have shown each other neither a token nor a certificate, so this is not believed, "
+        f"and nothing was done. If it is so, call kv.fence({generation}) here. With a token or "
+        "TLS on both sides it is obeyed."
+    )
 
 
 def check_server(address: Address, tls: TLS | None, token: str | None, insecure: bool) -> None:

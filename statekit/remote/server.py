@@ -2,13 +2,14 @@
 
 Whoever calls, it stays within Limits:
 
-    threads   one pool of `threads + streams`, and one more thread for each running Stream. A call
+    threads   one pool of `threads + streams`, and one more for each running Stream or Scan. A call
               that sends many messages has to get one of `streams` slots first, and is refused
               without one: so `threads` are always left for the others
     time      a peer that sends nothing or takes nothing for `call_s` is cut off (watch.py). When
               many calls wait for what they were to send, those that wait longest go sooner
     memory    messages above `message_bytes` are refused before they are read, calls above `calls`
-              and connections above `connections` as soon as they come
+              and connections above `connections` as soon as they come. A connection without a call
+              is closed after `idle_s`, so that those who hold many keep nobody out for long
     access    the token is looked at before anything of the call is read
 
 The methods are all written as ones that take a stream of requests, on the wire there is no
@@ -45,7 +46,6 @@ from statekit.remote.calls import (
     Limits,
     PeerService,
     Piece,
-    StreamCall,
 )
 from statekit.remote.security import (
     TLS,
@@ -97,12 +97,13 @@ def options(limits: Limits) -> list[tuple[str, int]]:
 
 def _server_options(limits: Limits) -> list[tuple[str, int]]:
     call_ms = max(1000, int(limits.call_s * 1000))
+    idle_ms = max(1, int(limits.idle_s * 1000))
     return [
         *options(limits),
         ("grpc.so_reuseport", 0),  # else two servers may have one port, and each half of the calls
         ("grpc.max_concurrent_streams", limits.calls),  # of one connection
         ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.server_handshake_timeout_ms", min(call_ms, 10_000)),
+        ("grpc.server_handshake_timeout_ms", min(call_ms, max(idle_ms, 1000))),
         # A peer that is gone without a word is found out by pings, in 15 s at most.
         ("grpc.keepalive_time_ms", min(call_ms, 10_000)),
         ("grpc.keepalive_timeout_ms", min(call_ms, 5_000)),
@@ -110,7 +111,9 @@ def _server_options(limits: Limits) -> list[tuple[str, int]]:
         # Pings more often than channels send them are an attack.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 4),
-        ("grpc.max_connection_idle_ms", 10 * call_ms),
+        # There are so many connections, and somebody who opens them all and says nothing would keep
+        # the others out. Opening another takes a peer a few milliseconds, if it was idle for long.
+        ("grpc.max_connection_idle_ms", idle_ms),
     ]
 
 
@@ -236,7 +239,7 @@ class PeerServer:
             "Query": self._query,
             "Figures": self._show_figures,
         }
-        streams = {"FetchLong": self._fetch_long, "Stream": self._stream}
+        streams = {"FetchLong": self._fetch_long, "Stream": self._stream, "Scan": self._scan}
         return {
             **{
                 f"/{SERVICE}/{name}": _handler(self._answering(name, answer), is_stream=False)
@@ -400,8 +403,14 @@ class PeerServer:
 
     def _stream(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
         call = wire.read_stream(_receive(self._opening, requests, context), self._leaves)
-        outbox = _Outbox(self._service, call, _credits(self._running, requests, context))
-        return outbox.messages(min(_BEAT_S, self.limits.call_s / 3), self.limits.call_s)
+        return self._send(self._service.stream(call, _credits(self._running, requests, context)))
+
+    def _scan(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
+        call = wire.read_scan(_receive(self._opening, requests, context), self._key_groups)
+        return self._send(self._service.scan(call))
+
+    def _send(self, pieces: Iterator[Piece]) -> Iterator[bytes]:
+        return _Outbox(pieces).messages(min(_BEAT_S, self.limits.call_s / 3), self.limits.call_s)
 
     def _installed(self, data: bytes) -> bytes:
         call = wire.read_leases(data, InstalledCall, self._leaves)
@@ -510,8 +519,8 @@ class _Outbox:
     each change: so one of the two always sees the other.
     """
 
-    def __init__(self, service: PeerService, call: StreamCall, credits_: Iterator[int]) -> None:
-        self._pieces = service.stream(call, credits_)
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
         self._queue: collections.deque[Piece] = collections.deque()
         self._made = self._taken = 0  # bytes, each written by one side
         self._change = threading.Condition(threading.Lock())

@@ -18,7 +18,6 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, NoReturn, TypeVar
 
 from statekit import errors, remote
@@ -29,6 +28,7 @@ from statekit.migration.messages import Grant, Offer
 from statekit.remote import fields
 from statekit.remote.calls import (
     PROTOCOL,
+    RANGES_MAX,
     BeginCall,
     BeginReply,
     FetchCall,
@@ -42,6 +42,7 @@ from statekit.remote.calls import (
     ProposeCall,
     QueryCall,
     QueryReply,
+    ScanCall,
     StreamCall,
 )
 from statekit.remote.fields import Fields
@@ -60,7 +61,7 @@ KEY_BYTES_MAX: int = lib.SK_KEY_BYTES_MAX
 STATE_BYTES_MAX: int = lib.SK_NAME_BYTES_MAX
 NUMBER_MAX = 2**63 - 1
 NAME_CHARS_MAX = 256  # of migrations, processes, strategies
-URL_CHARS_MAX = 4096
+DIGEST_BYTES = 32  # SHA-256
 # Leases, keys or pieces in one message: as Python objects they take some 100 bytes each, so that a
 # message never becomes much more than 8 MB of them. PeerChannel cuts longer calls.
 ITEMS_MAX = 65536
@@ -108,6 +109,12 @@ def _number(value: int, what: str, most: int = NUMBER_MAX) -> int:
     return value
 
 
+def _digest(value: bytes) -> bytes:
+    if len(value) not in (0, DIGEST_BYTES):
+        _bad(f"a checkpoint's digest of {len(value)} bytes")
+    return value
+
+
 def _geometry(key_groups: int, subgroups: int) -> int:
     """How many leaves there are."""
     leaves = key_groups * subgroups
@@ -121,7 +128,7 @@ def _put_ranges(ranges: Iterable[range]) -> list[int]:
 
 
 def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]:
-    if len(ends) % 2 or len(ends) > 2 * ITEMS_MAX:
+    if len(ends) % 2 or len(ends) > 2 * RANGES_MAX:
         _bad(f"{len(ends)} ends of ranges of {what}")
     found = []
     before = -1
@@ -200,7 +207,7 @@ def put_hello(hello: PeerHello) -> bytes:
         generation=hello.generation,
         key_groups=hello.key_groups,
         subgroups=hello.subgroups,
-        description=_put_description(hello.schemas, hello.owned),
+        description=_put_description(hello.schemas, hello.owned, hello.watermark),
     )
 
 
@@ -218,6 +225,7 @@ def read_hello(data: bytes) -> PeerHello:
         description.schemas,
         _name(found.version, "a version"),
         found.protocol,
+        description.watermark,
     )
 
 
@@ -232,8 +240,7 @@ def put_begin(call: BeginCall) -> bytes:
         target=call.target,
         key_groups=_put_ranges(call.key_groups),
         barrier=call.barrier,
-        base_url=call.base_url,
-        base_number=call.base_number,
+        base=call.base,
     )
 
 
@@ -245,33 +252,22 @@ def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
         _name(found.target, "a target"),
         _read_ranges(found.key_groups, key_groups, "key-groups"),
         _number(found.barrier, "a checkpoint"),
-        _name(found.base_url, "a checkpoint's URL", URL_CHARS_MAX, 0),
-        _number(found.base_number, "a checkpoint"),
+        _digest(found.base),
     )
 
 
 def put_begin_reply(reply: BeginReply) -> bytes:
     offer = reply.offer
-    first, lengths, epochs, covered = [], [], [], []
-    # Leaves that follow each other have the same difference to their place in the list.
-    for (_, epoch, cover), run in groupby(
-        enumerate(offer.grants), lambda at: (at[1].leaf - at[0], at[1].epoch, at[1].covered)
-    ):
-        grants = [grant for _, grant in run]
-        first.append(grants[0].leaf)
-        lengths.append(len(grants))
-        epochs.append(epoch)
-        covered.append(cover)
     return _put(
         pb.BeginReply,
         migration=offer.migration,
         generation=offer.generation,
         sequence=offer.sequence,
         source=offer.source,
-        first_leaf=first,
-        leaves=lengths,
-        epoch=epochs,
-        covered=covered,
+        first_leaf=[grant.leaves.start for grant in offer.grants],
+        leaves=[len(grant.leaves) for grant in offer.grants],
+        epoch=[grant.epoch for grant in offer.grants],
+        covered=[grant.covered for grant in offer.grants],
         sizes=reply.sizes,
         barrier=reply.barrier,
         key_groups=reply.key_groups,
@@ -286,8 +282,8 @@ def read_begin_reply(data: bytes) -> BeginReply:
     found = _parse(pb.BeginReply, data)
     leaves = _geometry(found.key_groups, found.subgroups)
     grants = _read_grants(found, leaves)
-    if len(found.sizes) != len(grants):
-        _bad(f"{len(found.sizes)} sizes of {len(grants)} leaves")
+    if len(found.sizes) != sum(found.leaves):
+        _bad(f"{len(found.sizes)} sizes of {sum(found.leaves)} leaves")
     description = _read_description(found.description, found.key_groups)
     return BeginReply(
         Offer(
@@ -324,9 +320,8 @@ def _read_grants(found: pb.BeginReply, leaves: int) -> tuple[Grant, ...]:
         end = first + length
     runs = zip(found.first_leaf, found.leaves, found.epoch, found.covered, strict=True)
     return tuple(
-        Grant(leaf, epoch, covered)
+        Grant(range(first, first + length), epoch, covered)
         for first, length, epoch, covered in runs
-        for leaf in range(first, first + length)
     )
 
 
@@ -519,7 +514,7 @@ def read_released(data: bytes, leaves: int = LEAVES_MAX) -> Leases:
     return _read_leases(fields.read(data, "LeasesReply"), 1, leaves)
 
 
-# ---- Propose, Query, Figures
+# ---- Propose, Query, Scan, Figures
 
 
 def put_propose(call: ProposeCall) -> bytes:
@@ -577,6 +572,15 @@ def read_query_reply(data: bytes, keys: int) -> QueryReply:
         _bad(f"{len(schemas)} states where one was asked for")
     rest = iter(values)
     return QueryReply(schemas[0], tuple(next(rest) if is_there else None for is_there in marks))
+
+
+def put_scan(call: ScanCall) -> bytes:
+    return _put(pb.ScanRequest, key_groups=_put_ranges(call.key_groups))
+
+
+def read_scan(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> ScanCall:
+    found = _parse(pb.ScanRequest, data)
+    return ScanCall(_read_ranges(found.key_groups, key_groups, "key-groups"))
 
 
 def put_figures(figures: dict[str, Any]) -> bytes:

@@ -65,7 +65,7 @@ class ContainerState(KeyedState[V]):
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the containers of many keys."""
-        encoded = self._encoded_items(self._codec, values)
+        encoded = self._encoded_items(self._codec, values, keys)
         packed = column(encoded, "b", f"the values for state {self.name!r}")
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 

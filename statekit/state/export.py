@@ -1,10 +1,12 @@
 """Whole states as Arrow tables: numbers straight from the store's columns, the rest one by one."""
 
+from datetime import datetime, time
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec import json
 
+from statekit.errors import package
 from statekit.schema import Type
 from statekit.store import Block
 
@@ -18,8 +20,7 @@ _NUMBERS = {"i64", "f64"}
 
 def to_arrow(state: "KeyedState[Any]") -> "pyarrow.Table":
     """All entries of a state: its key columns and "value"."""
-    import pyarrow
-
+    pyarrow = package("pyarrow", "to_arrow()")
     raw = state._raw
     if raw.kind in _NUMBERS and not raw.codec.is_tuple and state._residence.is_whole:
         return _numbers_table(state)
@@ -88,17 +89,16 @@ def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
     """Values of a schema type as an Arrow array: maps as maps, records and tuples as structs.
 
     Where the type leaves it open (Any, unions, dates), Arrow finds out from the values; what it
-    cannot hold becomes JSON text.
+    cannot hold becomes JSON text, and datetimes with and without a zone side by side ISO 8601.
     """
-    import pyarrow
-
+    pyarrow = package("pyarrow", "to_arrow()")
     match kind:
         case "int" | "float" | "bool" | "str" | "bytes":
             return pyarrow.array(values, getattr(pyarrow, _SCALARS[kind])())
         case ["union", one, "none"] | ["union", "none", one]:
             return arrow_array(values, one)
-        case ["enum", _, _]:
-            return pyarrow.array([getattr(value, "value", value) for value in values])
+        case ["enum" | "flags", _, _]:
+            return _guessed([getattr(value, "value", value) for value in values])
         case ["list" | "set" | "tuple*", item]:
             flat = [one for value in values if value is not None for one in value]
             return pyarrow.ListArray.from_arrays(_offsets(values), arrow_array(flat, item))
@@ -142,14 +142,25 @@ def _item_getter(at: int) -> Any:
 
 
 def _field_getter(name: str) -> Any:
-    return lambda value: value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return lambda value: value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def _guessed(values: list[Any]) -> "pyarrow.Array":
     import pyarrow
 
+    if _needs_text(values):
+        texts = [None if value is None else value.isoformat() for value in values]
+        return pyarrow.array(texts, pyarrow.string())
     try:
         return pyarrow.array(values)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
+    except (pyarrow.ArrowException, OverflowError):
         texts = [None if value is None else json.encode(value).decode() for value in values]
         return pyarrow.array(texts, pyarrow.string())
+
+
+def _needs_text(values: list[Any]) -> bool:
+    """Whether they are times that no column has: with a time zone and without, and of day."""
+    zones = {value.tzinfo is None for value in values if isinstance(value, datetime)}
+    has_zone = any(isinstance(value, time) and value.tzinfo is not None for value in values)
+    are_times = all(value is None or isinstance(value, datetime | time) for value in values)
+    return are_times and (len(zones) == 2 or has_zone)

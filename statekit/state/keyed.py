@@ -5,26 +5,30 @@ which brings what is not here. Operations call C directly and look at the answer
 not do at once goes the long way, through `_settle`.
 """
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statekit._native import lib
-from statekit.codecs import VALUE_FAULTS, Codec, ItemAt, fault_reason
+from statekit.codecs import Codec, as_misfit
 from statekit.errors import (
     ArgumentError,
     BadValueError,
     ColumnError,
     CorruptBlockError,
+    InProcess,
     OverflowStateError,
     StateKitError,
     closed_error,
+    package,
     shorten,
     where,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.residence import BATCH_RECORDS_MAX, Residence
 from statekit.schema import StateSchema, show
 from statekit.store.columns import Column, key_column
@@ -38,16 +42,21 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 _SHOWN = 5  # entries in a repr
+_SHOWN_BYTES_MAX = 1 << 16  # values above that are not decoded for it
 NO_KEY: Any = object()  # for a value that is no key's: a default, or one of a batch
 
 # The key of `with kv.key(...)`, for all states of all providers in this context.
 current_key: ContextVar[Any] = ContextVar("statekit_current_key")
 
 
-class KeyedState(ABC, Generic[V]):
+class KeyedState(InProcess, ABC, Generic[V]):
     """A named collection of entries; V is what each key has."""
 
     __slots__ = ("__weakref__", "_codec", "_encode", "_id", "_ptr", "_raw", "_residence", "schema")
+    _instead = (
+        "Declare it on a provider of the other process; dict(state.items()) is a copy of its "
+        "entries."
+    )
 
     def __init__(
         self, raw: State, residence: Residence, schema: StateSchema, codec: Codec | None
@@ -137,6 +146,7 @@ class KeyedState(ABC, Generic[V]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """All entries as a data frame; see to_arrow()."""
+        package("pandas", "to_pandas()")
         return self.to_arrow().to_pandas()
 
     # ---- Batches
@@ -203,43 +213,31 @@ class KeyedState(ABC, Generic[V]):
             raise closed_error(self.name)
         return self._residence.settle(self._raw, call, *args)
 
-    def _encoded_items(self, codec: Codec, values: Any) -> list[bytes]:
-        """The values of a batch, each encoded; an error names the record."""
-        if isinstance(values, str | bytes | Mapping | AbstractSet):
-            raise ColumnError(
-                f"{shorten(values)} is no column of values{where(self.name)}. "
-                "Pass a list, an Arrow or NumPy array, or a series."
-            )
+    def _encoded_items(self, codec: Codec, values: Any, keys: Any = ()) -> list[bytes]:
+        """The values of a batch, each encoded; an error names the record, and its key if it can."""
         encode = codec.encode
         encoded: list[bytes] = []
-        for item in plain_items(values):
+        for item in value_items(values, self.name):
             try:
                 encoded.append(encode(item))
             except VALUE_FAULTS as fault:
-                error = self._misfit(fault, item, NO_KEY, codec)
-                error.record = len(encoded)
+                at = len(encoded)
+                key = keys[at] if isinstance(keys, list) and at < len(keys) else NO_KEY
+                error = self._misfit(fault, item, key, codec)
+                error.record = at
                 error.args = (f"record {len(encoded)}: {error.args[0]}",)
                 raise error from None
         return encoded
 
     def _misfit(self, fault: Exception, value: object, key: object, codec: Codec) -> StateKitError:
         """The error for a value that codec.encode() did not take."""
-        kind: type[StateKitError] = BadValueError
-        given = shorten(value)
-        if isinstance(item := getattr(fault, "item", None), ItemAt):  # the one that is wrong
-            value, codec = item.value, item.codec
-            given = f"{shorten(value)}, at {shorten(item.at)} of what was given,"
-        problem = f"is of type {type(value).__name__}, not {show(codec.type)}"
-        if isinstance(fault, OverflowError):
-            kind, problem = OverflowStateError, "does not fit into 64 bits"
-        elif isinstance(fault, UnicodeEncodeError):
-            problem = "has no UTF-8 form"
-        elif isinstance(fault, RecursionError):
-            problem = "is nested too deeply or contains itself"
-        elif reason := fault_reason(fault):
-            problem = f"does not fit {show(codec.type)}: {reason}"
+        misfit = as_misfit(fault, value, codec)
+        kind = OverflowStateError if misfit.is_too_large else BadValueError
         place = where(self.name) if key is NO_KEY else where(self.name, key)
-        error = kind(f"{given} {problem}{place}. Pass a value of type {show(codec.type)}.")
+        error = kind(
+            f"{shorten(misfit.value)}{misfit.place()} {misfit.problem()}{place}. "
+            f"{misfit.what_to_do()}"
+        )
         error.state, error.key = self.name, None if key is NO_KEY else key
         return error
 
@@ -265,15 +263,19 @@ class KeyedState(ABC, Generic[V]):
         kinds = f"{self._raw.codec.python} -> {show(self.schema.type)}"
         return f"{self._shown_as} {self.name!r}: {kinds}"
 
-    def _sample(self) -> list[tuple[Any, Any]]:
-        """The first entries that are in memory: a repr must not ask a server."""
-        found: list[tuple[Any, Any]] = []
+    def _sample(self) -> list[tuple[str, str]]:
+        """The first entries that are in memory, as text: a repr must not ask a server."""
+        found: list[tuple[str, str]] = []
         if self._ptr is None:
             return found
         decode = self._raw.codec.decode
         for key, value in self._residence.store.scan(self._raw, partial=True):
-            found.append((decode(key), self._decoded(value)))
-            if len(found) > _SHOWN:
+            if isinstance(value, bytes | memoryview) and len(value) > _SHOWN_BYTES_MAX:
+                text = f"<{len(value)} bytes>"
+            else:
+                text = shorten(self._decoded(value))
+            found.append((shorten(decode(key)), text))
+            if len(found) == _SHOWN:
                 break
         return found
 
@@ -281,15 +283,15 @@ class KeyedState(ABC, Generic[V]):
         if self._ptr is None:
             return f"<{self._title()}, closed>"
         entries = self._residence.store.stats(self._raw).entries
-        shown = [f"{shorten(key)}: {shorten(value)}" for key, value in self._sample()[:_SHOWN]]
+        shown = [f"{key}: {value}" for key, value in self._sample()]
         more = ["..."] if entries > _SHOWN else []
         body = ", ".join([*shown, *more])
         return f"<{self._title()}, {entries} in memory {{{body}}}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(shorten(key))}</td><td>{escape(shorten(value))}</td></tr>"
-            for key, value in self._sample()[:_SHOWN]
+            f"<tr><td>{escape(key)}</td><td>{escape(value)}</td></tr>"
+            for key, value in self._sample()
         )
         closed = "" if self._ptr is not None else ", closed"
         return (
@@ -309,10 +311,30 @@ def _shift_record(error: StateKitError, start: int, n: int) -> None:
         error.statuses = bytes(start) + error.statuses + bytes([lib.SK_END]) * after
 
 
+def value_items(values: Any, state: str) -> Any:
+    """The values of a batch as Python objects. ColumnError for what is no column."""
+    if isinstance(values, str | bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
+        raise ColumnError(
+            f"{shorten(values)} is no column of values{where(state)}. "
+            "Pass a list, an Arrow or NumPy array, or a series."
+        )
+    return plain_items(values)
+
+
 def plain_items(values: Any) -> Any:
     """A column as Python objects: Arrow's and NumPy's own are not what codecs and users expect."""
     if hasattr(values, "to_pylist"):
         return values.to_pylist()
-    if getattr(getattr(values, "dtype", None), "kind", "") == "M" and hasattr(values, "astype"):
-        values = values.astype("datetime64[us]")  # finer ones become ints
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(values, numpy.ndarray) and values.dtype.kind in "mM":
+        # Of nanoseconds NumPy would make ints.
+        whole = values.astype(f"{values.dtype.kind}8[us]")
+        lost = (whole != values) & (values == values)  # NaT is not equal to itself
+        if lost.any():
+            at = int(lost.argmax())
+            raise ColumnError(
+                f"item {at}, {values[at]}, has nanoseconds, which a datetime or timedelta has not. "
+                "Round it to microseconds."
+            )
+        values = whole
     return values.tolist() if hasattr(values, "tolist") else values

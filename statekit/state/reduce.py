@@ -4,9 +4,9 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from statekit.errors import ColumnError, where
+from statekit.errors import InProcess, shorten, unequal_columns
 from statekit.schema import StateSchema
-from statekit.state.keyed import plain_items
+from statekit.state.keyed import KeyedState, value_items
 from statekit.state.results import Values
 from statekit.state.value import NO_DEFAULT, NumberValueState, ValueState
 from statekit.store.columns import key_column
@@ -19,10 +19,11 @@ V = TypeVar("V")
 _NATIVE: dict[Any, str] = {operator.add: "add", min: "min", max: "max"}
 
 
-class _Folding(Generic[A]):
+class _Folding(InProcess, Generic[A]):
     """The value state below, and the lock that makes read, fold and write one step."""
 
     __slots__ = ("__weakref__", "_lock", "_values")
+    _instead = KeyedState._instead
 
     def __init__(self, values: ValueState[A]) -> None:
         self._values = values
@@ -232,18 +233,15 @@ class KeyedFold:
         self._state.discard(self._key)
 
     def __repr__(self) -> str:
-        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
+        return f"<{self._state.name!r} of {shorten(self._key)}: {shorten(self.get())}>"
 
 
 def _pairs(state: ValueState[Any], keys: Any, values: Any) -> Iterator[tuple[Any, Any]]:
     """A column of keys, in any form that batches take, and one of values as Python objects."""
     codec = state._raw.codec
     column = key_column(keys, codec, f"the keys for state {state.name!r}")
-    items = list(plain_items(values))
+    items = list(value_items(values, state.name))
     if column.n != len(items):
-        raise ColumnError(
-            f"there are {column.n} keys but {len(items)} values{where(state.name)}. "
-            "Pass one for each key."
-        )
+        raise unequal_columns(column.n, len(items), "values", state.name)
     rows = (codec.decode(column.encoded(record)) for record in range(column.n))
     return zip(rows, items, strict=True)

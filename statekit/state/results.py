@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statekit.codecs import Codec
+from statekit.errors import package, shorten
 from statekit.state.export import arrow_array
 from statekit.store.batch import Blobs, Numbers
 
@@ -58,8 +59,11 @@ class Values(Sequence[V], Generic[V]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(self[at]) for at in range(min(len(self), 10)))
+        shown = ", ".join(shorten(self[at]) for at in range(min(len(self), 10)))
         return f"<Values [{shown}{', ...' if len(self) > 10 else ''}], {len(self)} in all>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self.to_list(),)  # a copy, also in another process, is a list
 
     @abstractmethod
     def _value(self, at: int) -> Any:
@@ -75,10 +79,12 @@ class Values(Sequence[V], Generic[V]):
 
     def to_numpy(self) -> "numpy.ndarray[Any, Any]":
         """A NumPy array, of objects unless the values are numbers."""
+        package("numpy", "to_numpy()")
         import numpy
 
         found = numpy.empty(len(self), dtype=object)
-        found[:] = self.to_list()
+        for at, value in enumerate(self):
+            found[at] = value
         return found
 
 
@@ -109,6 +115,7 @@ class NumberValues(Values[V]):
 
     def to_numpy(self) -> "numpy.ndarray[Any, Any]":
         """A NumPy array of int64 or float64. A missing value without default is 0 or NaN."""
+        package("numpy", "to_numpy()")
         import numpy
 
         numbers = numpy.frombuffer(self._numbers, self._numbers.format)
@@ -121,6 +128,8 @@ class NumberValues(Values[V]):
         return numpy.where(there, numbers, numpy.array(default, numbers.dtype))
 
     def to_arrow(self) -> "pyarrow.Array":
+        package("numpy", "to_arrow()")
+        package("pyarrow", "to_arrow()")
         import numpy
         import pyarrow
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from statekit.errors import StateKitError
+from statekit.errors import ArgumentError, StateKitError, shorten, where
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
@@ -75,6 +75,11 @@ class TimersState(KeyedState[tuple[int, ...]]):
         Each timer is given to one caller once. limit: take only the first so many.
         """
         at = as_ms(watermark, "watermark")
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise ArgumentError(
+                f"limit={shorten(limit)} is no number of timers{where(self.name)}. "
+                "Pass an int, 0 or more, or leave it out."
+            )
         self._residence.bring_timers()
         if limit is None:
             return [Timer(due, key) for due, key in self._raw.due(at)]
@@ -139,4 +144,4 @@ class KeyedTimers:
         return self._state[self._key]
 
     def __repr__(self) -> str:
-        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
+        return f"<{self._state.name!r} of {shorten(self._key)}: {shorten(self.get())}>"

@@ -10,14 +10,16 @@ from numbers import Number
 from typing import Any, Generic, TypeVar, overload
 
 from statekit._native import lib
-from statekit.codecs import VALUE_FAULTS, Codec
+from statekit.codecs import Codec
 from statekit.errors import (
     KindError,
     MemoryLimitError,
     StateKitError,
     UnknownEntryError,
+    shorten,
     where,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS
 from statekit.residence import Residence
 from statekit.schema import StateSchema, show
@@ -216,7 +218,7 @@ class ValueState(KeyedState[V]):
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Sets the values of many keys. values: a list, an Arrow or NumPy array, a series."""
-        encoded = self._encoded_items(self._codec, values)
+        encoded = self._encoded_items(self._codec, values, keys)
         packed = column(encoded, "b", f"the values for state {self.name!r}")
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 
@@ -391,4 +393,4 @@ class KeyedValue(Generic[V]):
         self._state.discard(self._key)
 
     def __repr__(self) -> str:
-        return f"<{self._state.name!r} of {self._key!r}: {self.get()!r}>"
+        return f"<{self._state.name!r} of {shorten(self._key)}: {shorten(self.get())}>"

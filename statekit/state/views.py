@@ -30,9 +30,11 @@ from collections.abc import (
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from msgspec import Raw
+from msgspec.msgpack import Decoder
+
 from statekit._native import lib
 from statekit.codecs import (
-    VALUE_FAULTS,
     Codec,
     ListShape,
     MapShape,
@@ -42,12 +44,14 @@ from statekit.codecs import (
     make_codec,
 )
 from statekit.errors import (
+    InProcess,
     MemoryLimitError,
     PathError,
     UnknownEntryError,
     closed_error,
     where,
 )
+from statekit.exact import VALUE_FAULTS
 from statekit.store.buffers import Buffer, pop_buffer, push_buffer
 
 if TYPE_CHECKING:
@@ -75,10 +79,11 @@ _sk_write: Callable[..., int] = lib.sk_write
 _encode_int = make_codec(int).encode
 
 
-class View:
+class View(InProcess):
     """A place in a state. See the module."""
 
     __slots__ = ("_k", "_key", "_levels", "_shape", "_state", "_steps")
+    _instead = "Its copy() is a plain list, dict or set, which can."
 
     def __init__(
         self,
@@ -177,9 +182,8 @@ class View:
     def __len__(self) -> int:
         return self._read(lib.SK_R_LEN, wants_bytes=False) or 0
 
-    def _plain(self) -> Any:
-        """A plain copy of what is here."""
-        shape = self._shape
+    def _data(self) -> bytes:
+        """What is here, encoded."""
         if self._steps:
             data = self._read(_GET)
         else:
@@ -188,10 +192,23 @@ class View:
                 data = get(self._key)
             except _AWAITED:
                 data = self._state._settle(get, self._key)
+        return _EMPTY[self._shape.letter] if data is None else data
+
+    def _decoded(self, codec: Codec, data: bytes) -> Any:
         try:
-            return shape.codec.decode(_EMPTY[shape.letter] if data is None else data)
+            return codec.decode(data)
         except VALUE_FAULTS as fault:
             raise self._state._unreadable(fault, self._key) from None
+
+    def _plain(self) -> Any:
+        """A plain copy of what is here."""
+        return self._decoded(self._shape.codec, self._data())
+
+    def __copy__(self) -> Any:
+        return self._plain()  # as copy() does: a second view would be the same place
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._plain()
 
     def _encoded(self, codec: Codec, value: Any) -> bytes:
         try:
@@ -217,10 +234,62 @@ class View:
             and value._steps == self._steps + step
         )
 
+    # ---- A repr that is as long as one can read, and reads no more than it shows
+
     def __repr__(self) -> str:
-        return repr(self._plain())
+        return self._shown(_REPR_CHARS)
+
+    def _shown(self, room: int) -> str:
+        """What is here in about so many characters, and how much more there is."""
+        opening, closing = _BRACKETS[self._shape.__class__]
+        texts: list[str] = []
+        used = 0
+        for text in self._item_texts(room):
+            if texts and used + len(text) > room:
+                break
+            texts.append(text)
+            used += len(text) + 2
+        if not texts:
+            return "set()" if isinstance(self._shape, SetShape) else opening + closing
+        if (more := len(self) - len(texts)) > 0:
+            texts.append(f"... {more} more")
+        return f"{opening}{', '.join(texts)}{closing}"
+
+    def _item_texts(self, room: int) -> Iterator[str]:
+        """Of one item after the other, read a few at a time."""
+        raise NotImplementedError
+
+    def _entry_texts(self, show: Callable[[bytes, bytes], str]) -> Iterator[str]:
+        """Of the first entries of a map, or members of a set."""
+        raw = self._state._raw
+        done, entries = 0, _REPR_PAGE
+        while entries <= _REPR_ITEMS:
+            page = self._state._settle(raw.first_page, self._key, self._steps, entries)
+            parts = [] if page is None else _split_array(page)
+            keys, values = parts[::2], parts[1::2]
+            yield from map(show, keys[done:], values[done:])
+            if len(keys) < entries:
+                return
+            done, entries = len(keys), 4 * entries
 
 
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room // 2]}...{text[-(room // 4) :]}"
+
+
+def _below(room: int) -> int:
+    return max(room // 4, 40)
+
+
+_REPR_CHARS = 2000
+_REPR_ITEMS = 1024  # no more would have room
+_REPR_PAGE = 16  # items that are read at first: they may be large
+_split_array: Callable[[bytes], list[Any]] = Decoder(list[Raw]).decode
+_BRACKETS: dict[Any, tuple[str, str]] = {
+    ListShape: ("[", "]"),
+    MapShape: ("{", "}"),
+    SetShape: ("{", "}"),
+}
 _EMPTY = {"l": _EMPTY_ARRAY, "m": b"\x80"}
 
 
@@ -269,7 +338,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
 
     def _position(self, at: Any) -> int:
         """A position from the front, of an item that is there."""
-        position = index(at)
+        position = _integer(at)
         length = len(self)
         if position < 0:
             position += length
@@ -433,7 +502,25 @@ class ListView(View, MutableSequence[T], Generic[T]):
         self._splice(0, _END, self[::-1])
 
     def sort(self, *, key: Callable[[T], Any] | None = None, reverse: bool = False) -> None:
-        self._splice(0, _END, sorted(self.copy(), key=key, reverse=reverse))  # type: ignore[type-var,arg-type]
+        """Sorts the items. ValueError if they change meanwhile, by `key` or by another thread."""
+        data = self._data()
+        items = sorted(self._decoded(self._shape.codec, data), key=key, reverse=reverse)
+        if self._data() != data:
+            raise ValueError(
+                f"list modified during sort{where(self._state.name, self._key)}. It is as it was "
+                "left, and not sorted."
+            )
+        self._splice(0, _END, items)
+
+    def _item_texts(self, room: int) -> Iterator[str]:
+        if isinstance(self._shape.item, ValueShape):
+            start = 0
+            while start < _REPR_ITEMS and (page := self._range(start, start + _REPR_PAGE)):
+                yield from (_cut(repr(item), room) for item in page)
+                start += len(page)
+            return
+        for at in range(min(len(self), _REPR_ITEMS)):
+            yield self._at(_index_step(at), self._shape.item)._shown(_below(room))
 
 
 def _listed(values: Any) -> list[Any]:
@@ -442,7 +529,16 @@ def _listed(values: Any) -> list[Any]:
 
 def _clamped(at: Any) -> int:
     """A position that fits into 64 bits: one beyond is out of range all the same."""
-    return max(-_END, min(_END, index(at)))
+    return max(-_END, min(_END, _integer(at)))
+
+
+def _integer(at: Any) -> int:
+    try:
+        return index(at)
+    except TypeError:
+        raise TypeError(
+            f"list indices must be integers or slices, not {type(at).__name__}"
+        ) from None
 
 
 def _index_step(at: Any) -> bytes:
@@ -469,7 +565,15 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
     _shape: MapShape
 
     def _step(self, key: Any) -> bytes:
-        return self._encoded(self._shape.key, key)
+        try:
+            return self._shape.key.encode(key)
+        except VALUE_FAULTS as fault:
+            raise self._key_error(fault, key) from None
+
+    def _key_error(self, fault: Exception, key: Any) -> Exception:
+        error = self._state._misfit(fault, key, self._key, self._shape.key)
+        error.args = (f"the map key {error.args[0]}",)
+        return error
 
     # ---- Reading
 
@@ -478,7 +582,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         try:
             step = shape.key.encode(key)
         except VALUE_FAULTS as fault:
-            raise self._state._misfit(fault, key, self._key, shape.key) from None
+            raise self._key_error(fault, key) from None
         if shape.value.letter:
             view: V = self._at(step, shape.value)
             return view
@@ -551,7 +655,7 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
         try:
             step = shape.key.encode(key)
         except VALUE_FAULTS as fault:
-            raise self._state._misfit(fault, key, self._key, shape.key) from None
+            raise self._key_error(fault, key) from None
         if self._is_view_of(value, step):
             return
         try:
@@ -598,6 +702,20 @@ class MapView(View, MutableMapping[K, V], Generic[K, V]):
 
     def clear(self) -> None:
         self._write(lib.SK_W_CLEAR, creates=False)
+
+    def _item_texts(self, room: int) -> Iterator[str]:
+        key, value = self._shape.key, self._shape.value
+        if isinstance(value, ValueShape):
+
+            def show(k: bytes, v: bytes) -> str:
+                found = self._decoded(key, k), self._decoded(value.codec, v)
+                return ": ".join(_cut(repr(one), room) for one in found)
+
+            yield from self._entry_texts(show)
+            return
+        for one in self._key_list()[:_REPR_ITEMS]:
+            below = self._at(key.encode(one), value)
+            yield f"{_cut(repr(one), room)}: {below._shown(_below(room))}"
 
 
 class _Keys(KeysView[K]):
@@ -689,6 +807,18 @@ class SetView(View, MutableSet[T], Generic[T]):
         if self._write(lib.SK_W_DELETE, self._steps + step, creates=False) is None:
             raise KeyError(value)
 
+    def pop(self) -> T:
+        """Removes a member and returns it; KeyError if there is none."""
+        raw = self._state._raw
+        while True:
+            page = self._state._settle(raw.first_page, self._key, self._steps, 1)
+            if page is None:
+                raise KeyError(f"pop from an empty set{where(self._state.name, self._key)}")
+            step = bytes(_split_array(page)[0])
+            if self._write(lib.SK_W_DELETE, self._steps + step, creates=False) is not None:
+                member: T = self._decoded(self._shape.item, step)
+                return member  # else another thread was quicker
+
     def update(self, *others: Iterable[T]) -> None:
         values = [value for other in others for value in other]
         if values:
@@ -700,6 +830,10 @@ class SetView(View, MutableSet[T], Generic[T]):
 
     def clear(self) -> None:
         self._write(lib.SK_W_CLEAR, creates=False)
+
+    def _item_texts(self, room: int) -> Iterator[str]:
+        item = self._shape.item
+        return self._entry_texts(lambda k, _: _cut(repr(self._decoded(item, k)), room))
 
     def copy(self) -> set[T]:
         """A plain set of what is here now."""

@@ -9,7 +9,7 @@ import ctypes
 from typing import Any, TypeAlias
 
 from statekit._native import ffi, lib
-from statekit.errors import ColumnError, null_item
+from statekit.errors import ColumnError, MissingPackageError, null_item, package
 
 # letter, type, n, data, offsets, data_len, keep: the fields of _columns.Column
 ArrowColumn: TypeAlias = tuple[str, int, int, Any, Any, int, object]
@@ -115,8 +115,10 @@ def _convert(source: Any, layout: bytes, is_dictionary: bool) -> Any:
         target = pa.large_string()
     elif "binary" in str(kind):
         target = pa.large_binary()
-    elif pa.types.is_null(kind) and len(values):
-        raise null_item(0)
+    elif pa.types.is_null(kind):
+        if len(values):
+            raise null_item(0)
+        target = pa.string()
     if target is None:
         raise ColumnError(
             f"a column of Arrow type {values.type} is not supported. "
@@ -160,10 +162,6 @@ def _aligned(
 
 def _pyarrow(what: str) -> Any:
     try:
-        import pyarrow
-    except ImportError:
-        raise ColumnError(
-            f"{what} must be converted, which needs pyarrow. "
-            "Install statekit[arrow], or pass string, binary, int64 or double."
-        ) from None
-    return pyarrow
+        return package("pyarrow", f"converting {what}")
+    except MissingPackageError as error:
+        raise ColumnError(f"{error}. Or pass string, binary, int64 or double.") from None

@@ -5,7 +5,13 @@ from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol
 
 from statekit._native import ffi, lib
-from statekit.errors import ColumnError, UnknownEntryError, closed_error, native_error, where
+from statekit.errors import (
+    UnknownEntryError,
+    closed_error,
+    native_error,
+    unequal_columns,
+    where,
+)
 from statekit.keys import KeyCodec
 from statekit.store.buffers import owned_view
 from statekit.store.columns import Column, column, key_column
@@ -110,9 +116,7 @@ def run_batch(
             continue
         col = column(source, letter, f"the {field} for state {state.name!r}")
         if col.n != n:
-            raise ColumnError(
-                f"there are {n} keys but {col.n} {field}{where(state.name)}. Pass one for each key."
-            )
+            raise unequal_columns(n, col.n, field.replace("_", " "), state.name)
         col.fill(getattr(args, field), raw=raw)
         keep.append(col)
     for field, number in (numbers or {}).items():

@@ -13,7 +13,7 @@ floats for ints. A null is an error, which names its position.
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from statekit.errors import ColumnError, native_error, null_item, shorten
 from statekit.keys import KeyCodec
 from statekit.store.arrow import arrow_column, arrow_from_stream
 from statekit.store.buffers import owned_view
+from statekit.store.kinds import InexactError, exact_float
 
 _WORDS = {"s": "str", "b": "bytes", "i": "int", "f": "float", "*": "str, bytes, int or float"}
 _FORMS = {"s": lib.SK_FORM_STR, "b": lib.SK_FORM_MSGPACK, "i": 0, "f": 0}
@@ -74,6 +75,8 @@ def column(source: Any, want: str, what: str = "the column") -> Column:
         found = _find(source, want)
         if want in ("*", found.letter):
             return found
+        if found.n == 0:  # an empty array has whatever type its library likes
+            return _from_items((), want)
         if want == "f" and found.letter == "i":
             return _floats(found)
         raise _misfit(f"it holds {_WORDS[found.letter]}", want)
@@ -130,13 +133,14 @@ def _tuple_parts(source: Any, count: int) -> Any:
     """The columns of a source of tuple keys, or None."""
     if isinstance(source, tuple):
         return source if len(source) == count else None
+    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+        return None
     rows = source if isinstance(source, list) else list(source)
     if not rows:
         return [[] for _ in range(count)]
-    if isinstance(rows[0], tuple):
-        fit = all(isinstance(row, tuple) and len(row) == count for row in rows)
-        return list(zip(*rows, strict=True)) if fit else None
-    return rows if len(rows) == count else None
+    # Rows are tuples: two lists of two might be rows as well as columns.
+    fit = all(isinstance(row, tuple) and len(row) == count for row in rows)
+    return list(zip(*rows, strict=True)) if fit else None
 
 
 def _find(source: Any, want: str) -> Column:
@@ -158,6 +162,11 @@ def _find(source: Any, want: str) -> Column:
         return _from_buffer(memoryview(source), want)
     if hasattr(source, "to_numpy"):
         return _find(source.to_numpy(), want)
+    if isinstance(source, Mapping):
+        raise ColumnError(
+            f"{shorten(source)} is a mapping, not a column. Pass list(x) for its keys and "
+            "list(x.values()) for its values."
+        )
     if isinstance(source, Iterable):
         return _from_items(list(source), want)
     raise ColumnError(
@@ -177,11 +186,20 @@ def _from_items(source: Any, want: str) -> Column:
         if want == "i":
             return _numbers("i", array("q", items), len(items))
         if want == "f":
-            return _numbers("f", array("d", items), len(items))
+            return _numbers("f", _float_items(items), len(items))
         joined, lengths = _join_str(items) if want == "s" else (b"".join(items), map(len, items))
     except (TypeError, ValueError, OverflowError):
         raise _item_error(items, want) from None
     return _variable(want, joined, array("q", accumulate(lengths, initial=0)), len(items))
+
+
+def _float_items(items: tuple[Any, ...]) -> "array[float]":
+    """Their floats. InexactError for a number that none is equal to."""
+    floats = array("d", items)
+    if not set(map(type, items)) <= {float} and tuple(floats) != items:
+        for item in items:  # a NaN is not equal to itself
+            exact_float(item)
+    return floats
 
 
 def _join_str(items: Any) -> tuple[bytes, Iterable[int]]:
@@ -208,18 +226,27 @@ def _item_error(items: Any, want: str) -> ColumnError:
             _from_items_one(item, want)
         except OverflowError:
             return ColumnError(
-                f"item {at}, {shorten(item)}, does not fit into 64 bits. Use str or float."
+                f"item {at}, {shorten(item)}, does not fit into 64 bits, which is -2**63 to "
+                "2**63 - 1. Declare the state with another type, or leave it out."
             )
+        except InexactError as fault:
+            return ColumnError(f"item {at}, {shorten(item)}, {fault}. {fault.advice}")
         except (TypeError, ValueError):
             if item is None:
                 return null_item(at)
+            if want == "s" and isinstance(item, str):
+                return ColumnError(
+                    f"item {at}, {shorten(item)}, has no UTF-8 form. Remove its lone surrogates."
+                )
             return _misfit(f"item {at} is {shorten(item)}", want)
     return _misfit("it changed while it was read", want)
 
 
 def _from_items_one(item: Any, want: str) -> None:
-    if want in "if":
-        array("q" if want == "i" else "d", [item])
+    if want == "i":
+        array("q", [item])
+    elif want == "f":
+        exact_float(item)
     elif want == "s":
         "".join([item]).encode()
     else:
@@ -255,7 +282,10 @@ def _from_numpy(source: Any, want: str, numpy: Any) -> Column:
     if kind in "iu":
         if kind == "u" and len(source) and int(source.max()) > _INT_MAX:
             at = int(numpy.argmax(source > _INT_MAX))
-            raise ColumnError(f"item {at}, {source[at]}, does not fit into 64 bits. Use str.")
+            raise ColumnError(
+                f"item {at}, {source[at]}, does not fit into 64 bits, which is -2**63 to "
+                "2**63 - 1. Declare the state with another type, or leave it out."
+            )
         data = numpy.require(source, "<i8", ["C", "A"])
         return _numbers("i", data, len(data))
     if kind == "f" and source.dtype.itemsize <= 8:
@@ -267,8 +297,7 @@ def _from_numpy(source: Any, want: str, numpy: Any) -> Column:
 
 
 def _floats(ints: Column) -> Column:
-    values = ffi.unpack(ffi.cast("int64_t *", ints.data), ints.n)
-    return _numbers("f", array("d", values), ints.n)
+    return _from_items(ffi.unpack(ffi.cast("int64_t *", ints.data), ints.n), "f")
 
 
 # ---- Native memory

@@ -123,22 +123,29 @@ class ContainerState(State):
         """
         steps = encode_path(path)
         position = ffi.new("uint64_t[2]")  # cursor, version
-        while True:
-            buffer = empty_buffer()
-            try:
-                k = self._encode(key)
-                length = lib.sk_page(
-                    self._ptr, self._id, k, len(k), steps, len(steps),
-                    position, position + 1, elements_max, buffer.ptr,
-                )  # fmt: skip
-            except KEY_FAULTS as fault:
-                raise self._fault(fault, key) from None
-            if length < 0:
-                push_buffer(buffer)
-                if length in (-lib.SK_END, -_MISSING):
-                    return
-                raise self._refuse(-length, key)
-            yield buffer.take(length)
+        while (page := self._page(key, steps, position, elements_max)) is not None:
+            yield page
+
+    def first_page(self, key: Any, steps: bytes, elements_max: int) -> bytes | None:
+        """The first of the pages() at an encoded path; None if there is nothing."""
+        return self._page(key, steps, ffi.new("uint64_t[2]"), elements_max)
+
+    def _page(self, key: Any, steps: bytes, position: Any, elements_max: int) -> bytes | None:
+        buffer = empty_buffer()
+        try:
+            k = self._encode(key)
+            length = lib.sk_page(
+                self._ptr, self._id, k, len(k), steps, len(steps),
+                position, position + 1, elements_max, buffer.ptr,
+            )  # fmt: skip
+        except KEY_FAULTS as fault:
+            raise self._fault(fault, key) from None
+        if length >= 0:
+            return buffer.take(length)
+        push_buffer(buffer)
+        if length in (-lib.SK_END, -_MISSING):
+            return None
+        raise self._refuse(-length, key)
 
     # ---- Writing
 

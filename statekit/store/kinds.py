@@ -1,6 +1,6 @@
 """Kinds of state, residencies and gates of leaves, clocks: names in Python, numbers in C."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from statekit._native import lib
 from statekit.errors import ArgumentError, native_error, shorten
@@ -50,3 +50,19 @@ def residency_name(answer: int) -> Residency:
     if answer < 0:
         raise native_error(-answer)
     return RESIDENCIES[answer]
+
+
+class InexactError(ValueError):
+    """A number that no float is equal to."""
+
+    advice = "Pass float(x), which rounds it, or declare the state with Decimal."
+
+
+def exact_float(value: Any) -> float:
+    """The float that is equal to a number; any NaN for one that is not equal to itself."""
+    if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise TypeError("no number: float() would parse it")
+    number = float(value)
+    if number != value and value == value:
+        raise InexactError(f"has no equal float; the nearest one is {number!r}")
+    return number

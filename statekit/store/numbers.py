@@ -10,9 +10,10 @@ from operator import index
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from statekit._native import ffi, lib
-from statekit.errors import StateKitError, where
+from statekit.errors import BadValueError, OverflowStateError, StateKitError, shorten, where
 from statekit.keys import KEY_FAULTS, KeyCodec
 from statekit.store.batch import Numbers, run_batch
+from statekit.store.kinds import InexactError, exact_float
 from statekit.store.states import State
 
 N = TypeVar("N", int, float)
@@ -42,18 +43,12 @@ class _Kind(NamedTuple):
     cas: Callable[..., int]
 
 
-def _as_float(value: Any) -> float:
-    if isinstance(value, str | bytes):
-        raise TypeError("float() would parse it")
-    return float(value)
-
-
 _I64 = _Kind(
     "i64", int, index, "i", "q", "int64_t *",
     lib.sk_i64_value, lib.sk_i64_get, lib.sk_i64_put, lib.sk_i64_folded, lib.sk_i64_cas,
 )  # fmt: skip
 _F64 = _Kind(
-    "f64", float, _as_float, "f", "d", "double *",
+    "f64", float, exact_float, "f", "d", "double *",
     lib.sk_f64_value, lib.sk_f64_get, lib.sk_f64_put, lib.sk_f64_folded, lib.sk_f64_cas,
 )  # fmt: skip
 
@@ -81,6 +76,18 @@ class NumberState(State, Generic[N]):
         self._type, self._convert = number.type, number.convert
         self._native_value, self._native_put = number.value, number.put
         self._native_folded, self._native_cas = number.folded, number.cas
+
+    def _value_fault(self, fault: Exception, value: object, place: str) -> StateKitError:
+        problem, advice = str(fault), InexactError.advice
+        cls: type[StateKitError] = BadValueError
+        if isinstance(fault, OverflowError) and self._type is float:
+            cls, problem = OverflowStateError, "is larger than any float"
+            advice = "Declare the state with Decimal."
+        elif not isinstance(fault, InexactError):
+            return super()._value_fault(fault, value, place)
+        error = cls(f"{shorten(value)} {problem}{place}. {advice}")
+        error.state = self.name
+        return error
 
     def get(self, key: Any, default: N | None = None) -> N | None:
         encode, read = self._encode, self._native_value
@@ -152,7 +159,8 @@ class NumberState(State, Generic[N]):
                 cell = ffi.new(self._number.cell, self._convert(expected))
             status = native_cas(self._ptr, self._id, k, len(k), cell, desired, ffi.NULL)
         except KEY_FAULTS as fault:
-            raise self._fault(fault, key, desired) from None
+            wrong = desired if not self._fits(desired) else expected
+            raise self._fault(fault, key, wrong) from None
         if status in (_MISSING, _CHANGED):
             return False
         if status:

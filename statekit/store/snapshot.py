@@ -52,6 +52,10 @@ class Snapshot:
         self.watermark: int | None = None if watermark == NO_TIME else watermark
         self.leaves: int = lib.sk_leaf_count(store)
 
+    def add_shut(self) -> None:
+        """Has leaves in it that are shut, as they are. Before it is read, or a gate opened."""
+        lib.sk_snapshot_add_shut(self._ptr)
+
     def _begin(self) -> Any:
         with self._idle:
             if self._ptr is None:

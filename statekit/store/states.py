@@ -13,6 +13,7 @@ from statekit._native import ffi, lib
 from statekit.errors import (
     ArgumentError,
     BadValueError,
+    InProcess,
     OverflowStateError,
     StateKitError,
     closed_error,
@@ -38,8 +39,10 @@ _get: Callable[..., int] = lib.sk_get
 _put: Callable[..., int] = lib.sk_put
 
 
-class State:
+class State(InProcess):
     """What states of every kind can do. Get one from Store.state()."""
+
+    _instead = "Ask a store of the other process for it; blocks carry entries over."
 
     __slots__ = (
         "_encode", "_id", "_ptr", "_raw_key", "codec", "kind", "name", "timed", "ttl_settings",
@@ -77,7 +80,7 @@ class State:
         error: StateKitError
         if isinstance(fault, OverflowError):
             error = OverflowStateError(
-                f"{shorten(value)} does not fit into 64 bits{place}. "
+                f"{shorten(value)} does not fit into 64 bits, which is -2**63 to 2**63 - 1{place}. "
                 "Use a float state or a smaller number."
             )
         else:

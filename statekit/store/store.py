@@ -11,6 +11,7 @@ from statekit._native import ffi, lib
 from statekit.errors import (
     ArgumentError,
     ClosedError,
+    InProcess,
     SchemaError,
     StateKitError,
     UnknownEntryError,
@@ -100,7 +101,7 @@ class Leaves:
         return f"<Leaves {self.start} to {self.stop}{attached}>"
 
 
-class Store:
+class Store(InProcess):
     """Keyed state in native memory. Every method may be called from any thread.
 
     key_groups, subgroups: powers of two. bytes_max: a limit on native memory, 0 for none.
@@ -125,6 +126,7 @@ class Store:
         "leaves",
         "subgroups",
     )
+    _instead = "Make one in the other process; encode_leaf() and decode() carry leaves over."
 
     def __init__(self, key_groups: int = 128, subgroups: int = 16, bytes_max: int = 0) -> None:
         out = ffi.new("sk_store **")
@@ -390,6 +392,20 @@ class Store:
         heat = array("Q", bytes(8 * self.leaves))
         self._expect(lib.sk_leaf_heat(self._ptr, ffi.from_buffer("uint64_t[]", heat)))
         return heat
+
+    def leaf_sizes(self) -> "array[int]":
+        """How many bytes the entries of each leaf take, those of leaves that are shut too."""
+        sizes = array("Q", bytes(8 * self.leaves))
+        out = ffi.from_buffer("uint64_t[]", sizes)
+        self._expect(lib.sk_leaf_sizes(self._ptr, _id(None), ffi.NULL, out))
+        return sizes
+
+    def leaf_entries(self, state: State) -> "array[int]":
+        """How many entries of a state each leaf has, those of leaves that are shut too."""
+        entries = array("Q", bytes(8 * self.leaves))
+        out = ffi.from_buffer("uint64_t[]", entries)
+        self._expect(lib.sk_leaf_sizes(self._ptr, _id(state), out, ffi.NULL))
+        return entries
 
     def clear(
         self, state: State, start: int = 0, stop: int | None = None, *, blind: bool = False

@@ -259,6 +259,30 @@ static void test_snapshot_has_a_leaf_iff_it_was_taken_before_the_leaf_was_shut(v
     }
 }
 
+static void test_snapshot_that_is_asked_to_has_shut_leaves_as_they_were(void) {
+    for (int reads_late = 0; reads_late < 2; reads_late++) {
+        sk_store *store = open_filled();
+        sk_buf all = {0}, found = {0};
+        sk_snapshot *with = NULL, *without = NULL;
+        CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &all) > 0);
+        CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+        CHECK_EQ(sk_snapshot_open(store, NULL, 0, &without), SK_OK);
+        CHECK_EQ(sk_snapshot_open(store, NULL, 0, &with), SK_OK);
+        sk_snapshot_add_shut(with);
+        if (reads_late) { /* after the leaf was opened, and changed */
+            CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
+            for (uint32_t s = 0; s < 2; s++) CHECK_EQ(sk_clear(store, s, 1, 2, SK_BLIND), SK_OK);
+        }
+        read_snapshot(with, 1, &found, SK_WHOLE);
+        CHECK(util_same(&found, &all));
+        read_snapshot(without, 1, &found, SK_AWAY);
+        CHECK_EQ(found.len, 0);
+        sk_buf_free(&all);
+        sk_buf_free(&found);
+        sk_close(store);
+    }
+}
+
 static void test_shut_leaf_can_be_completed_and_stays_shut(void) {
     sk_store *store = open_filled(), *target = open_filled();
     sk_buf all = {0};
@@ -470,7 +494,33 @@ static void test_batch_over_open_and_guarded_leaves_tells_them_apart(void) {
     }
 }
 
-/* ---- Heat ---- */
+/* ---- Sizes and heat ---- */
+
+static void test_sizes_are_what_sums_over_single_leaves_are(void) {
+    sk_store *store = open_filled();
+    uint64_t entries[LEAVES], bytes[LEAVES];
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_mark(store, 2, 3, SK_AWAY), SK_OK);
+    for (uint32_t state = 0; state < 2; state++) {
+        CHECK_EQ(sk_leaf_sizes(store, state, entries, bytes), SK_OK);
+        for (uint32_t i = 0; i < LEAVES; i++) {
+            sk_stats stats;
+            CHECK_EQ(sk_stats_read(store, state, i, i + 1, &stats), SK_OK);
+            CHECK_EQ(entries[i], stats.entries);
+            CHECK_EQ(bytes[i], stats.bytes);
+        }
+    }
+    CHECK_EQ(sk_leaf_sizes(store, SK_ALL_STATES, NULL, bytes), SK_OK);
+    CHECK_EQ(sk_leaf_sizes(store, SK_ALL_STATES, entries, NULL), SK_OK);
+    for (uint32_t i = 0; i < LEAVES; i++) {
+        CHECK_EQ(bytes[i], leaf_stats(store, i).bytes);
+        CHECK_EQ(entries[i], leaf_stats(store, i).entries);
+    }
+    CHECK(bytes[1] > 0);
+    CHECK_EQ(bytes[2], 0);
+    CHECK_EQ(sk_leaf_sizes(store, 77, entries, bytes), SK_BAD_ARGUMENT);
+    sk_close(store);
+}
 
 static void test_heat_counts_calls_exactly_and_records_about(void) {
     enum { RECORDS = 40000 };
@@ -678,12 +728,14 @@ int main(void) {
     RUN(test_sweeping_passes_a_shut_leaf_over_and_ends);
     RUN(test_shutting_takes_all_leaves_of_a_range_or_none);
     RUN(test_snapshot_has_a_leaf_iff_it_was_taken_before_the_leaf_was_shut);
+    RUN(test_snapshot_that_is_asked_to_has_shut_leaves_as_they_were);
     RUN(test_shut_leaf_can_be_completed_and_stays_shut);
     RUN(test_write_back_under_way_ends_while_the_leaf_is_shut);
     RUN(test_expected_leaf_answers_unknown_to_every_call);
     RUN(test_whatever_comes_opens_an_expected_leaf);
     RUN(test_expected_leaf_stays_so_where_it_is_shut_or_moved);
     RUN(test_batch_over_open_and_guarded_leaves_tells_them_apart);
+    RUN(test_sizes_are_what_sums_over_single_leaves_are);
     RUN(test_heat_counts_calls_exactly_and_records_about);
     RUN(test_picked_entries_are_known_elsewhere_and_only_they);
     RUN(test_pick_refuses_what_it_cannot_answer);

@@ -32,7 +32,7 @@ TIMEOUT_S = 0.25  # of calls between workers: most faults cost it once
 KEYS_PER_LEAF = 2
 PACE_SECONDS = 0.002  # between the increments of a writer: it is not about speed
 BLOB_BYTES = 288 << 10
-PATIENCE_SECONDS = 8.0  # of users: what is not done by then never will be
+PATIENCE_SECONDS = SECONDS_MAX  # of users: what is not done by then never will be
 BLOBS = 4  # in one leaf: more than a megabyte
 PROBE_SHARE = 0.15  # of increments go to the worker that should refuse them
 

@@ -113,7 +113,7 @@ class Relay:
             except OSError:  # closed
                 return
             try:
-                server = socket.create_connection(self._upstream, timeout=10)
+                server = socket.create_connection(self._upstream, timeout=120)
             except OSError:
                 _break(client)
                 continue

@@ -29,8 +29,8 @@ from statekit.checkpoint.rework import compact as compact_checkpoint
 from statekit.checkpoint.storage import open_storage
 from statekit.checkpoint.writer import Attempt
 
-LOCKS = {".lock", ".lock-publish"}
-SECONDS_MAX = 30.0
+LOCKS = {".lock"}
+SECONDS_MAX = 120.0
 
 
 class Prepared(NamedTuple):

@@ -5,6 +5,7 @@ under it: the library is then loaded already, and ctypes finds that very copy by
 """
 
 import ctypes
+import errno
 import os
 import signal
 import struct
@@ -68,6 +69,11 @@ class Rule(NamedTuple):
     calls: tuple[str, ...] = CHANGES
     error: int = 0
     delay_us: int = 0
+
+
+# A file system that has neither, as network mounts of object stores. To be armed after other rules:
+# a rule that makes a call fail is the last one that sees it.
+WITHOUT_NAMES = Rule(1, Action.FAIL_FOREVER, ("link", "rename"), errno.ENOSYS)
 
 
 class Entry(NamedTuple):

@@ -10,7 +10,7 @@ import random
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from workloads import MIXED, NIGHTLY, WORKLOADS, Workload
 import statekit as sk
 from statekit.checkpoint.retention import collect
 from statekit.checkpoint.storage import open_storage
-from statekit.errors import StorageError
+from statekit.errors import HomeError, StorageError
 
 CASES = (
     Case("fail_then_succeed", taken=0),
@@ -215,6 +215,76 @@ def test_row_7_a_real_disk_fills_up_and_work_resumes_when_space_is_freed(small_d
     print(f"{taken} taken, {refused} refused for want of space")
     assert refused >= 2
     kv.close()
+
+
+@pytest.mark.parametrize("spare_kib", [0, 1500, 2500])
+def test_a_home_on_a_full_disk_can_be_read_and_goes_on_when_space_is_freed(
+    small_disk: Path, spare_kib: int
+) -> None:
+    """Other programs fill the disk but for so much, which is too little to go on with."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    url = f"rocksdb:{small_disk / 'home'}?memory=4MiB"
+    kv = sk.open(url, key_groups=4, subgroups=4)
+    texts = kv.value("texts", bytes)
+    oracle: dict[str, bytes] = {}
+
+    def write() -> None:
+        key, value = f"key-{rng.randrange(2000)}", rng.randbytes(rng.choice((100, 3000, 20_000)))
+        texts[key] = value
+        oracle[key] = value
+
+    def refused(call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except HomeError as error:
+            if "The disk is full. Free some space and do it again" not in str(error):
+                raise
+            return True
+        return False
+
+    def check_reads() -> None:
+        for key, value in oracle.items():
+            assert texts[key] == value
+
+    for _ in range(100):
+        write()
+    kv.commit({"offset": 1})
+    while not refused(write):
+        pass
+    ballast = small_disk / "ballast"
+    fill_disk(ballast, spare_kib << 10)
+    check_reads()
+    failures = sum(refused(write) for _ in range(200))
+    assert failures, "memory is full, and so is the disk"
+    check_reads()
+    for call in (lambda: kv.commit({"offset": 2}), kv.flush, kv.flush, write):
+        refused(call)
+        check_reads()
+    ballast.unlink()
+    subprocess.run(["mount", "-o", f"remount,size={16 * TMPFS_BYTES}", str(small_disk)], check=True)
+    kv.flush()
+    for _ in range(300):
+        write()
+    check_reads()
+    kv.commit({"offset": 3})
+    kv.close()
+    with sk.open(url) as again:
+        assert again.committed == {"offset": 3}
+        assert dict(again.value("texts", bytes).items()) == oracle
+
+
+def fill_disk(path: Path, spare_bytes: int) -> None:
+    """Writes a file that leaves so much of the disk, or none of it."""
+    with open(path, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 12))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        file.truncate(max(0, file.tell() - spare_bytes))
 
 
 def test_row_8_without_descriptors_the_checkpoint_fails_and_nothing_else(stage: Stage) -> None:

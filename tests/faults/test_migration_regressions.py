@@ -4,15 +4,16 @@ Both providers are in this process: what matters is what they say to each other.
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from migration_cases import keys_of, leaf_of
 from migration_worker import KEY_GROUPS, SUBGROUPS
 from proxy import Direction, Fault, Proxy, Rule
+from remote_util import wait_until
 
 import statekit as sk
 from statekit.errors import (
@@ -28,8 +29,8 @@ from statekit.remote.channel import PeerChannel
 
 REQUEST, REPLY = Direction
 ALL = [*range(KEY_GROUPS)]
-TIMEOUT_S = 0.3
-LONG_S = 20.0
+SHORT_S = 0.3  # of a call that a fault keeps from being answered
+LONG_S = 120.0
 _STREAMS = {"streamed_requests": ("Stream",), "streamed_replies": ("Stream", "FetchLong")}
 
 
@@ -48,10 +49,25 @@ class Pair:
         self.back = Proxy(self.target_server.address, **_STREAMS)
         self.server.address = self.proxy.address  # what the source tells others
 
-    def fetch(self, groups: list[int], strategy: Any = "on_demand", timeout: float = LONG_S) -> Any:
+    def fetch(self, groups: list[int], strategy: Any = "on_demand") -> Any:
         return self.target.fetch_from(
-            self.proxy.address, key_groups=groups, strategy=strategy, timeout=timeout
+            self.proxy.address, key_groups=groups, strategy=strategy, timeout=LONG_S
         )
+
+    def fetch_in_vain(self, groups: list[int], rule: Rule, patch: pytest.MonkeyPatch) -> None:
+        """Whoever waits for the answer to Begin gives up when the rule has held it."""
+        begin = PeerChannel.begin
+
+        def gives_up(channel: PeerChannel, call: BeginCall, **options: Any) -> Any:
+            own = PeerChannel(channel.address, timeout_s=LONG_S)
+            threading.Thread(target=_in_vain, args=(begin, own, call), daemon=True).start()
+            assert rule.wait_reached()
+            raise PeerLostError("it has not answered", peer=channel.address, seconds=LONG_S)
+
+        with patch.context() as within:
+            within.setattr(PeerChannel, "begin", gives_up)
+            with pytest.raises(PeerLostError):
+                self.fetch(groups)
 
     def groups(self, provider: sk.KVProvider) -> list[int]:
         return [group for part in provider.key_groups for group in part]
@@ -65,6 +81,11 @@ class Pair:
         self.back.stop()
 
 
+def _in_vain(begin: Any, channel: PeerChannel, call: BeginCall) -> None:
+    with channel, suppress(sk.StateKitError):
+        begin(channel, call)
+
+
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(arrival_module, "RETRY_SECONDS", 0.05)
@@ -74,13 +95,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 
 def wait_gone(provider: sk.KVProvider) -> None:
-    """Until nothing is on its way; a bounded time."""
-    pause = threading.Event()
-    for _ in range(2000):
-        if not provider.migrations:
-            return
-        pause.wait(0.01)
-    raise AssertionError(provider.migrations)
+    """Until nothing is on its way."""
+    wait_until(lambda: not provider.migrations)
 
 
 def test_an_arrival_that_is_given_back_is_over(pair: Pair) -> None:
@@ -95,10 +111,12 @@ def test_an_arrival_that_is_given_back_is_over(pair: Pair) -> None:
 @pytest.mark.parametrize("direction", Direction)
 def test_a_give_back_that_was_lost_is_said_again(pair: Pair, direction: Direction) -> None:
     """Nobody had the key-groups, for ever."""
-    arrival = pair.fetch([2], timeout=TIMEOUT_S)
+    arrival = pair.fetch([2])
+    arrival._channel.timeout_s = SHORT_S
     pair.proxy.arm(Rule(Fault.DROP, 1, "GiveBack", direction))
     with pytest.raises(PeerLostError):
         arrival.give_back()
+    arrival._channel.timeout_s = LONG_S
     wait_gone(pair.target)
     assert pair.groups(pair.source) == ALL
     assert pair.there[keys_of([2])[0]] == keys_of([2])[0] + 1
@@ -112,10 +130,7 @@ def test_the_end_of_one_arrival_does_not_end_another_that_is_not_reported(pair: 
     assert rule.wait_reached()
     second = pair.fetch([1], "gradual")
     second.wait(LONG_S)
-    for _ in range(20):  # the second is finished by a thread of its own
-        if second not in pair.target.migrations:
-            break
-        threading.Event().wait(0.01)
+    wait_until(lambda: second not in pair.target.migrations)  # finished by a thread of its own
     rule.release.set()
     wait_gone(pair.target)
     wait_gone(pair.source)
@@ -156,25 +171,24 @@ def test_a_proposal_that_comes_twice_is_taken_on_once(pair: Pair, direction: Dir
         assert pair.here.add(key) == key + 2
 
 
-def test_a_late_begin_takes_nothing_away(pair: Pair) -> None:
+def test_a_late_begin_takes_nothing_away(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took key-groups from a later migration, or from the source, for one who had given up."""
     rule = pair.proxy.arm(Rule(Fault.DELAY, 1, "Begin", REQUEST))
-    with pytest.raises(PeerLostError):
-        pair.fetch([0], timeout=TIMEOUT_S)
+    pair.fetch_in_vain([0], rule, monkeypatch)
     arrival = pair.fetch([0])
     rule.release.set()
     assert rule.wait_over()
     assert pair.here.add(keys_of([0])[0]) == keys_of([0])[0] + 2
     arrival.wait(LONG_S)
-    again = pair.fetch([1], timeout=LONG_S)
-    again.give_back()
+    pair.fetch([1]).give_back()
     assert pair.groups(pair.source) == ALL[1:]
 
 
-def test_a_late_begin_finds_what_was_given_back_where_it_is(pair: Pair) -> None:
+def test_a_late_begin_finds_what_was_given_back_where_it_is(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rule = pair.proxy.arm(Rule(Fault.DELAY, 1, "Begin", REQUEST))
-    with pytest.raises(PeerLostError):
-        pair.fetch([0], timeout=TIMEOUT_S)
+    pair.fetch_in_vain([0], rule, monkeypatch)
     pair.fetch([0]).give_back()
     rule.release.set()
     assert rule.wait_over()
@@ -187,10 +201,7 @@ def test_a_key_group_of_which_a_part_died_with_its_owner_is_not_taken_back(pair:
     first = keys_of([0])[:1]
     pair.target.prefetch(first, key=int).result(LONG_S)
     (departure,) = pair.source.migrations
-    for _ in range(2000):
-        if departure.progress.leaves_done == 1:
-            break
-        threading.Event().wait(0.01)
+    wait_until(lambda: departure.progress.leaves_done == 1)
     pair.target_server.close()
     with pytest.raises(MigrationError, match=r"key-groups 0 are lost"):
         departure.abort(target_is_dead=True)
@@ -226,20 +237,31 @@ def test_who_is_fenced_takes_nothing_over(pair: Pair) -> None:
         pair.fetch([0])
 
 
-def test_many_who_wait_for_a_leaf_of_a_dead_peer_are_told_at_about_the_same_time(
-    pair: Pair,
+def test_many_who_wait_for_a_leaf_of_a_dead_peer_are_told_when_one_has_asked_in_vain(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waited for its own time-out after that of the one before."""
-    pair.fetch([0], timeout=TIMEOUT_S)
-    pair.server.close()
+    arrival = pair.fetch([0])
     key, count = keys_of([0])[0], 12
+    asked: list[int] = []
+    is_dead = threading.Event()
+
+    def fetch(*_: Any, **options: Any) -> Iterator[Any]:
+        asked.append(1)
+        assert is_dead.wait(LONG_S)
+        raise PeerLostError("it does not answer", peer=pair.proxy.address, seconds=LONG_S)
+
+    monkeypatch.setattr(arrival._channel, "fetch", fetch)
 
     def touch() -> None:
         with pytest.raises(PeerLostError, match=f"leaf {leaf_of(key)} "):
             pair.here.add(key)
 
-    began = time.monotonic()
     with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(touch) for _ in range(count)]:
+        all_of_them = [pool.submit(touch) for _ in range(count)]
+        wait_until(lambda: arrival._awaiting == count - 1)  # one asks, the others wait for it
+        is_dead.set()
+        for done in all_of_them:
             done.result(LONG_S)
-    assert time.monotonic() - began < 0.6 * count * TIMEOUT_S
+    assert len(asked) == 1
+    monkeypatch.undo()

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from migration_cases import MIGRATIONS, TIMEOUT_S, Case, again, keys_of
-from migration_worker import KEY_GROUPS, Nursery, Process
+from migration_worker import KEY_GROUPS, SECONDS_MAX, Nursery, Process
 from proxy import Direction, Fault, Rule
 from relay import Relay, Way
 
@@ -68,7 +68,7 @@ def run_at_random(workers: Workers, seed: int) -> str:
                 MIGRATIONS[name](case)
             for proxy in (case.to_source, case.to_target):
                 proxy.mix({}, 0.0)
-            case.patience = 10.0
+            case.patience = SECONDS_MAX
             bring_to_an_end(case)
         except Exception as error:
             return f"seed {seed}, {name}, loss {loss:.2f}, duplicates {doubles:.2f}: {error!r}"
@@ -162,7 +162,7 @@ def test_a_process_that_stands_still_holds_up_nobody_else(
 
 def move_slowly(case: Case, relay: Relay, strategy: str) -> None:
     case.hand_overs.update({0: 1, 1: 1})
-    case.target("fetch", relay.address, [0, 1], strategy, 20.0)
+    case.target("fetch", relay.address, [0, 1], strategy, SECONDS_MAX)
     case.writers.wait_more(case.source, OTHERS)
     case.writers.wait_more(case.target, 10)
 
@@ -184,7 +184,7 @@ def test_a_full_receive_window_takes_no_memory(own_workers: Workers) -> None:
         source, target = case.source, case.target
         source("fill", keys_of(moving), STATE_BYTES)
         before = source.process.call(None, "bytes_now")
-        target("fetch", relay.address, moving, "gradual", 20.0)
+        target("fetch", relay.address, moving, "gradual", SECONDS_MAX)
         relay.partition(Way.DOWN)  # nothing is read any more: windows and buffers fill
         case.hand_overs = dict.fromkeys(moving, 1)
         own = case.extra_writers(target, keys_of(spare))

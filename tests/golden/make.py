@@ -1,6 +1,7 @@
 """Makes the golden checkpoints of the present format version, once: python tests/golden/make.py
 
     v1/plain, v1/zstd, v1/lz4    a directory each: checkpoint 1 is full, 2 is a delta on top
+    v1/owned                     as plain, later: manifests say who published them
     v1/expected.json             what a restore of each must give
 
 They are restored by test_golden.py for as long as statekit reads version 1. So they are never made

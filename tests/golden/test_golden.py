@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 CASES = [
     f"v{version}/{name}"
     for version in range(FORMAT_READABLE, FORMAT_LATEST + 1)
-    for name in ("plain", "zstd", "lz4")
+    for name in ("plain", "zstd", "lz4", "owned")
 ]
 
 
@@ -55,6 +55,16 @@ def test_all_kinds_of_blocks_are_in_it(golden: tuple[str, Path]) -> None:
     assert first.metadata == {"note": "golden"}
     assert [second.watermark, first.watermark] == [1_050_000, 1_000_000]
     assert list(first.verify()) == list(second.verify()) == []
+
+
+def test_only_later_ones_have_an_owner(golden: tuple[str, Path]) -> None:
+    """The keys came later, within version 1; whoever goes on takes the place over either way."""
+    case, folder = golden
+    for one in sk.checkpoints(folder):
+        assert bool(one.manifest.owner) == (case == "v1/owned")
+        assert one.manifest.generation == (case == "v1/owned")
+    with sk.restore(folder) as kv:
+        assert kv.checkpoint(folder).manifest.generation == 3
 
 
 def test_what_makes_them_still_works(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import redis
 
-from ..servers import HOST, redis_server
 from .life import Life, Options
 
 PROGRESS_SECONDS = 30.0
@@ -68,7 +67,7 @@ def run(
                 code = 1
                 try:
                     os.close(here)
-                    address = f"redis://{HOST}:{port}/{job}" if port else ""
+                    address = f"redis://127.0.0.1:{port}/{job}" if port else ""
                     share = limits._replace(
                         steps=limits.steps and -(-limits.steps // jobs),
                         lives=limits.lives and -(-limits.lives // jobs),
@@ -157,6 +156,8 @@ def _redis() -> Iterator[int]:
     if shutil.which("redis-server") is None:
         yield 0
         return
+    from ..servers import redis_server  # not where pytest looks for doctests: there is no ".."
+
     with (
         tempfile.TemporaryDirectory() as place,
         redis_server(Path(place), "--databases", "64") as server,

@@ -15,9 +15,9 @@ HANDLED: Counter[tuple[str, str, str]] = Counter()
 
 def _leaves_of(message: Any) -> list[int]:
     if isinstance(message, Offer):
-        return [grant.leaf for grant in message.grants]
+        return [leaf for grant in message.grants for leaf in grant.leaves]
     if isinstance(message, Accept):
-        return [leaf for leaf, _ in message.waiting]
+        return [leaf for leaves, _ in message.waiting for leaf in leaves]
     if isinstance(message, GiveBack | GivenBack | Refuse):
         return [leaf for leaf, _ in message.leases]
     return [message.leaf] if hasattr(message, "leaf") else []

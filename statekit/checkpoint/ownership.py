@@ -1,0 +1,144 @@
+"""Whose a place of checkpoints is: a process that was replaced can publish nothing more there.
+
+    process a takes checkpoint 1; it stalls, and is taken for dead
+    process b restores 1, goes on, and takes checkpoint 2
+    process a wakes up and takes its next checkpoint: 3, of state that b has replaced
+    whoever restores next gets a's state, and what b had acknowledged is lost
+
+So a manifest says who published it:
+
+    owner        16 hexadecimal digits that a provider draws when it is made
+    generation   1 + the highest number in the place when its publisher first saw it: when it was
+                 restored from there, or else at its first checkpoint there
+
+and whoever finds that the newest manifest is of a later generation, or of its own generation and
+another owner, is refused with FencedError. Nobody is locked out who starts anew, after kill -9 say:
+it sees a higher number than all before it. To see numbers it need not read manifests, so a damaged
+one is no obstacle either: a generation is never above the number of its checkpoint.
+
+There is no moment between looking and publishing in which the answer could change:
+
+    1. an attempt takes the highest number n that it sees, looks at manifest n, and means to be
+       number n + 1
+    2. publishing is the exclusive creation of n + 1 (Storage.create). If anybody has published
+       since step 1, then n + 1 first, since everybody counts by one. So the creation fails, and a
+       later generation was not overridden but has won
+    3. others may have published n + 1 and more, and a collection may have removed n + 1 again. Then
+       the creation succeeds, but above it there is a higher number, as no collection removes the
+       highest. A lower number is never what a restore takes; whoever published it sees the higher
+       one afterwards, withdraws its own, and fails (writer.py)
+
+What it rests on is that creation is exclusive, and whole or not there:
+
+    local directory    link() fails if the name exists, on all machines that see the file system
+    without link()     open() with O_EXCL reserves the name, and the contents follow. See below
+    S3 and the like    a put on condition that there is no such object; the server decides
+    memory://          a lock of this process
+    others of fsspec   nothing: they look, and then put. A process that was replaced is refused from
+                       the moment that it can see the newer checkpoint. Two that publish the same
+                       number at the same moment can both succeed there
+
+Where contents follow the name, an attempt may find n + 1 reserved and unfinished, by a process that
+died or is at it right now. It passes over it, looks at manifest n, and means to be n + 2. If the
+other one finishes meanwhile, one of the two must notice:
+
+    who writes n + 1    finishes it, and then looks for higher names: if there is one, it withdraws
+    who writes n + 2    reserves the name, and then looks at n + 1 again: if it is finished now,
+                        that one decides; only then the contents are written
+
+Each makes its own step visible before it looks for the other's, so they cannot both miss it.
+
+Somebody who compacts a checkpoint publishes in the name of its owner, who goes on as before. An
+edit or a regroup in place makes a state that no running process has: it is a generation of its own.
+"""
+
+import secrets
+from collections.abc import Iterable
+
+from statekit.checkpoint.reader import Checkpoint, UnfinishedError, read_checkpoint
+from statekit.checkpoint.storage import Storage
+from statekit.errors import DamagedError, FencedError
+
+
+def draw_owner() -> str:
+    """The name of a publisher that no other has."""
+    return secrets.token_hex(8)
+
+
+class Claim:
+    """What a publisher has of a place: its name, and its generation there."""
+
+    def __init__(self, owner: str | None = None, seen: int | None = None) -> None:
+        """seen: the highest number in the place; None if nobody has looked yet."""
+        self.owner = draw_owner() if owner is None else owner
+        self.generation = 0 if seen is None else seen + 1
+        self.last: Checkpoint | None = None  # that was published with this claim
+
+    def see(self, newest: int) -> None:
+        """Fixes the generation, if this is the first look at the place."""
+        if not self.generation:
+            self.generation = newest + 1
+
+    def published(self, checkpoint: Checkpoint) -> None:
+        """Takes note of a checkpoint that this publisher has made."""
+        self.last = checkpoint
+        # Lower than claimed if the place was emptied in between: then that is what counts there.
+        self.generation = checkpoint.manifest.generation
+
+    def check(self, storage: Storage, numbers: Iterable[int]) -> list[int]:
+        """FencedError if what is published there was published by a successor of this one.
+
+        numbers: those of all manifests. Gives those of them that nobody has finished, above what
+        decided. NoCheckpointError if one is gone by now: then there are others.
+        """
+        passed_over: list[int] = []
+        for number in sorted(numbers, reverse=True):
+            if self.generation > number or self._is_last(number):
+                break
+            try:
+                self._compare(read_checkpoint(storage, number))
+                break
+            except UnfinishedError:
+                passed_over.append(number)
+            except DamagedError as error:
+                if self.last is not None and self.last.number == number:
+                    break  # it was ours, and says nothing any more
+                error.add_note(
+                    "Nothing is published over a checkpoint of another process that cannot be "
+                    "read. Move that file away, or take checkpoints to another place."
+                )
+                raise
+        return passed_over
+
+    def _is_last(self, number: int) -> bool:
+        last = self.last
+        return last is not None and last.number == number and last.exists()
+
+    def _compare(self, newest: Checkpoint) -> None:
+        theirs = newest.manifest
+        if theirs.generation < self.generation:
+            return
+        if theirs.generation == self.generation and theirs.owner == self.owner:
+            return
+        raise FencedError(
+            f"this process was replaced: checkpoint {newest.number} of {newest.url!r} is of "
+            f"generation {theirs.generation}, owner {theirs.owner}, and this one is of generation "
+            f"{self.generation}. Nothing was published. End this process; if it is to go on "
+            "nevertheless, restore the newest checkpoint, or take checkpoints to another place."
+        )
+
+
+class Caretaker(Claim):
+    """Publishes in the name of whoever published last: the same state in another shape.
+
+    In an empty place that is nobody: it is the first provider's that goes on from there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(owner="")
+
+    def see(self, newest: int) -> None:
+        """It has no generation of its own."""
+
+    def _compare(self, newest: Checkpoint) -> None:
+        self.owner, self.generation = newest.manifest.owner, newest.manifest.generation

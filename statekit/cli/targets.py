@@ -1,0 +1,155 @@
+"""Where files of states are: a directory of this machine, any URL that fsspec knows, or stdout.
+
+A file appears when it is complete. On this machine it is written beside its place and renamed; for
+another place it is written to a temporary directory first, for it may not fit into memory, and what
+is sent there appears as a whole (or is removed if it cannot be sent).
+"""
+
+import re
+import shutil
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from statekit.checkpoint.remote import RemoteStorage
+from statekit.checkpoint.storage import open_storage
+from statekit.errors import ArgumentError, temporary_failed
+
+_FILE_URL = re.compile(r"(?:file|local):(?://(?=/))?(.+)", re.IGNORECASE)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+Make = Callable[[Path], list[Path]]  # writes a file, and what goes beside it; what it wrote
+
+
+class Target(ABC):
+    """A directory to write files to."""
+
+    @abstractmethod
+    def shown(self, name: str) -> str:
+        """A file's full name, for messages."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def write(self, name: str, make: Make) -> int:
+        """Has a file made there; its size."""
+
+
+class LocalTarget(Target):
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def shown(self, name: str) -> str:
+        return str(self._directory / name)
+
+    def exists(self, name: str) -> bool:
+        return (self._directory / name).exists()
+
+    def write(self, name: str, make: Make) -> int:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        file, *_ = make(self._directory / name)
+        return file.stat().st_size
+
+
+class RemoteTarget(Target):
+    def __init__(self, storage: RemoteStorage) -> None:
+        self._storage = storage
+
+    def shown(self, name: str) -> str:
+        return self._storage.file(name)
+
+    def exists(self, name: str) -> bool:
+        return any(entry.name == name for entry in self._storage.list())
+
+    def write(self, name: str, make: Make) -> int:
+        with _temporary() as directory:
+            file, *beside = make(directory / name)
+            for one in (*beside, file):  # the file comes last: where it is, all is there
+                self._storage.upload(one.name, one)
+            return file.stat().st_size
+
+
+class Stdout(Target):
+    """One file, as it is."""
+
+    def shown(self, name: str) -> str:
+        return "-"
+
+    def exists(self, name: str) -> bool:
+        return False
+
+    def write(self, name: str, make: Make) -> int:
+        with _temporary() as directory:
+            file, *_ = make(directory / name)
+            with file.open("rb") as data:
+                out = sys.stdout.buffer
+                shutil.copyfileobj(data, out)
+                out.flush()
+            return file.stat().st_size
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="statekit-files-")
+    except OSError as error:
+        raise temporary_failed(error) from error
+    with directory:
+        yield Path(directory.name)
+
+
+def open_target(out: str, suffix: str, is_one: bool) -> tuple[Target, str | None]:
+    """What --out names, and the file's name if it names a file and not a directory."""
+    if out == "-":
+        if not is_one:
+            raise ArgumentError("--out - takes one state. Name it with --state.")
+        if suffix in (".parquet", ".arrow") and sys.stdout.isatty():
+            raise ArgumentError(f"a terminal cannot show {suffix[1:]}. Name a file, or pipe it on.")
+        return Stdout(), f"state{suffix}"
+    place, _, name = out.rpartition("/")
+    is_file = is_one and name.endswith(suffix) and name != suffix
+    if not is_file:
+        place, name = out, ""
+    if (local := local_path(out)) is not None:
+        if not is_file and local.exists() and not local.is_dir():
+            raise ArgumentError(
+                f"{out!r} is a file. Name a directory, or with --state a new file whose name ends "
+                f"in {suffix}."
+            )
+        return LocalTarget(local.parent if is_file else local), local.name if is_file else None
+    storage = open_storage(place)
+    assert isinstance(storage, RemoteStorage)
+    return RemoteTarget(storage), name or None
+
+
+def local_path(url: str) -> Path | None:
+    """The path of a file or directory of this machine; None if it is elsewhere."""
+    if found := _FILE_URL.fullmatch(url):
+        return Path(found[1])
+    if _URL.match(url):
+        return None
+    if not url or _SCHEME.match(url):
+        open_storage(url)  # says what is wrong
+    return Path(url)
+
+
+@contextmanager
+def local_copy(url: str, *beside: str) -> Iterator[Path]:
+    """A file as one of this machine, with those beside it whose names end so, if there are any."""
+    if (local := local_path(url)) is not None:
+        yield local
+        return
+    place, _, name = url.rpartition("/")
+    storage = open_storage(place)
+    assert isinstance(storage, RemoteStorage)
+    there = {entry.name for entry in storage.list()}
+    with _temporary() as directory:
+        for one in (name, *(name + suffix for suffix in beside)):
+            if one in there or one == name:
+                storage.download(one, directory / one)
+        yield directory / name

@@ -1,0 +1,210 @@
+"""The command `verify`: what is damaged, which checkpoints have the damage, and what to do now.
+
+A pack is read once, though many checkpoints may share it. Which of them a bad byte concerns is told
+by their manifests: those that have a segment there, or that need the pack's header.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from statekit.checkpoint.manifest import PACK_HEADER, PackRef, Segment, number_of
+from statekit.checkpoint.pack import verify_pack
+from statekit.checkpoint.reader import Checkpoint, find_checkpoints, open_checkpoint
+from statekit.checkpoint.storage import Storage, is_temporary
+from statekit.cli.options import json_option
+from statekit.cli.output import numbers, plural, print_json, print_line, progress, show_bytes
+from statekit.cli.places import Place, expand_all, parse_place
+from statekit.errors import CheckpointError, DamagedError, MissingFileError, NoCheckpointError
+
+_EXIT_DAMAGED = 3
+
+
+class _Damage(NamedTuple):
+    """A place in a file, and the checkpoints that need what was there."""
+
+    file: str
+    offset: int | None
+    what: str
+    checkpoints: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if not self.file:
+            return self.what
+        place = "" if self.offset is None else f" at byte {self.offset}"
+        concerned = "no checkpoint needs it"
+        if self.checkpoints:
+            one = "checkpoint" if len(self.checkpoints) == 1 else "checkpoints"
+            concerned = f"{one} {numbers(self.checkpoints)}"
+        return f"{self.file} is damaged{place}: {self.what} ({concerned})"
+
+
+class _Verified(NamedTuple):
+    """One directory."""
+
+    url: str
+    numbers: tuple[int, ...]  # of all checkpoints
+    packs: int
+    bytes: int
+    damage: list[_Damage]
+    orphans: list[tuple[str, int]]  # files that nothing names, and their sizes
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The checkpoints that have no damage."""
+        bad = {number for one in self.damage for number in one.checkpoints}
+        return tuple(number for number in self.numbers if number not in bad)
+
+    def advice(self) -> str:
+        """What to do about the damage."""
+        if not self.whole:
+            return f"{self.url}: no checkpoint is whole. Bring the files back from a copy of them."
+        best = self.whole[-1]
+        if self.whole == self.numbers:
+            return f"{self.url}: all checkpoints are whole, none needs what is damaged."
+        if best == self.numbers[-1]:
+            return (
+                f"{self.url}: the newest checkpoint, {best}, is whole. `statekit gc {self.url} "
+                "--keep 1` removes the others; or bring the files back from a copy of them."
+            )
+        return (
+            f"{self.url}: whole is {numbers(self.whole)}. Restore {self.url}@{best}, or bring the "
+            "files back from a copy of them."
+        )
+
+
+@click.command()
+@click.argument("url")
+@json_option
+def verify(url: str, as_json: bool) -> None:
+    """Read every block of every checkpoint, report all damage.
+
+    Exit code 3 if there is any; then it says which checkpoints have it, and which are whole.
+    Orphans are files that no checkpoint needs, left by attempts that failed: `gc` removes them.
+    URL@7 reads checkpoint 7 only, and looks for no orphans.
+
+    \b
+    Example:
+      statekit verify /data/ckpt
+      statekit verify /data/ckpt@7
+    """
+    found = [_verify(place) for _, place in expand_all(url)]
+    if not any(one.numbers for one in found):
+        shown = parse_place(url).storage.shown
+        raise NoCheckpointError(f"there is no checkpoint in {shown!r}. Check the URL.")
+    damaged = [one for one in found if one.damage]
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _print(found)
+    if damaged:
+        raise SystemExit(_EXIT_DAMAGED)
+
+
+def _as_json(found: list[_Verified]) -> dict[str, Any]:
+    return {
+        "checkpoints": sum(len(one.numbers) for one in found),
+        "packs": sum(one.packs for one in found),
+        "bytes": sum(one.bytes for one in found),
+        "damage": [
+            {**damage._asdict(), "message": str(damage)} for one in found for damage in one.damage
+        ],
+        "whole": [{"url": one.url, "numbers": one.whole} for one in found],
+        "orphans": [{"file": name, "bytes": size} for one in found for name, size in one.orphans],
+    }
+
+
+def _print(found: list[_Verified]) -> None:
+    count = sum(len(one.damage) for one in found)
+    print_line(
+        f"read {plural(sum(len(one.numbers) for one in found), 'checkpoint')}, "
+        f"{plural(sum(one.packs for one in found), 'pack')}, "
+        f"{show_bytes(sum(one.bytes for one in found))}: "
+        + (f"damaged in {plural(count, 'place')}" if count else "all good")
+    )
+    for one in found:
+        for damage in one.damage:
+            print_line(f"  {damage}")
+        if one.damage:
+            print_line(f"  {one.advice()}")
+        for name, size in one.orphans:
+            print_line(f"  orphan: {name}, {show_bytes(size)}; `statekit gc` removes it")
+
+
+def _verify(place: Place) -> _Verified:
+    storage = place.storage
+    good, errors = _find(place)
+    damage = [_of_manifest(error) for error in errors]
+    users: dict[PackRef, list[Checkpoint]] = defaultdict(list)
+    for checkpoint in good:
+        for ref in checkpoint.manifest.packs:
+            users[ref].append(checkpoint)
+    with progress("verifying", sum(ref.size for ref in users)) as advance:
+        for ref, checkpoints in users.items():
+            # Of one checkpoint, what only others need is left out.
+            found = _of_pack(storage, ref, checkpoints)
+            damage += [one for one in found if one.checkpoints or place.at is None]
+            advance(ref.size)
+    # An unreadable manifest may name any pack: then nothing is known to be an orphan.
+    known = place.at is None and not errors
+    orphans = list(_orphans(storage, {ref.name for ref in users})) if known else []
+    unreadable = [number for one in damage for number in one.checkpoints]
+    every = {*unreadable, *(one.number for one in good)}
+    total = sum(ref.size for ref in users)
+    return _Verified(storage.shown, tuple(sorted(every)), len(users), total, damage, orphans)
+
+
+def _find(place: Place) -> tuple[list[Checkpoint], list[CheckpointError]]:
+    if place.at is None:
+        return find_checkpoints(place.storage)
+    try:
+        return [open_checkpoint(place.storage, place.at)], []
+    except DamagedError as error:
+        return [], [error]
+
+
+def _of_manifest(error: CheckpointError) -> _Damage:
+    if not isinstance(error, DamagedError):
+        return _Damage("", None, str(error), ())  # it cannot be read: who knows what is there
+    number = number_of(error.file.rpartition("/")[2])
+    concerned = () if number is None else (number,)
+    return _Damage(error.file, error.offset, error.what or str(error), concerned)
+
+
+def _of_pack(storage: Storage, ref: PackRef, users: list[Checkpoint]) -> Iterator[_Damage]:
+    """The damage of a pack that these checkpoints name."""
+    parts = {one.number: _segments(one, ref) for one in users}
+    # The same bytes in several manifests are looked at once.
+    every = {part._replace(pack=0, is_delta=False) for found in parts.values() for part in found}
+    try:
+        size = storage.size(ref.name)
+    except MissingFileError:
+        size = 0
+    for error in verify_pack(storage, ref, every):
+        concerned = (number for number, found in parts.items() if _has(found, error.offset, size))
+        yield _Damage(error.file, error.offset, error.what or str(error), tuple(concerned))
+
+
+def _segments(checkpoint: Checkpoint, ref: PackRef) -> list[Segment]:
+    number = checkpoint.manifest.packs.index(ref)
+    return [part for part in checkpoint.manifest.segments if part.pack == number]
+
+
+def _has(segments: Iterable[Segment], offset: int | None, size: int) -> bool:
+    """Whether one who has these segments of a pack needs what is at an offset of it."""
+    if offset is None or offset < PACK_HEADER:  # all of it, or its header, which all look at
+        return True
+    is_cut = offset >= size  # what is behind the end is told as being there
+    return any(
+        part.offset + part.length > offset and (is_cut or part.offset <= offset)
+        for part in segments
+    )
+
+
+def _orphans(storage: Storage, named: set[str]) -> Iterator[tuple[str, int]]:
+    for entry in storage.list():
+        is_pack = entry.name.endswith(".pack") and entry.name not in named
+        if is_pack or is_temporary(entry.name):
+            yield storage.file(entry.name), entry.size

@@ -1,0 +1,108 @@
+"""The old owner of a hand-over has a RocksDB home, and is killed at a system call: every, at night.
+
+Whatever the home says then, no key-group has two owners: what the new owner was told that it may
+use is not the home's any more, and what came back is. And the home has what was last flushed.
+"""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from harness import CLEAN, KILLED, ForkServer, Outcome
+from migration_home_steps import GROUPS, HIGH, LOW, keys_of, url_of
+from shim import CHANGES, KILLS, Rule
+
+import statekit as sk
+from statekit.errors import NotOwnedError
+
+pytest.importorskip("rocksdict")
+
+NIGHTLY = bool(os.environ.get("STATEKIT_NIGHTLY"))
+POINTS = 1_000_000 if NIGHTLY else 40
+SEED = int(os.environ.get("STATEKIT_SEED", "1"))
+
+
+@pytest.fixture
+def data(place: Path) -> Path:
+    directory = place / "data"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def server(library: Path, data: Path) -> Iterator[ForkServer]:
+    with ForkServer(library, watch=data, prepare="migration_home_steps:keys_first") as server:
+        yield server
+
+
+def run(server: ForkServer, data: Path, *rules: Rule) -> Outcome:
+    shutil.rmtree(data)
+    data.mkdir()
+    return server.run("migration_home_steps:hand_over", directory=str(data), rules=rules)
+
+
+def numbers_of(outcome: Outcome, groups: range) -> tuple[int, int]:
+    """What the keys of some key-groups have at least, and at most: flushed, or being flushed."""
+    safe = [one[1] for one in outcome.acknowledged if covers(one, groups)]
+    meant = [one[1] for one in outcome.intended if covers(one, groups)]
+    return max(safe, default=0), max(meant, default=0)
+
+
+def covers(told: object, groups: range) -> bool:
+    return isinstance(told, tuple) and {*groups} <= {*told[0]}
+
+
+def check(outcome: Outcome, data: Path) -> None:
+    told, meant = outcome.acknowledged, outcome.intended
+    if not meant:
+        return  # it had no state yet
+    with sk.open(url_of(data), key_groups=GROUPS, subgroups=1) as kv:
+        owned = {group for part in kv.key_groups for group in part}
+        assert owned in ({*LOW}, {*range(GROUPS)}), owned
+        if "given" not in meant or "back" in told:
+            assert owned == {*range(GROUPS)}, "it owns what is its own"
+        if "given" in told and "back" not in meant:
+            assert owned == {*LOW}, "the new owner has the rest"
+        numbers = kv.value("n", int, default=0)
+        least, most = numbers_of(outcome, LOW)
+        assert all(least <= numbers[key] <= most for key in keys_of(LOW))
+        if owned != {*LOW}:
+            least, most = numbers_of(outcome, HIGH)
+            if "back" in meant and "given" in told:  # with what the new owner did
+                least, most = max(least, 2), max(most, 2)
+            assert all(least <= numbers[key] <= most for key in keys_of(HIGH))
+    if owned == {*LOW}:
+        with ExitStack() as stack:
+            stack.enter_context(
+                suppress(NotOwnedError)
+            )  # it is not all there any more, and says so
+            back = stack.enter_context(sk.open(url_of(data), reclaim=True))
+            found = {back.value("n", int, default=0)[key] for key in keys_of(HIGH)}
+            assert found == {1}, "as it was at the last flush before it was handed over"
+
+
+def test_killed_at_a_system_call_nothing_is_owned_twice(server: ForkServer, data: Path) -> None:
+    clean = run(server, data)
+    assert clean.status == CLEAN, clean.trace
+    assert clean.intended == clean.acknowledged
+    check(clean, data)
+    print("STATEKIT_SEED =", SEED)
+    chance = random.Random(SEED)
+    points = [(nth, action) for nth in range(1, clean.count(CHANGES) + 1) for action in KILLS]
+    if len(points) > POINTS:
+        points = chance.sample(points, POINTS)
+    killed = 0
+    for nth, action in sorted(points):
+        outcome = run(server, data, Rule(nth, action))
+        assert outcome.status in (KILLED, CLEAN), (nth, action, outcome.trace)
+        killed += outcome.status == KILLED
+        try:
+            check(outcome, data)
+        except Exception as error:
+            error.add_note(f"killed at call {nth} ({action.name}); told {outcome.acknowledged}")
+            raise
+    assert killed, "RocksDB's threads may do less in one run, but not always"

@@ -1,0 +1,238 @@
+"""Ctrl-C at every line: runs a step again and again, each time interrupted at another place.
+
+A signal is handled by the main thread, between two instructions of Python. So KeyboardInterrupt
+can come up at any line, in a `finally` and an `except` too, and between a call and the assignment
+of what it returned. `each_point` runs a step once to see which places of some files it comes by,
+and then once for each place, with the interrupt there:
+
+    def make() -> KVProvider: ...                 a fresh thing to work on
+    def step(kv: KVProvider) -> None: ...         what is interrupted
+    def check(kv: KVProvider, run: Run) -> None:  must hold, and clean up
+
+    for run in each_point(make, step, check, files=[statekit.checkpoint]):
+        ...                                       (or list(...), if check says it all)
+
+A place is a line (or with calls=True also each return from a call) and how often it was visited
+before: the first few visits and the last one count, since a loop over leaves would not end else.
+Other threads are not interrupted, as they are not in life. What hangs afterwards (a lock that was
+not released) ends the process with all tracebacks on stderr.
+
+One kind of line is left out: that of a `with` whose block has ended, before it calls __exit__.
+There the interpreter looks for no signal, so `with lock:` is safe; a trace function is called
+there, and what it raises would leave the lock locked.
+"""
+
+import dis
+import faulthandler
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+VISITS_MAX = 2  # of a place that are tried, and the last one in addition
+HANG_SECONDS = 300.0  # of one run and its check: then it is for ever
+
+File = str | Path | ModuleType
+
+
+class Place(NamedTuple):
+    """Where an interrupt may come: before a line, or after a call in it."""
+
+    code: CodeType
+    line: int
+    after: int = -1  # offset of the call's instruction; -1: before the line
+    visit: int = 1
+
+    def __str__(self) -> str:
+        when = "before" if self.after < 0 else "after a call in"
+        where = f"{self.code.co_filename}:{self.line} ({self.code.co_qualname})"
+        return f"{when} {where}, visit {self.visit}"
+
+
+class Run(NamedTuple):
+    """What became of one run. Not interrupted: it did not come by the place, or swallowed it."""
+
+    place: Place
+    is_interrupted: bool
+    result: Any = None
+
+
+def each_point(
+    make: Callable[[], T],
+    step: Callable[[T], Any],
+    check: Callable[[T, Run], None],
+    *,
+    files: Iterable[File],
+    calls: bool = False,
+    visits_max: int = VISITS_MAX,
+) -> Iterator[Run]:
+    """Interrupts a step at every place that it comes by. An error of `check` names the place.
+
+    files: those whose lines count; a module, a package with all that is in it, or a path.
+    """
+    wanted = _Files(files)
+    for place in _places(make, step, check, wanted, calls, visits_max):
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+        try:
+            subject = make()
+            run = _interrupted(step, subject, wanted, place)
+            gc.collect()  # what only the traceback had kept
+            check(subject, run)
+        except BaseException as error:
+            error.add_note(f"interrupted {place}")
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        yield run
+
+
+def _places(
+    make: Callable[[], T],
+    step: Callable[[T], Any],
+    check: Callable[[T, Run], None],
+    wanted: "_Files",
+    calls: bool,
+    visits_max: int,
+) -> list[Place]:
+    """All places that the step comes by, in their order."""
+    subject = make()
+    check(subject, Run(Place(step.__code__, 0), False, step(subject)))  # imports what it needs
+    subject = make()
+    seen: Counter[Place] = Counter()
+    found: list[Place] = []
+
+    def note(place: Place) -> None:
+        seen[place] += 1
+        if seen[place] <= visits_max:
+            found.append(place._replace(visit=seen[place]))
+
+    with _Tracing(wanted, note, calls):
+        result = step(subject)
+    check(subject, Run(Place(step.__code__, 0), False, result))
+    found += [place._replace(visit=count) for place, count in seen.items() if count > visits_max]
+    assert found, "the step comes by no line of these files"
+    return found
+
+
+def _interrupted(step: Callable[[T], Any], subject: T, wanted: "_Files", place: Place) -> Run:
+    visits = 0
+
+    def interrupt(found: Place) -> None:
+        nonlocal visits
+        if found == place._replace(visit=1):
+            visits += 1
+            if visits == place.visit:
+                raise KeyboardInterrupt
+
+    with _Tracing(wanted, interrupt, place.after >= 0):
+        try:
+            return Run(place, False, step(subject))
+        except KeyboardInterrupt:
+            return Run(place, True)
+
+
+class _Files:
+    """Which code is to be interrupted."""
+
+    def __init__(self, files: Iterable[File]) -> None:
+        self._paths = tuple(str(path) for one in files for path in _paths(one))
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, name: str) -> bool:
+        found = self._known.get(name)
+        if found is None:
+            full = str(Path(name).resolve())
+            found = any(full == path or full.startswith(f"{path}/") for path in self._paths)
+            self._known[name] = found
+        return found
+
+
+def _paths(file: File) -> list[Path]:
+    if isinstance(file, ModuleType):
+        places = getattr(file, "__path__", None) or [file.__file__]
+        return [Path(place).resolve() for place in places]
+    return [Path(file).resolve()]
+
+
+class _Tracing:
+    """Calls `visit` at each place of this thread, as long as it does not raise."""
+
+    def __init__(self, files: _Files, visit: Callable[[Place], None], calls: bool) -> None:
+        self._files = files
+        self._visit = visit
+        self._calls = calls
+        self._last: dict[FrameType, int] = {}  # the instruction that was carried out last
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+        self._last.clear()
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        if self._calls:
+            frame.f_trace_opcodes = True
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            if frame.f_lasti not in _ends_of_with(frame.f_code):
+                self._visit(Place(frame.f_code, frame.f_lineno))
+        elif event == "opcode":
+            last = self._last.get(frame, -1)
+            self._last[frame] = frame.f_lasti
+            # The interpreter looks for signals after calls, and at loops and beginnings, which
+            # are lines too. What it raises comes from the call; what we raise, from the instruction
+            # that follows, which may be outside of a `try` that the call is in.
+            code = frame.f_code
+            if (
+                last >= 0
+                and dis.opname[code.co_code[last]].startswith("CALL")
+                and _handler(code, last) == _handler(code, frame.f_lasti)
+            ):
+                self._visit(Place(code, frame.f_lineno, last))
+        elif event in ("return", "exception"):
+            self._last.pop(frame, None)
+        return self._trace
+
+
+@cache
+def _handlers(code: CodeType) -> list[Any]:
+    return list(dis.Bytecode(code).exception_entries)  # type: ignore[attr-defined]
+
+
+@cache
+def _handler(code: CodeType, offset: int) -> int | None:
+    """Where an exception of this instruction is caught."""
+    for entry in _handlers(code):
+        if entry.start <= offset < entry.end:
+            target: int = entry.target
+            return target
+    return None
+
+
+@cache
+def _ends_of_with(code: CodeType) -> frozenset[int]:
+    """Where a block of a `with` has ended and __exit__(None, None, None) is about to be called."""
+    found = set()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
+    for at in range(len(steps) - 3):
+        is_none = all(
+            step.opname == "LOAD_CONST" and step.argval is None for step in steps[at : at + 3]
+        )
+        if is_none and steps[at + 3].opname == "CALL" and steps[at + 3].arg == 2:
+            found.add(steps[at].offset)
+            # Before it, what is returned is put below; or a block ends that does nothing last.
+            if at and steps[at - 1].opname in ("SWAP", "NOP"):
+                found.add(steps[at - 1].offset)
+    return frozenset(found)

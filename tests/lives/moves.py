@@ -69,7 +69,11 @@ class MoveSteps:
             shared = [one for one in (kv, other) if one.home and len(world.users_of(one.home)) > 1]
             if shared:
                 return
-        if self.knows("same home") and is_same and kv.family != other.family:
+        if is_same and kv.family != other.family:
+            self.say(f"{kv}: merge {other}, refused: each has opened the home by itself")
+            if not self.refused(("ArgumentError",), lambda: self.call(kv, "merge", other.pid)):
+                raise AssertionError(f"{kv} was merged with {other}, of the same home")
+            self.check_owned()
             return
         refused = any(kv.stored.get(name, v) != v for name, v in other.stored.items())
         self.say(f"{kv}: merge {other}{', refused' if refused else ''}")

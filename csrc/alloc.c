@@ -1,10 +1,12 @@
 /* alloc.c: see alloc.h. */
+#define _GNU_SOURCE
 #include "alloc.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static _Thread_local char reason[256];
 static _Thread_local int alloc_status = SK_NO_MEMORY;
@@ -175,13 +177,40 @@ void *sk_raw_zalloc(size_t n) {
     return p != NULL ? p : out_of_memory(n);
 }
 
-void *sk_raw_zalloc_lines(size_t n) {
-    n = (n + 127) & ~(size_t)127;
-    void *p = alloc_is_failing() ? NULL : aligned_alloc(128, n);
-    return p != NULL ? memset(p, 0, n) : out_of_memory(n);
+void sk_raw_free(void *p) { free(p); }
+
+/* Arrays from this size on are mapped. calloc would do so too, but only until something as large
+ * was freed for the first time (sk_alloc_ahead sees to that); later it clears memory that it has.
+ */
+#ifndef __SANITIZE_ADDRESS__
+#define MAPPED_BYTES ((size_t)16 << 10)
+#else
+#define MAPPED_BYTES SIZE_MAX /* it watches over what malloc gave */
+#endif
+#define HUGE_BYTES ((size_t)2 << 20) /* of a huge page */
+
+void *sk_raw_zalloc_pages(size_t n) {
+    if (n < MAPPED_BYTES) {
+        n = (n + 128) & ~(size_t)127; /* not 0 */
+        void *p = alloc_is_failing() ? NULL : aligned_alloc(128, n);
+        return p != NULL ? memset(p, 0, n) : out_of_memory(n);
+    }
+    void *p = MAP_FAILED;
+    if (!alloc_is_failing())
+        p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return out_of_memory(n);
+    /* Where the system has it so, touching one leaf would take memory for all, and for those of
+     * other stores that are mapped beside. An error only says that the system has no huge pages. */
+    if (n < HUGE_BYTES) madvise(p, n, MADV_NOHUGEPAGE);
+    return p;
 }
 
-void sk_raw_free(void *p) { free(p); }
+void sk_raw_free_pages(void *p, size_t n) {
+    if (n < MAPPED_BYTES)
+        free(p);
+    else if (p != NULL)
+        munmap(p, n);
+}
 
 int sk_buf_reserve(sk_buf *buf, size_t more) {
     if (more <= buf->cap - buf->len) return SK_OK;

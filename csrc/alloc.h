@@ -47,8 +47,11 @@ void sk_budget_join(sk_budget *shared, sk_budget *own);
 /* Uncounted memory, for what belongs to no leaf. */
 void *sk_raw_alloc(size_t n);
 void *sk_raw_zalloc(size_t n);
-void *sk_raw_zalloc_lines(size_t n); /* aligned to two cache lines (128) */
 void sk_raw_free(void *p);
+/* Zeroes, aligned to two cache lines (128); of a large array, pages take memory when they are first
+ * written to. To be freed with its size. */
+void *sk_raw_zalloc_pages(size_t n);
+void sk_raw_free_pages(void *p, size_t n); /* p may be NULL */
 
 /* Gives back what a buffer has beyond its bytes. */
 void sk_buf_trim(sk_buf *buf);

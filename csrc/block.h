@@ -61,7 +61,9 @@ typedef enum sk_select {
     SK_SELECT_ALL = 0,   /* live entries; tombstones too if the leaf is not whole */
     SK_SELECT_SINCE = 1, /* entries and tombstones changed after an epoch */
     SK_SELECT_DIRTY = 2, /* entries and tombstones marked SK_MARK_DIRTY */
-    SK_SELECT_COLD = 3   /* of these, tombstones and what is not marked SK_MARK_USED */
+    SK_SELECT_COLD = 3,  /* of these, tombstones and what is not marked SK_MARK_USED */
+    SK_SELECT_REST = 4   /* as ALL, and the block is written even if there is nothing to go into it:
+                          * in place of a delta that cannot be made */
 } sk_select;
 
 /* Names of states travel in blocks and end up in Python, so they are UTF-8 or refused. */
@@ -70,9 +72,8 @@ bool sk_name_is_utf8(const char *text);
 /* True if these are the bytes of due times: at least one, rising (timers.c). */
 bool sk_timers_are_good(const uint8_t *data, size_t len);
 
-/* Appends a block; nothing if no entry is selected. Where a delta cannot be made (entries went
- * without a trace after `since`), or would hold more than half of the entries of a whole leaf's
- * table, the block is a full one, possibly of no entries. */
+/* Appends a block; nothing if no entry is selected. Where a delta would hold more than half of the
+ * entries of a whole leaf's table, the block is a full one, possibly of no entries. */
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf);
 /* An entry that goes into a block. */

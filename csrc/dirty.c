@@ -98,14 +98,17 @@ void sk_leaf_end_writing(sk_store *store, uint32_t leaf_no, bool written) {
     for (uint32_t s = 0; s < store->state_count && leaf->is_writing; s++) {
         sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;
-        uint32_t left = table->dirty; /* to be seen: those behind the last one are clean */
-        for (size_t at = 0; left > 0 && (slot = sk_table_next(table, &at)) != NULL;) {
-            left -= (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+        uint32_t left = table->dirty; /* to be seen */
+        if (left > 0) sk_table_track(table);
+        for (size_t at = 0; left > 0 && (slot = sk_table_next_dirty(table, &at)) != NULL; left--) {
             if (!(slot->marks & SK_MARK_WRITING)) continue;
             slot->marks &= (uint8_t)~SK_MARK_WRITING;
             if (!written) slot->marks |= SK_MARK_DIRTY;
-            table->dirty -= !(slot->marks & SK_MARK_DIRTY);
+            if (sk_slot_is_dirty(slot)) continue;
+            table->dirty--;
+            sk_table_set_dirty_bit(table, slot, false);
         }
+        assert(left == 0);
     }
     leaf->is_writing = false;
 }
@@ -150,7 +153,6 @@ int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
 #define STAMP 10          /* bytes of a stamp, with what opens it */
 #define NUMBER_MAX 0xffff /* of a state at home */
 #define ARRAY_HEAD 5      /* bytes of the head of all rows: an array of 32 bits' length */
-#define AHEAD 16          /* rows whose values are on their way to the cache */
 #define ROW_BYTES_MAX                                                                              \
     (2 * SK_MP_HEAD_MAX + PREFIX + STAMP + 9) /* without key, blob and container */
 
@@ -264,11 +266,10 @@ static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
     if (status == SK_OK && state->flags & SK_TIMED) form.timing = sk_timing_of(t->store, state);
     sk_slot *slot;
     bool has_filter = true;
-    uint32_t left = table->dirty; /* to be seen: those behind the last one are clean */
+    uint32_t left = table->dirty; /* to be seen */
+    sk_table_track(table);
     for (size_t at = 0;
-         left > 0 && status == SK_OK && (slot = sk_table_next(table, &at)) != NULL;) {
-        if (!(slot->marks & SK_MARK_DIRTY)) continue;
-        left--;
+         left > 0 && status == SK_OK && (slot = sk_table_next_dirty(table, &at)) != NULL; left--) {
         if (t->is_cold && !sk_slot_is_dirty_and_cold(slot)) continue;
         if ((status = put_row(&form, slot, t->buf)) != SK_OK) break;
         has_filter = has_filter && add_to_filter(t, state, leaf_no, slot);

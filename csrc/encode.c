@@ -278,9 +278,7 @@ static sk_block_info info_of(const sk_table_env *env, const char *name, uint32_t
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf) {
     size_t entries_max = (size_t)table->live + table->tombs;
-    /* A table that lost entries without a trace since then has no delta: all of it is written, as
-     * a full block, even if nothing is left of it. */
-    bool is_full_delta = select == SK_SELECT_SINCE && table->forgot > since;
+    bool is_full_delta = select == SK_SELECT_REST;
     if (is_full_delta) select = SK_SELECT_ALL;
     if (entries_max == 0 && !is_full_delta) return SK_OK;
     bool is_write_back = select == SK_SELECT_DIRTY || select == SK_SELECT_COLD;

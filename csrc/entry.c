@@ -68,7 +68,7 @@ static int begin(sk_store *store, uint32_t state_id, unsigned kinds, const uint8
     /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
-    sk_count_operation(state, at->leaf, at->table);
+    sk_count_operation(at);
     if (is_timed) {
         at->timing = sk_timing_of(store, state);
         at->timing.on_read = touches; /* as the lock was taken */
@@ -194,7 +194,7 @@ int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf) {
  * full block. */
 static bool must_remember(const sk_at *at) {
     if (!at->env.is_whole || at->env.writes_back) return true;
-    return at->env.keep_after != SK_NO_TRACKING && at->table->forgot < at->env.epoch;
+    return at->env.keep_after != SK_NO_TRACKING && sk_forgot(at->leaf, at->table) < at->env.epoch;
 }
 
 static void entomb(sk_at *at, sk_slot *slot) {

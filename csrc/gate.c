@@ -85,7 +85,7 @@ int sk_leaf_heat(sk_store *store, uint64_t *out) {
     for (uint32_t i = 0; i < store->leaf_count; i++) {
         sk_leaf *leaf = &store->leaves[i];
         sk_leaf_lock(leaf);
-        out[i] = leaf->past + store->records[i];
+        out[i] = store->records[i];
         for (uint32_t s = 0; s < store->state_count; s++)
             out[i] += store->states[s]->tables[i].operations;
         sk_leaf_unlock(leaf);

@@ -21,18 +21,14 @@ static sk_table_env env_at(sk_store *store, uint32_t state_id, uint32_t leaf_no,
 }
 
 /* Every table of the leaf counts as changed without a trace: deltas must not reach back. */
-static void forget_leaf(sk_store *store, uint32_t leaf_no, uint32_t epoch) {
-    for (uint32_t s = 0; s < store->state_count; s++)
-        store->states[s]->tables[leaf_no].forgot = epoch;
-    store->leaves[leaf_no].changed = epoch;
-}
+static void forget_leaf(sk_leaf *leaf, uint32_t epoch) { leaf->forgot = leaf->changed = epoch; }
 
 int sk_leaf_forget(sk_store *store, uint32_t leaf_no) {
     uint32_t epoch;
     if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
     int status = sk_leaf_lock_write(store, leaf_no, &epoch);
     if (status != SK_OK) return status;
-    forget_leaf(store, leaf_no, epoch);
+    forget_leaf(&store->leaves[leaf_no], epoch);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return SK_OK;
 }
@@ -58,17 +54,20 @@ int sk_leaf_residencies(sk_store *store, const uint32_t *leaves, uint64_t n, uin
 
 static void set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch) {
     bool drops = residency == SK_ABSENT || residency == SK_AWAY;
-    sk_leaf_hold(&store->leaves[leaf_no], residency);
-    for (uint32_t s = 0; s < store->state_count; s++) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    sk_leaf_hold(leaf, residency);
+    for (uint32_t s = 0; s < store->state_count && sk_bytes_used(store) > 0; s++) {
+        sk_table *table = &store->states[s]->tables[leaf_no];
+        if (table->groups == 0) continue;
         sk_table_env env = env_at(store, s, leaf_no, epoch);
-        if (residency == SK_WHOLE) sk_table_purge(table_of(store, s, leaf_no), &env);
-        if (drops) sk_table_clear(table_of(store, s, leaf_no), env.kind);
+        if (residency == SK_WHOLE) sk_table_purge(table, &env);
+        if (drops) sk_table_clear(table, env.kind);
     }
     if (drops) {
-        store->leaves[leaf_no].residency = (uint8_t)residency; /* nothing is left to shut in */
-        store->leaves[leaf_no].is_writing = false;
+        leaf->residency = (uint8_t)residency; /* nothing is left to shut in */
+        leaf->is_writing = false;
         sk_filter_drop(store, leaf_no);
-        forget_leaf(store, leaf_no, epoch);
+        forget_leaf(leaf, epoch);
     }
 }
 
@@ -115,7 +114,7 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
         if (residency == SK_LEAF_EXPECTED || (is_part && !(flags & SK_BLIND))) status = SK_UNKNOWN;
     }
     for (uint32_t i = from; i < to && status == SK_OK; i++) {
-        sk_table *table = table_of(store, state_id, i);
+        sk_table *table = &state->tables[i];
         /* A table of a leaf that is not whole may be empty here and full at home, or have been: it
          * counts as changed all the same, or the next delta would not mention it. */
         int residency = store->leaves[i].residency;
@@ -153,8 +152,9 @@ static uint32_t states_by_name(sk_store *store, sk_state **states) {
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
                           uint32_t since, const int64_t *watermark, sk_buf *buf) {
     size_t start = buf->len;
+    const sk_leaf *leaf = &store->leaves[leaf_no];
     /* It has no entries; nor is it empty, which a delta would say. */
-    if (store->leaves[leaf_no].residency == SK_AWAY) return SK_OK;
+    if (leaf->residency == SK_AWAY) return SK_OK;
     /* A home is told what has expired. A delta has such entries with their stamps, which do as
      * well, and must not touch them: other snapshots may need them. */
     if (select == SK_SELECT_DIRTY || select == SK_SELECT_COLD) sk_leaf_expire(store, leaf_no);
@@ -167,18 +167,22 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
     int status = SK_OK;
     for (uint32_t s = 0; s < count && status == SK_OK; s++) {
         sk_table_env env;
-        sk_env_set(&env, store, states[s], &store->leaves[leaf_no], 0);
-        env.is_whole = sk_leaf_held(&store->leaves[leaf_no]) == SK_WHOLE; /* shut or not */
+        sk_env_set(&env, store, states[s], leaf, 0);
+        env.is_whole = sk_leaf_held(leaf) == SK_WHOLE; /* shut or not */
         sk_timing timing;
         if (env.is_timed) {
             timing = sk_timing_of(store, states[s]);
             if (watermark != NULL && states[s]->clock == SK_EVENT_TIME) timing.now = *watermark;
             env.timing = &timing;
         }
+        const sk_table *table = &states[s]->tables[leaf_no];
+        /* A table that lost entries without a trace since then has no delta: all of it is written,
+         * as a full block, even if nothing is left of it. */
+        bool has_delta = select != SK_SELECT_SINCE || sk_forgot(leaf, table) <= since;
         status = SK_FAILPOINT(LEAF_ENCODE);
         if (status == SK_OK)
-            status = sk_block_encode(&states[s]->tables[leaf_no], &env, states[s]->name, leaf_no,
-                                     select, since, buf);
+            status = sk_block_encode(table, &env, states[s]->name, leaf_no,
+                                     has_delta ? select : SK_SELECT_REST, since, buf);
     }
     if (status != SK_OK) buf->len = start;
     return status;
@@ -324,13 +328,14 @@ static int reserve_all(sk_store *store, uint32_t leaf_no, fresh_list *list) {
 }
 
 static void commit_replace(sk_store *store, uint32_t leaf_no, fresh_list *list, uint32_t epoch) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
     for (uint32_t s = 0; s < store->state_count; s++)
-        sk_table_clear(table_of(store, s, leaf_no), store->states[s]->kind);
+        sk_table_clear(&store->states[s]->tables[leaf_no], store->states[s]->kind);
     for (size_t k = 0; k < list->count; k++) swap_in(store, leaf_no, &list->items[k]);
-    store->leaves[leaf_no].residency = SK_WHOLE;
-    store->leaves[leaf_no].is_writing = false;
+    leaf->residency = SK_WHOLE;
+    leaf->is_writing = false;
     sk_filter_drop(store, leaf_no);
-    forget_leaf(store, leaf_no, epoch);
+    forget_leaf(leaf, epoch);
 }
 
 static void commit_merge(sk_store *store, uint32_t leaf_no, fresh_list *list, bool over) {
@@ -376,7 +381,7 @@ static int commit_decode(sk_store *store, uint32_t leaf_no, fresh_list *list, in
     int held = sk_leaf_held(leaf);
     sk_leaf_hold(leaf, held == SK_ABSENT && list->count > 0 ? SK_PARTIAL : held);
     commit_merge(store, leaf_no, list, mode == SK_OVER);
-    if (mode == SK_OVER) forget_leaf(store, leaf_no, epoch);
+    if (mode == SK_OVER) forget_leaf(leaf, epoch);
     if (mode == SK_UNDER_ALL) set_residency(store, leaf_no, SK_WHOLE, epoch);
     return SK_OK;
 }
@@ -493,9 +498,14 @@ int64_t sk_evict(sk_store *store, uint64_t bytes_wanted) {
         if ((status = sk_leaf_lock_write(store, leaf_no, &epoch)) != SK_OK) break;
         bool is_shut = store->leaves[leaf_no].residency == SK_LEAF_SHUT;
         while (!is_shut && hand->state < store->state_count && freed < bytes_wanted) {
+            sk_state *state = store->states[hand->state];
             sk_at at;
-            sk_at_set(&at, store, store->states[hand->state], leaf_no, epoch);
-            freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
+            if (state->tables[leaf_no].groups > 0) {
+                sk_at_set(&at, store, state, leaf_no, epoch);
+                freed += evict_table(&at, &hand->slot, bytes_wanted - freed);
+            } else {
+                hand->slot = 0;
+            }
             if (hand->slot == 0) hand->state++;
         }
         sk_leaf_unlock(&store->leaves[leaf_no]);
@@ -525,18 +535,22 @@ struct sk_leaves {
     detached_leaf *leaves; /* [count] */
 };
 
+#define TABLES_BYTES(leaves) ((size_t)(leaves)->count * sizeof(sk_table))
+#define LEAVES_BYTES(leaves) ((size_t)(leaves)->count * sizeof(detached_leaf))
+
 /* Everything but what the tables hold: they were never filled, or moved on. */
 static void free_shell(sk_leaves *leaves) {
-    for (uint32_t s = 0; s < leaves->state_count; s++) sk_raw_free(leaves->states[s].tables);
+    for (uint32_t s = 0; s < leaves->state_count; s++)
+        sk_raw_free_pages(leaves->states[s].tables, TABLES_BYTES(leaves));
     sk_raw_free(leaves->states);
-    sk_raw_free(leaves->leaves);
+    sk_raw_free_pages(leaves->leaves, LEAVES_BYTES(leaves));
     sk_raw_free(leaves);
 }
 
 void sk_leaves_free(sk_leaves *leaves) {
     if (leaves == NULL) return;
     for (uint32_t s = 0; s < leaves->state_count; s++)
-        for (uint32_t i = 0; i < leaves->count; i++)
+        for (uint32_t i = 0; i < leaves->count && leaves->budget.used > 0; i++)
             sk_table_clear(&leaves->states[s].tables[i], leaves->states[s].kind);
     free_shell(leaves);
 }
@@ -555,12 +569,12 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     leaves->from = from;
     leaves->count = count;
     leaves->leaf_bits = store->leaf_bits;
-    leaves->leaves = sk_raw_zalloc((size_t)count * sizeof(detached_leaf) + 1);
+    leaves->leaves = sk_raw_zalloc_pages(LEAVES_BYTES(leaves));
     leaves->states = sk_raw_zalloc((size_t)state_count * sizeof(sk_state) + 1);
     bool is_made = leaves->leaves != NULL && leaves->states != NULL;
     for (uint32_t s = 0; is_made && s < state_count; s++) {
         copy_schema(&leaves->states[s], store->states[s]);
-        leaves->states[s].tables = sk_raw_zalloc((size_t)count * sizeof(sk_table) + 1);
+        leaves->states[s].tables = sk_raw_zalloc_pages(TABLES_BYTES(leaves));
         is_made = leaves->states[s].tables != NULL;
         leaves->state_count = s + 1;
     }
@@ -569,19 +583,18 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     return NULL;
 }
 
-/* Moves the heads of `count` tables and returns the bytes they hold. Neither side has a delta that
- * reaches back over this. */
-static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_budget *budget,
-                            uint32_t epoch) {
+/* Moves the heads of `count` tables, where there is something in them, and returns the bytes they
+ * hold. The caller sees to it that no delta of either side reaches back over this. */
+static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_budget *budget) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
+        if (from[i].groups == 0) continue;
         uint32_t operations = to[i].operations;
         to[i] = from[i];
         to[i].mem.budget = budget;
-        to[i].forgot = epoch;
         to[i].operations = operations;
         bytes += to[i].mem.used;
-        from[i] = (sk_table){.forgot = epoch};
+        from[i] = (sk_table){0};
     }
     return bytes;
 }
@@ -614,22 +627,24 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
     for (uint32_t i = from; i < to; i++) sk_leaf_end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++) {
+        sk_table *tables = store->states[s]->tables;
         uint64_t operations = 0;
         for (uint32_t i = from; i < to; i++) {
-            operations += store->states[s]->tables[i].operations;
-            store->leaves[i].past += store->states[s]->tables[i].operations;
+            if (tables[i].operations == 0) continue;
+            operations += tables[i].operations;
+            store->records[i] += tables[i].operations;
+            tables[i].operations = 0;
         }
         store->states[s]->operations += operations;
         leaves->budget.used +=
-            move_tables(leaves->states[s].tables, store->states[s]->tables + from, to - from,
-                        &leaves->budget, leaves->epoch);
+            move_tables(leaves->states[s].tables, tables + from, to - from, &leaves->budget);
     }
     for (uint32_t i = from; i < to; i++) {
         sk_leaf *leaf = &store->leaves[i];
         leaves->leaves[i - from] = (detached_leaf){leaf->seq, leaf->residency};
         leaf->residency = SK_AWAY;
-        leaf->changed = leaves->epoch;
         sk_filter_drop(store, i);
+        forget_leaf(leaf, leaves->epoch);
     }
     sk_leaves_unlock(store, from, to);
     atomic_fetch_sub(&store->budget.used, leaves->budget.used);
@@ -692,7 +707,7 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
             if (leaves->states[s].tables[i].live > 0)
                 sk_timers_came(store->states[ids[s]], from + i);
         }
-        move_tables(tables, leaves->states[s].tables, count, &store->budget, epoch);
+        move_tables(tables, leaves->states[s].tables, count, &store->budget);
     }
     for (uint32_t i = 0; i < count; i++) {
         sk_leaf *leaf = &store->leaves[from + i];
@@ -700,7 +715,7 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
         leaf->residency = leaves->leaves[i].residency;
         sk_filter_drop(store, from + i);
         /* states that the leaves do not have, too: no delta of theirs reaches back over this */
-        forget_leaf(store, from + i, epoch);
+        forget_leaf(leaf, epoch);
         if (store->writes_back && sk_leaf_is_dirty(store, from + i))
             sk_leaf_note_dirty(store, from + i);
     }

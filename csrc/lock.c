@@ -1,5 +1,19 @@
-/* lock.c: the locks of leaves: one, a range, or a list of them. See store.h. */
+/* lock.c: the locks of leaves (lock.h): one, a range, or a list of them. See store.h. */
+#define _GNU_SOURCE
 #include "store.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+void sk_lock_wait(sk_lock *lock) {
+    while (atomic_exchange_explicit(&lock->state, 2, memory_order_acquire) != 0)
+        syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+
+void sk_lock_wake(sk_lock *lock) {
+    syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
 
 int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch) {
     sk_leaf *leaf = &store->leaves[leaf_no];
@@ -7,7 +21,7 @@ int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch) {
     for (;;) {
         /* Read under the leaf's lock: snapshot.c's argument rests on it. */
         uint32_t now = atomic_load(&store->epoch);
-        if (__builtin_expect(leaf->guard == now, 1)) {
+        if (__builtin_expect(sk_leaf_is_served(leaf, now), 1)) {
             *epoch = now;
             return SK_OK;
         }
@@ -26,12 +40,12 @@ int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *
     for (;;) {
         for (uint32_t i = from; i < to; i++) {
             /* an atomic operation waits for its line: have the next ones on their way */
-            if (i + 8 < to) __builtin_prefetch(&store->leaves[i + 8], 1);
+            if (i + 16 < to) __builtin_prefetch(&store->leaves[i + 16], 1);
             sk_leaf_lock(&store->leaves[i]);
         }
         *epoch = atomic_load(&store->epoch);
         uint32_t i = from;
-        while (i < to && store->leaves[i].guard == *epoch) i++;
+        while (i < to && sk_leaf_is_served(&store->leaves[i], *epoch)) i++;
         if (i == to) return SK_OK;
         sk_leaves_unlock(store, from, to);
         /* Snapshots are served leaf by leaf, so that nobody waits for more than one encoding. */
@@ -52,9 +66,7 @@ int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, b
     for (;;) {
         for (uint32_t k = 0; k < count && writes; k++) {
             sk_leaf *leaf = &store->leaves[leaves[k]];
-            if (atomic_load_explicit(&leaf->guard, memory_order_relaxed) ==
-                atomic_load(&store->epoch))
-                continue;
+            if (sk_leaf_is_served(leaf, atomic_load(&store->epoch))) continue;
             int status = sk_leaf_lock_write(store, leaves[k], epoch);
             if (status != SK_OK) return status;
             sk_leaf_unlock(leaf);
@@ -62,7 +74,7 @@ int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, b
         for (uint32_t k = 0; k < count; k++) sk_leaf_lock(&store->leaves[leaves[k]]);
         *epoch = atomic_load(&store->epoch);
         uint32_t k = 0;
-        while (k < count && (!writes || store->leaves[leaves[k]].guard == *epoch)) k++;
+        while (k < count && (!writes || sk_leaf_is_served(&store->leaves[leaves[k]], *epoch))) k++;
         if (k == count) return SK_OK;
         sk_leaf_list_unlock(store, leaves, count); /* a snapshot was opened in between */
     }

@@ -279,6 +279,7 @@ int sk_state_retype(sk_store *store, const char *name, int kind, int flags) {
     for (uint32_t i = 0; i < store->leaf_count && status == SK_OK; i++) {
         sk_table *table = &state->tables[i];
         sk_table_env env;
+        if (table->groups == 0 && table->forgot == 0) continue; /* it never held anything */
         sk_env_set(&env, store, state, &store->leaves[i], epoch);
         convert_table(table, &env, kind, is_timed, &next);
         /* No delta reaches back over this: what it would be put over has the other type. */

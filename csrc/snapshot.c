@@ -8,15 +8,15 @@
  * -> sk_snapshots_serve). A changing call thus stalls for the encoding of one
  * leaf at most, and a leaf nobody touches costs nothing until it is read.
  *
- *   leaf->guard   the epoch up to which every open snapshot has been served for this leaf.
- *                 guard == store->epoch: change away. One comparison in the steady state.
+ *   leaf->served  the epoch up to which every open snapshot has been served for this leaf.
+ *                 The store's is the next one: change away. One comparison in the steady state.
  *   progress[l]   per snapshot and leaf: WANTED -> QUEUED (encoded by a changer, waiting for
  *                 the reader) -> DONE, or WANTED -> DONE (encoded by the reader). Changes only
  *                 under the leaf's lock or, QUEUED -> DONE, under snapshots_lock.
  *
  * Why it is consistent. Let a change read the epoch under its leaf's lock, and make the
  * change under the same hold of that lock.
- *  1. If it reads an epoch later than the snapshot's, then guard was brought up to it first,
+ *  1. If it reads an epoch later than the snapshot's, then served was brought up to it first,
  *     so the leaf was encoded without the change: the change is not in the snapshot.
  *  2. If it reads the snapshot's epoch or an earlier one, the leaf was not encoded before the
  *     change (an encoder takes the lock, and a changer's encoding happens only on reading a
@@ -258,7 +258,7 @@ int sk_snapshots_serve(sk_store *store, uint32_t leaf_no) {
         }
         status = enqueue(store, snapshot, leaf_no);
     }
-    if (status == SK_OK) leaf->guard = store->epoch;
+    if (status == SK_OK) leaf->served = store->epoch - 1;
     pthread_mutex_unlock(&store->snapshots_lock);
     return status;
 }

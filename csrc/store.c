@@ -4,6 +4,15 @@
 
 #include <time.h>
 
+/* Bytes of an array with one item for each leaf. */
+#define LEAVES_BYTES(store, item) ((size_t)(store)->leaf_count * sizeof(item))
+
+static void free_arrays(sk_store *store) {
+    sk_raw_free_pages(store->leaves, LEAVES_BYTES(store, sk_leaf));
+    sk_raw_free_pages(store->records, LEAVES_BYTES(store, uint64_t));
+    sk_raw_free((void *)store->dirty);
+}
+
 static bool is_power_of_two(uint32_t n) { return n != 0 && (n & (n - 1)) == 0; }
 
 static int init_locks(sk_store *store) {
@@ -17,10 +26,6 @@ static int init_locks(sk_store *store) {
     pthread_mutex_init(&store->snapshots_lock, NULL);
     pthread_mutex_init(&store->clock_lock, NULL);
     pthread_mutex_init(&store->rows_lock, NULL);
-    for (uint32_t i = 0; i < store->leaf_count; i++) {
-        pthread_mutex_init(&store->leaves[i].lock, NULL);
-        store->leaves[i].guard = 1;
-    }
     return SK_OK;
 }
 
@@ -38,8 +43,8 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->subgroups = subgroups;
     store->leaf_count = key_groups * subgroups;
     store->leaf_bits = (uint8_t)__builtin_ctz(store->leaf_count);
-    store->leaves = sk_raw_zalloc_lines((size_t)store->leaf_count * sizeof(sk_leaf));
-    store->records = sk_raw_zalloc((size_t)store->leaf_count * sizeof *store->records);
+    store->leaves = sk_raw_zalloc_pages(LEAVES_BYTES(store, sk_leaf));
+    store->records = sk_raw_zalloc_pages(LEAVES_BYTES(store, uint64_t));
     size_t words = (store->leaf_count + 63) / 64;
     store->dirty = sk_raw_zalloc((words + (words + 63) / 64) * sizeof *store->dirty);
     store->dirty_words = store->dirty + words;
@@ -51,9 +56,7 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->watermark = store->first_watermark = SK_NO_TIME;
     if (store->leaves == NULL || store->records == NULL || store->dirty == NULL ||
         init_locks(store) != SK_OK) {
-        sk_raw_free(store->leaves);
-        sk_raw_free(store->records);
-        sk_raw_free((void *)store->dirty);
+        free_arrays(store);
         sk_raw_free(store);
         return sk_fail(SK_NO_MEMORY, "could not allocate %u leaves", key_groups * subgroups);
     }
@@ -65,27 +68,29 @@ void sk_close(sk_store *store) {
     if (store != NULL) sk_store_release(store);
 }
 
+/* Its tables are empty. */
+static void free_state(sk_store *store, sk_state *state) {
+    sk_raw_free_pages(state->tables, LEAVES_BYTES(store, sk_table));
+    sk_raw_free_pages((void *)state->due_min, LEAVES_BYTES(store, int64_t));
+    sk_raw_free(state);
+}
+
 void sk_store_release(sk_store *store) {
     if (atomic_fetch_sub(&store->users, 1) > 1) return;
     assert(store->snapshots == NULL);
     for (uint32_t s = 0; s < store->state_count; s++) {
         sk_state *state = store->states[s];
-        for (uint32_t i = 0; i < store->leaf_count; i++)
+        for (uint32_t i = 0; i < store->leaf_count && sk_bytes_used(store) > 0; i++)
             sk_table_clear(&state->tables[i], state->kind);
-        sk_raw_free(state->tables);
-        sk_raw_free((void *)state->due_min);
         sk_filters_free(store, state);
-        sk_raw_free(state);
+        free_state(store, state);
     }
-    for (uint32_t i = 0; i < store->leaf_count; i++) pthread_mutex_destroy(&store->leaves[i].lock);
     pthread_mutex_destroy(&store->states_lock);
     pthread_mutex_destroy(&store->snapshots_lock);
     pthread_mutex_destroy(&store->clock_lock);
     pthread_mutex_destroy(&store->rows_lock);
     pthread_cond_destroy(&store->snapshots_moved);
-    sk_raw_free(store->leaves);
-    sk_raw_free(store->records);
-    sk_raw_free((void *)store->dirty);
+    free_arrays(store);
     sk_raw_free(store);
 }
 
@@ -113,26 +118,19 @@ static int new_state(sk_store *store, const char *name, int kind, const sk_key_t
     if (count == SK_STATES_MAX)
         return sk_fail(SK_LIMIT, "a store holds at most %d states", SK_STATES_MAX);
     sk_state *state = sk_raw_zalloc(sizeof *state);
-    /* calloc: heads of leaves that the state never touches stay untouched zero pages */
-    sk_table *tables = sk_raw_zalloc((size_t)store->leaf_count * sizeof(sk_table));
-    _Atomic int64_t *due_min =
-        kind == SK_TIMERS ? sk_raw_alloc(store->leaf_count * sizeof *due_min) : NULL;
-    if (state == NULL || tables == NULL || (kind == SK_TIMERS && due_min == NULL)) {
-        sk_raw_free(state);
-        sk_raw_free(tables);
-        sk_raw_free((void *)due_min);
+    if (state == NULL) return SK_NO_MEMORY;
+    state->tables = sk_raw_zalloc_pages(LEAVES_BYTES(store, sk_table));
+    if (kind == SK_TIMERS) state->due_min = sk_raw_zalloc_pages(LEAVES_BYTES(store, int64_t));
+    if (state->tables == NULL || (kind == SK_TIMERS && state->due_min == NULL)) {
+        free_state(store, state);
         return SK_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < store->leaf_count && due_min != NULL; i++)
-        atomic_init(&due_min[i], INT64_MAX);
-    state->due_min = due_min;
     state->id = count;
     state->kind = (uint8_t)kind;
     state->flags = (uint8_t)flags;
     state->timed_since = SK_NO_TIME;
     state->key_type = *type;
     strcpy(state->name, name);
-    state->tables = tables;
     atomic_store_explicit(&store->states[count], state, memory_order_relaxed);
     atomic_store_explicit(&store->state_count, count + 1, memory_order_release);
     *id = count;

@@ -2,12 +2,17 @@
  * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, dirty.c,
  * gate.c, spread.c, snapshot.c, ttl.c, timers.c and rewrite.c.
  *
- *   sk_store ── leaves[ ]   lock, epochs, residency and gate           128 bytes each
+ *   sk_store ── leaves[ ]   lock, epochs, residency and gate            32 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
  *                              └─ slots and tags (table.h)
  *
  * Tables lie by state, not by leaf: the head of the table that a record needs is found by
  * arithmetic, so a batch can prefetch it, and detaching leaves moves heads, never entries.
+ *
+ * Both arrays are zero pages that nobody has touched, at first, and zeroes are what a leaf and a
+ * table that never held anything are made of: they cost nothing. So whoever goes through all leaves
+ * must not write to the head of a table that has no slots (groups == 0); what is to be said of all
+ * tables of a leaf, sk_leaf says.
  *
  * Locking rules
  *  1. A leaf's lock guards the leaf and its table in every state.
@@ -21,6 +26,7 @@
 #define SK_STORE_H
 
 #include "block.h"
+#include "lock.h"
 #include "table.h"
 
 #include <pthread.h>
@@ -31,18 +37,21 @@
  * about a key finds out by the one test (>= SK_AWAY) that it makes anyway. */
 enum { SK_LEAF_SHUT = SK_AWAY + 1, SK_LEAF_EXPECTED = SK_AWAY + 2 };
 
+/* Rejected: a leaf to each pair of cache lines, so that threads in neighbouring leaves do not
+ * disturb each other. Keys are spread over thousands of leaves, so they hardly meet; but a batch
+ * locks and looks at all of these. */
 typedef struct sk_leaf {
-    pthread_mutex_t lock;
     uint64_t seq; /* versions of this leaf's containers (node.h) */
-    _Atomic uint32_t
-        guard;        /* the store's epoch when open snapshots were last served; see snapshot.c */
-    uint32_t changed; /* epoch of the last change to entries; 0 = never */
+    sk_lock lock;
+    _Atomic uint32_t served; /* open snapshots up to this epoch were served; see snapshot.c */
+    uint32_t changed;        /* epoch of the last change to entries; 0 = never */
+    uint32_t forgot;         /* of all its tables; see sk_forgot */
     /* Both are written under the lock, and read without it by sk_leaf_residencies. */
     _Atomic uint8_t residency; /* sk_residency, or one of the above; sk_leaf_held, sk_leaf_seen */
     _Atomic uint8_t kept;      /* SK_LEAF_SHUT: what residency is when the gate opens */
     bool is_writing;           /* between sk_dirty_take and sk_dirty_done, or those of rows */
-    uint64_t past; /* operations no longer counted in a table's head: it wrapped, or left */
-} __attribute__((aligned(128))) sk_leaf;
+} sk_leaf;
+static_assert(sizeof(sk_leaf) == 32, "two leaves a cache line");
 
 typedef struct sk_filter sk_filter;
 
@@ -59,10 +68,8 @@ typedef struct sk_state {
     _Atomic int64_t timed_since; /* processing time when it was first given one; SK_NO_TIME */
     _Atomic uint8_t clock;       /* sk_clock */
     _Atomic bool on_read;
-    sk_filter *
-        *_Atomic filters; /* per leaf, what its home has (filter.c); NULL: nothing is known */
-    _Atomic int64_t
-        *due_min; /* timers: per leaf, no timer is due before it (timers.c); else NULL */
+    sk_filter **_Atomic filters; /* per leaf, what its home has (filter.c); NULL: not known */
+    _Atomic int64_t *due_min;    /* timers: per leaf, see sk_due_min; else NULL */
 } sk_state;
 
 /* Where a walk over all slots goes on. */
@@ -77,8 +84,9 @@ struct sk_store {
     uint32_t leaf_count;
     uint8_t leaf_bits; /* log2 leaf_count */
     sk_leaf *leaves;
-    uint64_t *records; /* per leaf: of batches, about; under the leaf's lock. Apart from the leaves,
-                        * because a batch counts in many of them */
+    uint64_t *records; /* per leaf, under its lock: operations that its tables' heads do not count:
+                        * of batches, about, and those of heads that wrapped, or left. Apart from
+                        * the leaves, because a batch counts in many of them */
     sk_budget budget;
     _Atomic uint32_t epoch;      /* starts at 1; entries of epoch 0 never changed here */
     _Atomic uint32_t keep_after; /* deletions after this epoch are remembered; SK_NO_TRACKING */
@@ -163,8 +171,19 @@ int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, b
                       uint32_t *epoch);
 void sk_leaf_list_unlock(sk_store *store, const uint32_t *leaves, uint32_t count);
 
-static inline void sk_leaf_lock(sk_leaf *leaf) { pthread_mutex_lock(&leaf->lock); }
-static inline void sk_leaf_unlock(sk_leaf *leaf) { pthread_mutex_unlock(&leaf->lock); }
+static inline void sk_leaf_lock(sk_leaf *leaf) { sk_lock_take(&leaf->lock); }
+static inline void sk_leaf_unlock(sk_leaf *leaf) { sk_lock_give(&leaf->lock); }
+
+/* True if no open snapshot needs the leaf as it is. */
+static inline bool sk_leaf_is_served(const sk_leaf *leaf, uint32_t epoch) {
+    return atomic_load_explicit(&leaf->served, memory_order_relaxed) + 1 == epoch;
+}
+
+/* The newest epoch of a change to a table of the leaf that left no trace: deltas reach back to it.
+ */
+static inline uint32_t sk_forgot(const sk_leaf *leaf, const sk_table *table) {
+    return leaf->forgot > table->forgot ? leaf->forgot : table->forgot;
+}
 
 /* Field by field: a struct made elsewhere and copied is stored in small pieces and loaded in large
  * ones, for which the processor waits longer than the rest of this takes. */
@@ -183,16 +202,16 @@ static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state
 }
 
 /* Counts a call about one key; the table's head is in the cache by then. */
-static inline void sk_count_operation(sk_state *state, sk_leaf *leaf, sk_table *table) {
-    if (__builtin_expect(++table->operations == 0, 0)) {
-        atomic_fetch_add(&state->operations, (uint64_t)1 << 32);
-        leaf->past += (uint64_t)1 << 32;
+static inline void sk_count_operation(sk_at *at) {
+    if (__builtin_expect(++at->table->operations == 0, 0)) {
+        atomic_fetch_add(&at->state->operations, (uint64_t)1 << 32);
+        at->store->records[at->leaf_no] += (uint64_t)1 << 32;
     }
 }
 
 /* True if expired entries of the locked leaf may be removed: no open snapshot needs them. */
 static inline bool sk_may_expire(sk_store *store, const sk_leaf *leaf) {
-    return leaf->guard == atomic_load(&store->epoch);
+    return sk_leaf_is_served(leaf, atomic_load(&store->epoch));
 }
 
 /* The time for a call about a timed state (ttl.c). */
@@ -280,9 +299,19 @@ static inline void sk_entry_read(sk_at *at, sk_slot *slot) {
         sk_entry_changed(at, slot);
 }
 
+/* No timer of the leaf is due before it (timers.c); INT64_MAX if it has none. Kept with its bits
+ * turned over, so that a zero page says that there is no timer. */
+static inline int64_t sk_due_min(const sk_state *state, uint32_t leaf_no) {
+    return atomic_load(&state->due_min[leaf_no]) ^ INT64_MAX;
+}
+
+static inline void sk_set_due_min(sk_state *state, uint32_t leaf_no, int64_t due) {
+    atomic_store(&state->due_min[leaf_no], due ^ INT64_MAX);
+}
+
 /* Entries came into a leaf by another way than sk_timer_set: their due times are not known. */
 static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
-    if (state->due_min != NULL) atomic_store(&state->due_min[leaf_no], INT64_MIN);
+    if (state->due_min != NULL) sk_set_due_min(state, leaf_no, INT64_MIN);
 }
 
 /* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */
@@ -305,7 +334,7 @@ typedef struct sk_part {
 int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts, size_t count,
                         uint32_t epoch);
 
-/* Serves open snapshots that need the locked leaf as it is. SK_OK: leaf->guard is the epoch.
+/* Serves open snapshots that need the locked leaf as it is. SK_OK: sk_leaf_is_served.
  * SK_CHANGED: the lock was given up to wait for a reader; look again. Else failed; lock held. */
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);
 /* Moves the store's epoch up to `epoch` if it is below. */

@@ -2,7 +2,7 @@
 #include "table.h"
 
 static size_t bytes_of(uint32_t groups) {
-    return (size_t)groups * SK_GROUP * (sizeof(sk_slot) + 1);
+    return (size_t)groups * (SK_GROUP * (sizeof(sk_slot) + 1) + sizeof(uint16_t));
 }
 
 /* The smallest number of groups that has room for n slots. 1, 2, 4, 8, then finer steps, 12, 16,
@@ -18,7 +18,7 @@ static uint64_t groups_for(uint64_t n) {
 
 static bool must_stay(const sk_slot *slot, const sk_table_env *env) {
     if (sk_slot_is_live(slot) || !env->is_whole) return true;
-    if (env->writes_back && (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING))) return true;
+    if (env->writes_back && sk_slot_is_dirty(slot)) return true;
     return slot->epoch > env->keep_after;
 }
 
@@ -68,7 +68,7 @@ static inline sk_slot *take_fresh_slot(sk_table *table, unsigned leaf_bits, uint
 
 static void drop_tombstone(sk_table *table, sk_slot *slot) {
     table->tombs--;
-    table->dirty -= (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    table->dirty -= sk_slot_is_dirty(slot);
     if (slot->epoch > table->forgot) table->forgot = slot->epoch;
     free_key(table, slot);
 }
@@ -88,6 +88,7 @@ static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, boo
     table->taken = 0;
     table->is_flooded = flooded;
     memset(table->tags, SK_TAG_EMPTY, groups * SK_GROUP);
+    if (table->tracks_dirty) memset(sk_table_dirty_bits(table), 0, groups * sizeof(uint16_t));
     sk_slot *slot;
     for (size_t at = 0; (slot = sk_table_next(&old, &at)) != NULL;) {
         if (!must_stay(slot, env)) {
@@ -100,6 +101,7 @@ static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, boo
         sk_slot *to = take_fresh_slot(table, env->leaf_bits, hash);
         *to = *slot;
         table->taken++;
+        if (table->tracks_dirty && sk_slot_is_dirty(to)) sk_table_set_dirty_bit(table, to, true);
         if (to->key_len == SK_KEY_HEAP) sk_slot_long_key(to)->check = (uint32_t)(hash >> 8);
     }
     sk_free_lines(&table->mem, old.slots, bytes_of(old.groups));
@@ -190,7 +192,7 @@ void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot) {
     } else {
         table->tombs--;
     }
-    table->dirty -= (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    table->dirty -= sk_slot_is_dirty(slot);
     free_key(table, slot);
     make_free(table, slot);
 }
@@ -224,6 +226,7 @@ void sk_table_purge(sk_table *table, const sk_table_env *env) {
 }
 
 void sk_table_clear(sk_table *table, int kind) {
+    if (table->groups == 0) return; /* not even written to: store.h says why */
     sk_slot *slot;
     if (table->mem.used > sk_lines_charge(bytes_of(table->groups))) /* else: only the array */
         for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {
@@ -234,6 +237,15 @@ void sk_table_clear(sk_table *table, int kind) {
     assert(table->mem.used == 0);
     *table =
         (sk_table){.mem = table->mem, .forgot = table->forgot, .operations = table->operations};
+}
+
+void sk_table_track(sk_table *table) {
+    if (table->tracks_dirty || table->groups == 0) return;
+    sk_slot *slot;
+    memset(sk_table_dirty_bits(table), 0, table->groups * sizeof(uint16_t));
+    for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;)
+        if (sk_slot_is_dirty(slot)) sk_table_set_dirty_bit(table, slot, true);
+    table->tracks_dirty = true;
 }
 
 static void drop_entry(sk_table *table, int kind, sk_slot *slot) {
@@ -252,7 +264,8 @@ static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing
     if (slot->key_len == SK_KEY_HEAP) sk_slot_long_key(slot)->check = (uint32_t)(hash >> 8);
     into->live += sk_slot_is_live(slot);
     into->tombs += !sk_slot_is_live(slot);
-    into->dirty += (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    into->dirty += sk_slot_is_dirty(slot);
+    if (into->tracks_dirty && sk_slot_is_dirty(slot)) sk_table_set_dirty_bit(into, slot, true);
     if (is_too_long(w)) go_secret(into, env);
 }
 
@@ -267,7 +280,7 @@ static void replace_entry(sk_table *into, sk_table *from, const sk_table_env *en
     if (sk_slot_is_live(old)) sk_value_free(&into->mem, env->kind, old->value);
     into->live += (uint32_t)sk_slot_is_live(slot) - (uint32_t)sk_slot_is_live(old);
     into->tombs -= (uint32_t)sk_slot_is_live(slot) - (uint32_t)sk_slot_is_live(old);
-    into->dirty -= (old->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+    into->dirty -= sk_slot_is_dirty(old);
     old->value = slot->value;
     old->marks = slot->marks;
     old->epoch = slot->epoch;

@@ -7,6 +7,7 @@
  *     slots   |  0 |  1 | ... | 15 | 16 | ...        32 bytes each, two a cache line
  *     tags    | t0 | t1 | ... |t15 |t16 | ...        0 empty, 1 deleted, else 8 hash bits
  *              \------ group 0 ---/ \- group 1 ...
+ *     dirty   |  16 bits | 16 bits | ...             set: the slot may be dirty; see sk_table_track
  *
  *     a slot     0        8      12    13     14                      32
  *                | value  | epoch|marks|keylen| key, up to 18 bytes    |   short key
@@ -100,7 +101,7 @@ typedef struct sk_long_key {
 } sk_long_key;
 
 typedef struct sk_table {
-    sk_slot *slots;  /* groups * 16 slots, then as many tags, in one allocation */
+    sk_slot *slots;  /* groups * 16 slots, then as many tags and dirty bits, in one allocation */
     uint8_t *tags;   /* slots + groups * 16 */
     sk_mem mem;      /* all memory of this table */
     uint32_t groups; /* 0: nothing allocated */
@@ -108,9 +109,10 @@ typedef struct sk_table {
     uint32_t live;   /* entries */
     uint32_t tombs;  /* tombstones */
     uint32_t dirty;  /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
-    uint32_t forgot; /* newest epoch of a change that left no trace here: deltas reach back to it */
+    uint32_t forgot; /* newest epoch of a change that left no trace here; see sk_forgot */
     uint32_t operations; /* calls about its keys; what does not fit goes to the state's total */
     bool is_flooded;     /* placed by the secret hash */
+    bool tracks_dirty;   /* the dirty bits are kept */
 } sk_table;
 static_assert(sizeof(sk_table) <= 64, "a table's head is one cache line");
 
@@ -343,11 +345,57 @@ static inline bool sk_slot_is_dirty_and_cold(const sk_slot *slot) {
            (!(slot->marks & SK_MARK_USED) || !sk_slot_is_live(slot));
 }
 
+/* A bit for each slot, 16 a group: 0 if the slot is neither dirty nor being written. */
+static inline uint16_t *sk_table_dirty_bits(const sk_table *table) {
+    return (uint16_t *)(table->tags + (size_t)table->groups * SK_GROUP);
+}
+
+static inline bool sk_slot_is_dirty(const sk_slot *slot) {
+    return (slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) != 0;
+}
+
+static inline void sk_table_set_dirty_bit(sk_table *table, const sk_slot *slot, bool on) {
+    size_t at = (size_t)(slot - table->slots);
+    uint16_t *bits = &sk_table_dirty_bits(table)[at / SK_GROUP],
+             bit = (uint16_t)(1u << at % SK_GROUP);
+    *bits = (uint16_t)(on ? *bits | bit : *bits & ~bit);
+}
+
 /* True if nothing else in the table was dirty: who writes home must look here from now on. */
 static inline bool sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
-    bool is_first = !(slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING)) && table->dirty++ == 0;
+    bool is_first = false;
+    if (!sk_slot_is_dirty(slot)) {
+        is_first = table->dirty++ == 0;
+        if (__builtin_expect(table->tracks_dirty, 0)) sk_table_set_dirty_bit(table, slot, true);
+    }
     slot->marks |= SK_MARK_DIRTY | SK_MARK_USED;
     return is_first;
+}
+
+/* Has dirty slots found without looking at the others: from now on their bits are kept. For tables
+ * that are written home; others never pay for it. */
+void sk_table_track(sk_table *table);
+
+/* Iterates over slots that are dirty or being written, in a table that tracks them. */
+static inline sk_slot *sk_table_next_dirty(sk_table *table, size_t *at) {
+    uint16_t *bits = sk_table_dirty_bits(table);
+    for (size_t group; (group = *at / SK_GROUP) < table->groups; *at = (group + 1) * SK_GROUP) {
+        if (group + 4 <= table->groups && sk_load64((const uint8_t *)(bits + group)) == 0) {
+            group += 3; /* four at a time */
+            continue;
+        }
+        uint32_t rest = bits[group] & 0xffffu << *at % SK_GROUP;
+        for (; rest != 0; rest &= rest - 1) {
+            size_t i = group * SK_GROUP + (unsigned)__builtin_ctz(rest);
+            sk_slot *slot = table->slots + i;
+            if (table->tags[i] > SK_TAG_DELETED && sk_slot_is_dirty(slot)) {
+                *at = i + 1;
+                return slot;
+            }
+            sk_table_set_dirty_bit(table, slot, false); /* it is stale */
+        }
+    }
+    return NULL;
 }
 
 /* Iterates over taken slots: for (size_t at = 0; (slot = sk_table_next(t, &at)) != NULL;). */

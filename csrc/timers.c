@@ -50,8 +50,7 @@ static size_t due_count(const sk_blob *blob, int64_t watermark) {
 }
 
 static void lower(sk_at *at, int64_t due) {
-    _Atomic int64_t *due_min = &at->state->due_min[at->leaf_no];
-    if (due < atomic_load_explicit(due_min, memory_order_relaxed)) atomic_store(due_min, due);
+    if (due < sk_due_min(at->state, at->leaf_no)) sk_set_due_min(at->state, at->leaf_no, due);
 }
 
 /* ---- One key ---- */
@@ -211,18 +210,23 @@ static int write_records(due_list *list, sk_buf *buf) {
 }
 
 /* Takes what is due out of a locked leaf (unless it is only looked at), and makes due_min exact. */
-static void take_due(sk_at *at, int64_t watermark, bool takes) {
+static void take_due(sk_store *store, sk_state *state, uint32_t leaf_no, uint32_t epoch,
+                     int64_t watermark, bool takes) {
     int64_t next = INT64_MAX;
     sk_slot *slot;
-    for (size_t i = 0; at->table->live > 0 && (slot = sk_table_next(at->table, &i)) != NULL;) {
+    sk_at at;
+    bool is_empty = state->tables[leaf_no].live == 0;
+    if (!is_empty) sk_at_set(&at, store, state, leaf_no, epoch);
+    for (size_t i = 0;
+         !is_empty && at.table->live > 0 && (slot = sk_table_next(at.table, &i)) != NULL;) {
         if (!sk_slot_is_live(slot)) continue;
         size_t n = takes ? due_count(slot->value.blob, watermark) : 0;
-        if (n > 0 && !remove_due(at, slot, 0, n)) continue;
+        if (n > 0 && !remove_due(&at, slot, 0, n)) continue;
         int64_t first = due_at(slot->value.blob, 0);
         if (first < next) next = first;
     }
-    if (takes) sk_table_trim(at->table, &at->env, false);
-    atomic_store(&at->state->due_min[at->leaf_no], next);
+    if (!is_empty && takes) sk_table_trim(at.table, &at.env, false);
+    if (sk_due_min(state, leaf_no) != next) sk_set_due_min(state, leaf_no, next);
 }
 
 /* With the listed leaves locked. */
@@ -236,9 +240,7 @@ static int64_t deliver(sk_store *store, sk_state *state, const uint32_t *leaves,
     if (status == SK_OK) status = write_records(&list, buf);
     for (uint32_t k = 0; k < count && status == SK_OK; k++) {
         if (store->leaves[leaves[k]].residency == SK_LEAF_SHUT) continue;
-        sk_at at;
-        sk_at_set(&at, store, state, leaves[k], epoch);
-        take_due(&at, watermark, takes);
+        take_due(store, state, leaves[k], epoch, watermark, takes);
     }
     int64_t delivered = (int64_t)list.count;
     sk_raw_free(list.items);
@@ -262,7 +264,7 @@ int64_t sk_timers_due(sk_store *store, uint32_t state_id, uint32_t from, uint32_
     uint32_t *leaves = sk_raw_alloc((size_t)(to - from) * sizeof *leaves + 1), count = 0, epoch;
     if (leaves == NULL) return -SK_NO_MEMORY;
     for (uint32_t i = from; i < to; i++)
-        if (atomic_load(&state->due_min[i]) <= watermark) leaves[count++] = i;
+        if (sk_due_min(state, i) <= watermark) leaves[count++] = i;
     bool takes = !(flags & SK_PEEK);
     int64_t result = -sk_leaf_list_lock(store, leaves, count, takes, &epoch);
     if (result == 0) {
@@ -282,14 +284,12 @@ int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
     sk_value_status_set(SK_OK);
     int64_t next = INT64_MAX;
     for (uint32_t i = 0; i < store->leaf_count; i++) {
-        if (atomic_load(&state->due_min[i]) >= next) continue;
-        sk_at at;
+        if (sk_due_min(state, i) >= next) continue;
         int64_t due = INT64_MAX;
         sk_leaf_lock(&store->leaves[i]);
         if (store->leaves[i].residency != SK_LEAF_SHUT) { /* its timers are another's to fire */
-            sk_at_set(&at, store, state, i, 0);
-            take_due(&at, INT64_MIN, false);
-            due = atomic_load(&state->due_min[i]);
+            take_due(store, state, i, 0, INT64_MIN, false);
+            due = sk_due_min(state, i);
         }
         sk_leaf_unlock(&store->leaves[i]);
         if (due < next) next = due;

@@ -203,7 +203,10 @@ static uint32_t sweep_leaf(sk_store *store, sk_hand *hand, uint32_t epoch, uint6
     if (store->leaves[hand->leaf].residency == SK_LEAF_SHUT) hand->state = store->state_count;
     for (; hand->state < store->state_count; hand->state++) {
         sk_state *state = store->states[hand->state];
-        if (!can_expire(state)) continue;
+        if (!can_expire(state) || state->tables[hand->leaf].groups == 0) {
+            hand->slot = 0;
+            continue;
+        }
         sk_at at;
         set_timed(&at, store, state, hand->leaf, epoch);
         removed += sweep_table(&at, &hand->slot, slots_left);

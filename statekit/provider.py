@@ -14,7 +14,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from html import escape
 from os import PathLike
@@ -96,8 +96,9 @@ _kept: dict[int, Store] = {}
 
 
 def _leave_all() -> None:
-    for provider in [*_unclosed]:
-        provider._leave()
+    with ExitStack() as stack:  # all of them, though a home may fail or a warning be an error
+        for provider in [*_unclosed]:
+            stack.callback(provider._leave)
 
 
 atexit.register(_leave_all)
@@ -638,13 +639,11 @@ class KVProvider(InProcess, MovingProvider):
         """Commits what nobody will commit any more, where that is possible; and says so."""
         if self._residence.ledger is None or self._is_parents:
             return
-        is_kept, shown = not self._uses_positions(), repr(self)
-        done = (
-            "What was not committed is lost, as commit() was used."
-            if not is_kept
-            else ("It was flushed now.")
-        )
+        shown, done = repr(self), "It was flushed now."
         try:
+            is_kept = not self._uses_positions()
+            if not is_kept:
+                done = "What was not committed is lost, as commit() was used."
             self._close(is_kept)
         except Exception as error:
             done = f"It cannot be flushed now, so what was not committed is lost: {error}"

@@ -18,11 +18,14 @@ from functools import partial
 from pathlib import Path
 
 from statekit.errors import HomeError
-from statekit.homes.home import Change, Home, Row
+from statekit.homes.home import Change, Home, Row, row_name
 
 __all__ = ["HomeConformance"]
 
-_LEAF_MAX = 2**20 - 1
+_LEAF_MAX = 2**20 - 1  # of a provider
+_COMMITS = 2**31 - 1  # records of commits
+_PENDING = 2**31  # and beyond: rows that are not committed yet
+_ROW_LEAF_MAX = 2**32 - 2
 _STATE_MAX = 2**16 - 1
 _KEY_BYTES_MAX = 2**16
 
@@ -125,7 +128,8 @@ class HomeConformance:
             self._expect(home, changes)
 
     def test_leaves_and_states_are_kept_apart(self, tmp_path: Path) -> None:
-        leaves = (0, 1, 2, 11, 12, 112, 255, 256, 65535, 65536, _LEAF_MAX - 1, _LEAF_MAX)
+        leaves = [0, 1, 2, 11, 12, 112, 255, 256, 65535, 65536, _LEAF_MAX - 1, _LEAF_MAX]
+        leaves += [_COMMITS, _PENDING, _PENDING + 1, _PENDING + _LEAF_MAX, _ROW_LEAF_MAX]
         states = (0, 1, 2, 11, 12, 255, 256, _STATE_MAX - 1, _STATE_MAX)
         keys = (b"", b"\0", b"1", b"2:1", b"\xff\xff")
         changes: list[Change] = [
@@ -170,6 +174,54 @@ class HomeConformance:
                 home.write([((*cleared, b"again"), b"1")])
                 assert list(home.load(*cleared)) == [(b"again", b"1")]
                 home.clear(*cleared)
+
+    def test_clear_leaves_deletes_the_rows_of_a_range_of_leaves_only(self, tmp_path: Path) -> None:
+        states = 3
+        for base in (0, _PENDING):
+            changes: list[Change] = [
+                ((leaf, state, key), b"v")
+                for leaf in (*range(base, base + 8), _COMMITS, _LEAF_MAX, _PENDING + _LEAF_MAX)
+                for state in range(states)
+                for key in (b"", b"a", b"\xff\xff")
+            ]
+            for cleared in (range(base + 2, base + 5), range(base, base + 1), range(base, base)):
+                with self._opened(tmp_path) as home:
+                    assert home.write_meta(b"meta", home.read_meta())
+                    home.write(changes)
+                    home.clear_leaves(cleared, states)
+                    left = [(row, None if row[0] in cleared else v) for row, v in changes]
+                    self._expect(home, left)
+                    assert home.read_meta() == b"meta"
+
+    def test_write_rows_clears_first_and_the_last_of_a_row_counts(self, tmp_path: Path) -> None:
+        for leaf in (3, _PENDING + 3, _COMMITS):
+            a, b, c = ((leaf, 1, key) for key in (b"a", b"b", b"c"))
+            other = (leaf, 2, b"a")
+            with self._opened(tmp_path) as home:
+                home.write([(a, b"old"), (b, b"old"), (c, b"old"), (other, b"old")])
+                home.write_rows(_named((a, b"1"), (b, b"2"), (a, None), (b, b"3"), (c, None)))
+                self._expect(home, [(a, None), (b, b"3"), (c, None), (other, b"old")])
+                home.write_rows(_named((c, None), (c, b"4")), durable=True)
+                self._expect(home, [(a, None), (b, b"3"), (c, b"4"), (other, b"old")])
+                home.write_rows(_named((a, b"5"), (other, b"new")), cleared=[(leaf, 1)])
+                self._expect(home, [(a, b"5"), (b, None), (c, None), (other, b"new")])
+                home.write_rows([], cleared=[(leaf, 1), (leaf, 2)], durable=True)
+                self._expect(home, [(a, None), (b, None), (c, None), (other, None)])
+                home.write_rows([])
+
+    def test_write_rows_takes_any_key_and_many_rows(self, tmp_path: Path) -> None:
+        changes: list[Change] = [
+            ((leaf, state, key), b"%d" % leaf + key)
+            for leaf in (0, _COMMITS, _PENDING, _PENDING + _LEAF_MAX, _ROW_LEAF_MAX)
+            for state in (0, _STATE_MAX)
+            for key in (*_KEYS, *(b"key-%d" % at for at in range(1000)))
+        ]
+        with self._opened(tmp_path) as home:
+            home.write_rows(_named(*changes), durable=True)
+            self._expect(home, changes)
+        if self.persistent:
+            with self._opened(tmp_path) as home:
+                self._expect(home, changes)
 
     def test_load_that_is_not_read_to_its_end_harms_nothing(self, tmp_path: Path) -> None:
         changes: list[Change] = [((1, 1, b"%d" % at), bytes(100)) for at in range(3000)]
@@ -299,6 +351,8 @@ class HomeConformance:
             "load": lambda: list(home.load(0, 0)),
             "write": lambda: home.write([((0, 0, b"a"), b"1")]),
             "clear": lambda: home.clear(0, 0),
+            "clear_leaves": lambda: home.clear_leaves(range(1), 1),
+            "write_rows": lambda: home.write_rows(_named(((0, 0, b"a"), b"1"))),
             "read_meta": home.read_meta,
             "write_meta": lambda: home.write_meta(b"x", None),
         }
@@ -322,7 +376,8 @@ class HomeConformance:
         seed = random.randrange(2**32) if self.random_seed is None else self.random_seed
         print(f"random_seed = {seed}")  # pytest shows it if the test fails
         rng = random.Random(seed)
-        leaves, states = (0, 1, 2, 256, _LEAF_MAX), (0, 1, _STATE_MAX)
+        leaves = (0, 1, 2, 256, _LEAF_MAX, _COMMITS, _PENDING, _PENDING + 1)
+        states = (0, 1, _STATE_MAX)
         keys = [*_KEYS, *(rng.randbytes(rng.randrange(1, 12)) for _ in range(20))]
         rows = [(leaf, state, key) for leaf in leaves for state in states for key in set(keys)]
         model: dict[Row, bytes] = {}
@@ -336,7 +391,10 @@ class HomeConformance:
                         (row, None if rng.random() < 0.3 else rng.randbytes(rng.randrange(40)))
                         for row in rng.sample(rows, rng.randrange(1, 30))
                     ]
-                    home.write(changes)
+                    if choice < 0.2:
+                        home.write_rows(_named(*changes), durable=rng.random() < 0.5)
+                    else:
+                        home.write(changes)
                     for row, value in changes:
                         if value is None:
                             model.pop(row, None)
@@ -431,6 +489,11 @@ def _rows_of(
     model: dict[Row, bytes | None] | dict[Row, bytes], leaf: int, state: int
 ) -> list[tuple[bytes, bytes | None]]:
     return sorted((row[2], value) for row, value in model.items() if row[:2] == (leaf, state))
+
+
+def _named(*changes: Change) -> list[bytes | None]:
+    """Changes as write_rows() takes them."""
+    return [part for row, value in changes for part in (row_name(*row), value)]
 
 
 def _shown(value: object) -> str:

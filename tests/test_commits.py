@@ -4,6 +4,7 @@ Random operations are in test_commit_model.py, failing homes in test_commit_faul
 """
 
 import random
+import tarfile
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from statekit.errors import ArgumentError, CommitError, HomeError, NotOwnedError
 from statekit.homes.ledger import PENDING, Ledger
 
 SECONDS_MAX = 30.0
+TOKEN = "a-token-of-this-test"
+GOLDEN = Path(__file__).parent / "golden"
 KEYS = [f"key-{at}" for at in range(60)]
 LEFT, RIGHT = range(2), range(2, 4)
 
@@ -428,6 +431,79 @@ def test_key_groups_that_went_after_the_commit_do_not_come_back(url: str) -> Non
     memory.close()
 
 
+# ---- Beside a hand-over to another process (here: to a provider that knows of this one by address)
+
+
+@pytest.fixture
+def handing_over(url: str, stack: ExitStack) -> tuple[sk.KVProvider, sk.KVProvider, Any]:
+    """Left and right were committed at 1 and are at 2; right is being handed over."""
+    kv, target = opened(url), opened("memory:", owned=())
+    stack.callback(target.close)
+    fill(kv, 1)
+    kv.commit({"at": 1})
+    fill(kv, 2)
+    spill(kv)
+    fill(kv, 2, KEYS[::2])  # in part here, in part there
+    address = kv.serve("127.0.0.1:0", token=TOKEN).address
+    arrival = target.fetch_from(address, key_groups=RIGHT, strategy="on_demand", token=TOKEN)
+    return kv, target, arrival
+
+
+def test_rollback_during_a_hand_over_leaves_alone_what_is_on_its_way(
+    handing_over: tuple[sk.KVProvider, sk.KVProvider, Any], url: str
+) -> None:
+    kv, target, arrival = handing_over
+    first, *_ = owned_keys(kv, RIGHT)
+    assert target["counts"][first] == 2
+    kv.rollback()
+    for _ in range(2):
+        assert {*kv["counts"].values()} == {1}
+        assert {*kv["counts"]} == {*owned_keys(kv, LEFT)}
+        with pytest.raises(NotOwnedError):
+            kv["counts"][first]
+        arrival.wait(SECONDS_MAX)
+        assert {*target["texts"].values()} == {"2"}
+        assert {*target["texts"]} == {*owned_keys(kv, RIGHT)}
+        assert len(target["timers"]) == len(owned_keys(kv, RIGHT))
+        kv.rollback()
+    kv.close()
+
+
+def test_commit_during_a_hand_over_takes_along_what_may_come_back(
+    handing_over: tuple[sk.KVProvider, sk.KVProvider, Any], url: str
+) -> None:
+    kv, _, arrival = handing_over
+    fill(kv, 3)
+    kv.commit({"at": 3})
+    arrival.give_back()
+    assert kv.key_groups == (range(4),)
+    for _ in range(2):
+        assert {kv["counts"][key] for key in owned_keys(kv, LEFT)} == {3}
+        assert {kv["counts"][key] for key in owned_keys(kv, RIGHT)} == {2}
+        assert len(kv["timers"]) == len(KEYS)
+        kv.rollback()
+    kv._close_peer()
+    kv._let_go()
+    kv = opened(url)
+    assert {kv["counts"][key] for key in owned_keys(kv, LEFT)} == {3}
+    assert {kv["counts"][key] for key in owned_keys(kv, RIGHT)} == {2}
+    kv.close()
+
+
+def test_what_comes_back_after_a_rollback_is_as_it_went_and_can_be_rolled_back(
+    handing_over: tuple[sk.KVProvider, sk.KVProvider, Any], url: str
+) -> None:
+    kv, _, arrival = handing_over
+    kv.rollback()
+    arrival.give_back()
+    assert {kv["counts"][key] for key in owned_keys(kv, LEFT)} == {1}
+    assert {kv["counts"][key] for key in owned_keys(kv, RIGHT)} == {2}
+    kv.rollback()
+    assert values(kv) == filled(1)
+    assert kv.committed == {"at": 1}
+    kv.close()
+
+
 # ---- Checkpoints beside commits
 
 
@@ -649,4 +725,62 @@ def test_a_home_lasts_for_more_generations_than_four_bytes_count(url: str) -> No
     kv._let_go()
     kv = opened(url)
     assert (values(kv), kv.committed) == (filled(2), {"at": 2})
+    kv.close()
+
+
+# ---- Homes of version 1
+
+
+@pytest.fixture
+def old_home(tmp_path: Path) -> str:
+    """A home that was written and closed by the code before commits (80a36bf).
+
+    40 keys: counts, texts (by int), lists, fresh (with a time to live of 100 s) and timers, each
+    the number of its key, but for counts["key-0"], which was 100 when it was closed.
+    """
+    with tarfile.open(GOLDEN / "home-v1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return f"rocksdb:{tmp_path}/home-v1?sync=0&memory=256KiB"
+
+
+def open_old(url: str) -> tuple[sk.KVProvider, dict[str, dict[Any, Any]]]:
+    kv = sk.open(url)
+    kv.advance_watermark(1000)
+    kv.value("counts", int, default=0)
+    kv.value("texts", str, key=int)
+    kv.list("lists", int)
+    kv.value("fresh", int, ttl=sk.TTL(100.0, time="event"))
+    kv.timers("timers")
+    found: dict[str, dict[Any, Any]] = {name: dict(kv[name].items()) for name in kv.schemas}
+    found["lists"] = {key: list(items) for key, items in found["lists"].items()}
+    return kv, found
+
+
+def test_a_home_of_version_1_is_at_its_rows_and_can_be_committed_from_there(old_home: str) -> None:
+    keys = [f"key-{at}" for at in range(40)]
+    numbers = {key: at for at, key in enumerate(keys)}
+    expected: dict[str, dict[Any, Any]] = {
+        "counts": numbers | {"key-0": 100},
+        "texts": {at: f"text {at}" for at in range(40)},
+        "lists": {key: [at] for key, at in numbers.items()},
+        "fresh": numbers,
+        "timers": {key: (at + 1,) for key, at in numbers.items()},
+    }
+    kv, found = open_old(old_home)
+    assert (kv.key_group_count, kv.subgroups) == (4, 2)
+    assert (found, kv.committed) == (expected, None)
+    kv["counts"]["key-1"] = 7
+    kv["texts"].clear()
+    spill(kv)
+    kv.rollback()
+    kv._let_go()
+    kv, found = open_old(old_home)
+    assert (found, kv.committed) == (expected, None)
+    kv["counts"]["key-1"] = expected["counts"]["key-1"] = 7
+    kv["texts"].clear()
+    expected["texts"].clear()
+    kv.commit({"at": 1})
+    kv._let_go()
+    kv, found = open_old(old_home)
+    assert (found, kv.committed) == (expected, {"at": 1})
     kv.close()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from statekit.homes import (
 from statekit.homes import home as home_module
 from statekit.homes import redis as redis_module
 from statekit.homes import rocksdb as rocksdb_module
-from statekit.homes.home import Change, Row
+from statekit.homes.home import Change, Named, Row
 from statekit.homes.redis import open_redis
 from statekit.homes.rocksdb import open_rocksdb
 from statekit.testing import HomeConformance
@@ -192,6 +192,35 @@ class ClearsTooMuch(DictHome):
         self.rows = {row: value for row, value in self.rows.items() if row[0] != leaf}
 
 
+class ClearsOneLeaf(DictHome):
+    def clear_leaves(self, leaves: range, states: int) -> None:
+        super().clear_leaves(leaves[:1], states)
+
+
+class FirstCounts(DictHome):
+    def write_rows(
+        self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
+    ) -> None:
+        pairs = [*zip(rows[::2], rows[1::2], strict=True)][::-1]
+        super().write_rows([part for pair in pairs for part in pair], cleared, durable)
+
+
+class ClearsLast(DictHome):
+    def write_rows(
+        self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
+    ) -> None:
+        super().write_rows(rows, (), durable)
+        for leaf, state in cleared:
+            self.clear(leaf, state)
+
+
+class SignedLeaves(DictHome):
+    """Its leaves are ints of 32 bits, with a sign that is lost."""
+
+    def write(self, changes: Sequence[Change]) -> None:
+        super().write([((row[0] & (2**31 - 1), *row[1:]), value) for row, value in changes])
+
+
 class SeesTheFuture(DictHome):
     """Its snapshots are no copies."""
 
@@ -223,6 +252,11 @@ class RowsTwice(DictHome):
         (Unordered, "test_get_answers_in_order_with_misses_and_repeats"),
         (NeverCloses, "test_closed_home_raises_home_error"),
         (ClearsTooMuch, "test_clear_deletes_the_rows_of_one_leaf_and_state_only"),
+        (ClearsOneLeaf, "test_clear_leaves_deletes_the_rows_of_a_range_of_leaves_only"),
+        (FirstCounts, "test_write_rows_clears_first_and_the_last_of_a_row_counts"),
+        (ClearsLast, "test_write_rows_clears_first_and_the_last_of_a_row_counts"),
+        (SignedLeaves, "test_leaves_and_states_are_kept_apart"),
+        (SignedLeaves, "test_write_rows_takes_any_key_and_many_rows"),
         (SeesTheFuture, "test_snapshot_is_of_one_moment"),
         (RowsTwice, "test_row_is_put_replaced_and_deleted"),
         (MixesStates, "test_random_operations_agree_with_a_dict"),

@@ -6,6 +6,7 @@ remote       anything that fsspec reaches: S3, HDFS, memory://
 manifest     the file that makes a checkpoint: which segments of which packs it is made of
 pack         files of frames, the contents
 reader       Checkpoint: a manifest and its storage
+ownership    whose a place is: a process that was replaced publishes nothing more
 writer       the writing of one checkpoint
 checkpointer the checkpoints of a provider in use, full and incremental
 job          one of them, as its user sees it

@@ -25,6 +25,7 @@ goes on reading. So the next write sees whether there is room now, and opens the
 what was written before is in its log.
 """
 
+import json
 import os
 import threading
 import weakref
@@ -39,6 +40,7 @@ from statekit.homes.looking import PrivateCopy
 
 _MARK = "STATEKIT"  # the file that makes a directory a home
 _MARK_TEXT = "This directory is a home of statekit: sk.open('rocksdb:...').\n"
+_CONFIG = "rocksdict-config.json"
 _PROBE = "statekit-probe"  # tells whether there is room on the disk
 _PROBE_BYTES = 1 << 20  # and as much as opening it again may write
 _PREFIX = Struct(">IH")  # leaf, state
@@ -218,6 +220,7 @@ class _RocksdbHome(Home):
         try:
             if copy is None:
                 _claim(path, rocksdict)
+                _mend_config(path)
             self._db = self._open_db(rocksdict)
         except HomeError:
             raise
@@ -533,6 +536,21 @@ def _claim(path: str, rocksdict: Any) -> None:
             file.write(_MARK_TEXT)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _mend_config(path: str) -> None:
+    """Removes rocksdict's own file if a loss of power has torn it: it is made anew.
+
+    rocksdict writes it whenever it opens a database, and does not sync it.
+    """
+    config = os.path.join(path, _CONFIG)
+    try:
+        with open(config, "rb") as file:
+            json.loads(file.read())
+    except FileNotFoundError:
+        return
+    except ValueError:
+        os.unlink(config)
 
 
 def _has_checkpoints(path: str) -> bool:

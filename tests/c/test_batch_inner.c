@@ -3,6 +3,7 @@
  * an array that comes to lie over an older one, a snapshot opened between two steps of locking.
  * Compiles batch.c and lock.c into itself, with a hook where a leaf's lock is taken.
  */
+#define _GNU_SOURCE /* lock.c */
 #include "store.h"
 #include "store_util.h"
 
@@ -16,6 +17,8 @@ static void hooked_lock(sk_store *store, sk_leaf *leaf) {
 }
 
 #define sk_leaf_lock(leaf) hooked_lock(store, leaf)
+#define sk_lock_wait inner_lock_wait
+#define sk_lock_wake inner_lock_wake
 #define sk_batch inner_batch
 #define sk_pack_keys inner_pack_keys
 #define sk_route_keys inner_route_keys

@@ -284,6 +284,28 @@ static void test_turning_write_back_on_finds_what_is_dirty_already(void) {
     sk_close(store);
 }
 
+static void test_a_dirty_entry_that_went_without_a_trace_has_no_row(void) {
+    sk_store *store = util_open(1, 1);
+    uint32_t id = util_state(store, "n", SK_I64, "i"), leaf = 0;
+    util_key gone = util_int_key(1), kept = util_int_key(2);
+    const int32_t number = 0;
+    uint64_t count;
+    sk_buf buf = {0};
+    CHECK_EQ(sk_write_back(store, 1), SK_OK);
+    CHECK_EQ(sk_i64_put(store, id, gone.data, 8, 1), SK_OK);
+    CHECK_EQ(sk_i64_put(store, id, kept.data, 8, 1), SK_OK);
+    CHECK_EQ(sk_rows_take(store, &leaf, 0, TAKE_ALL, &number, &count, 1, &buf), 2);
+    CHECK_EQ(sk_rows_done(store, 0, 1, 1), SK_OK);
+    CHECK_EQ(sk_i64_put(store, id, gone.data, 8, 2), SK_OK);
+    CHECK_EQ(sk_write_back(store, 0), SK_OK);
+    CHECK_EQ(sk_delete(store, id, gone.data, 8, 0), SK_OK); /* no tombstone */
+    CHECK_EQ(sk_write_back(store, 1), SK_OK);
+    CHECK_EQ(sk_i64_put(store, id, kept.data, 8, 2), SK_OK);
+    check_one(store, id, 0, &kept, "\xd3\0\0\0\0\0\0\0\x02", 9);
+    sk_buf_free(&buf);
+    sk_close(store);
+}
+
 static void test_what_comes_with_leaves_is_noted_and_what_goes_with_them_is_not_missed(void) {
     sk_store *from = util_open(64, 2), *to = util_open(64, 2);
     uint32_t id = util_state(from, "n", SK_I64, "i"), leaf = 0;
@@ -751,6 +773,7 @@ int main(void) {
     RUN(test_a_state_without_a_number_is_named_and_nothing_is_taken);
     RUN(test_a_take_ends_at_its_limits_and_goes_on_where_it_ended);
     RUN(test_turning_write_back_on_finds_what_is_dirty_already);
+    RUN(test_a_dirty_entry_that_went_without_a_trace_has_no_row);
     RUN(test_what_comes_with_leaves_is_noted_and_what_goes_with_them_is_not_missed);
     RUN(test_the_home_is_told_what_has_expired_where_it_is_told_anything);
     RUN(test_an_entry_that_came_without_a_stamp_is_to_be_written);

@@ -810,6 +810,79 @@ static void test_a_thousand_splits_and_merges_lose_nothing(void) {
     for (int s = 0; s < 3; s++) sk_close(store[s]);
 }
 
+/* Ways in which a leaf comes to hold what `other` has, or is told to: entry by entry, none of it is
+ * a change. */
+enum { REPLACED, LAID_OVER, MOVED_IN, CAME_BACK, FETCHED_AGAIN, WAS_AWAY, WAS_DETACHED, WAYS };
+
+static void come(sk_store *store, sk_store *other, int way, const sk_buf *blocks) {
+    sk_leaves *leaves = NULL;
+    switch (way) {
+    case REPLACED:
+        CHECK_EQ(sk_leaf_decode(store, 0, blocks->data, blocks->len, SK_REPLACE), SK_OK);
+        return;
+    case LAID_OVER:
+        CHECK_EQ(sk_leaf_decode(store, 0, blocks->data, blocks->len, SK_OVER), SK_OK);
+        return;
+    case MOVED_IN: /* to where it was away */
+        CHECK_EQ(sk_move(other, store, 0, 1, &leaves), SK_OK);
+        return;
+    case CAME_BACK: /* and has changed in between */
+        CHECK_EQ(sk_move(store, other, 0, 1, &leaves), SK_OCCUPIED);
+        CHECK_EQ(sk_leaf_mark(other, 0, 1, SK_AWAY), SK_OK);
+        CHECK_EQ(sk_move(store, other, 0, 1, &leaves), SK_OK);
+        CHECK_EQ(sk_i64_put(other, 0, util_int_key(1).data, 8, 5), SK_OK);
+        CHECK_EQ(sk_move(other, store, 0, 1, &leaves), SK_OK);
+        return;
+    case FETCHED_AGAIN:
+        CHECK_EQ(sk_leaf_mark(store, 0, 1, SK_ABSENT), SK_OK);
+        break;
+    case WAS_AWAY:
+        CHECK_EQ(sk_leaf_mark(store, 0, 1, SK_AWAY), SK_OK);
+        CHECK_EQ(sk_leaf_gate(store, 0, 1, SK_GATE_EXPECTED), SK_OK);
+        break;
+    default:
+        CHECK_EQ(sk_detach(store, 0, 1, &leaves), SK_OK);
+        sk_leaves_free(leaves);
+        CHECK_EQ(sk_leaf_gate(store, 0, 1, SK_GATE_EXPECTED), SK_OK);
+    }
+    CHECK_EQ(sk_leaf_decode(store, 0, blocks->data, blocks->len, SK_UNDER_ALL), SK_OK);
+}
+
+static void test_no_delta_reaches_back_over_what_came_in_another_way(void) {
+    for (int way = 0; way < WAYS; way++) {
+        sk_store *store = util_open(1, 1), *other = util_open(1, 1), *copy = util_open(1, 1);
+        uint32_t a = util_state(store, "a", SK_I64, "i"), b = util_state(store, "b", SK_I64, "i");
+        CHECK_EQ(util_state(other, "a", SK_I64, "i"), a);
+        sk_buf blocks = {0}, base = {0}, delta = {0}, is = {0}, restored = {0};
+        for (int64_t k = 0; k < 20; k++) {
+            CHECK_EQ(sk_i64_put(store, a, util_int_key(k).data, 8, k), SK_OK);
+            CHECK_EQ(sk_i64_put(store, b, util_int_key(k).data, 8, k), SK_OK);
+            CHECK_EQ(sk_i64_put(other, a, util_int_key(k + 10).data, 8, -k), SK_OK);
+        }
+        CHECK(sk_leaf_encode(other, 0, SK_ALL_STATES, 0, &blocks) > 0);
+        if (way == MOVED_IN) CHECK_EQ(sk_leaf_mark(store, 0, 1, SK_AWAY), SK_OK);
+        util_encode_all(store, 1, &base);
+        uint32_t since = sk_epoch_advance(store);
+        come(store, other, way, &blocks);
+        CHECK_EQ(sk_leaf_residency(store, 0), SK_WHOLE);
+        CHECK(sk_leaf_encode(store, 0, SK_ALL_STATES, since, &delta) > 0);
+        CHECK_EQ(sk_leaf_decode(copy, 0, base.data, base.len, SK_REPLACE), SK_OK);
+        CHECK_EQ(sk_leaf_decode(copy, 0, delta.data, delta.len, SK_OVER), SK_OK);
+        util_encode_all(store, 1, &is);
+        util_encode_all(copy, 1, &restored);
+        CHECK(util_same(&is, &restored));
+        if (!util_same(&is, &restored)) printf("way %d\n", way);
+        uint8_t changed;
+        CHECK_EQ(sk_changed_leaves(store, since, &changed), SK_OK);
+        CHECK_EQ(changed, 1);
+        sk_close(store);
+        sk_close(other);
+        sk_close(copy);
+        sk_buf *const buffers[] = {&blocks, &base, &delta, &is, &restored};
+        for (int i = 0; i < 5; i++) sk_buf_free(buffers[i]);
+    }
+}
+
 static void test_clear_empties_one_state_in_a_range(void) {
     sk_store *store = util_open(4, 2);
     uint32_t a = util_state(store, "a", SK_BYTES, "b"), b = util_state(store, "b", SK_BYTES, "b");
@@ -855,6 +928,7 @@ int main(void) {
     RUN(test_detached_leaves_move_with_their_bytes);
     RUN(test_refused_attach_changes_nothing);
     RUN(test_a_thousand_splits_and_merges_lose_nothing);
+    RUN(test_no_delta_reaches_back_over_what_came_in_another_way);
     RUN(test_clear_empties_one_state_in_a_range);
     return test_report();
 }

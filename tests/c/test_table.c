@@ -95,6 +95,14 @@ static void check_all(fixture *f) {
     CHECK_EQ(seen, live + tombs);
     CHECK(f->table.taken <= f->table.groups * SK_GROUP_FILL);
     CHECK_EQ(f->table.mem.used, f->budget.used);
+    if (!f->table.tracks_dirty) return;
+    sk_slot *slot, *last = NULL;
+    for (size_t at = 0; (slot = sk_table_next_dirty(&f->table, &at)) != NULL; last = slot) {
+        CHECK(last == NULL || slot > last);
+        CHECK(f->table.tags[slot - f->table.slots] > SK_TAG_DELETED && sk_slot_is_dirty(slot));
+        dirty--;
+    }
+    CHECK_EQ(dirty, 0); /* each was found, once */
 }
 
 /* What the environment lets go of: the model of purge, and of what a rehash may drop. */
@@ -157,6 +165,11 @@ static void test_random_operations_match_the_model(void) {
                 follow_drops(&f);
             } else if (what == 98) {
                 f.env.epoch++;
+                if (slot != NULL && sk_slot_is_dirty(slot)) { /* written home */
+                    slot->marks &= (uint8_t)~SK_MARK_DIRTY;
+                    f.table.dirty--;
+                    f.model[k].is_dirty = false;
+                }
             } else if (what == 99 && step % 3 == 0) {
                 f.env.keep_after = step % 2 ? UINT32_MAX : f.env.epoch / 2;
                 sk_table_purge(&f.table, &f.env);
@@ -168,6 +181,7 @@ static void test_random_operations_match_the_model(void) {
                     }
             }
             if (step % 500 == 0) check_all(&f);
+            if (f.env.writes_back && step % 1000 == 700) sk_table_track(&f.table);
         }
         check_all(&f);
         tear_down(&f);

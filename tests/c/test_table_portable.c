@@ -9,6 +9,7 @@
 #define sk_table_purge portable_table_purge
 #define sk_table_clear portable_table_clear
 #define sk_table_merge portable_table_merge
+#define sk_table_track portable_table_track
 #define sk_value_free portable_value_free
 
 #include "../../csrc/table.c"

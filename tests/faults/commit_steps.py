@@ -1,0 +1,108 @@
+"""A provider with a RocksDB home that commits, as steps for the fork server; and their model.
+
+Version v of the state is what the v-th commit makes durable. The budget is small, so that much of
+what changes leaves memory before its commit. After the last commit come changes that no commit
+makes count, and a rollback.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from harness import Kit
+
+import statekit as sk
+from statekit import residence
+
+KEYS = 300
+GEOMETRY = {"key_groups": 4, "subgroups": 2}
+LAST = 3  # the version that the step ends with
+Contents = dict[str, dict[Any, Any]]
+
+
+def model(version: int) -> Contents:
+    """All states as the commit of this version leaves them."""
+    counts: dict[Any, Any] = {}
+    texts: dict[Any, Any] = {}
+    lists: dict[Any, Any] = {}
+    for now in range(1, version + 1):
+        if now == 2:
+            texts.clear()
+        for key in range(KEYS):
+            counts[f"c{key}"] = counts.get(f"c{key}", 0) + now
+            if key % now == 0:
+                texts[f"t{key}"] = f"{now}:{key}" * 8
+            if key % 3 == 0:
+                lists.setdefault(f"l{key}", []).append(now)
+            if key % 5 == now:
+                counts.pop(f"c{key}")
+    return {"counts": counts, "texts": texts, "lists": lists}
+
+
+def change(kv: sk.KVProvider, now: int) -> None:
+    """From one version to the next."""
+    counts = kv.value("counts", int, default=0)
+    texts = kv.value("texts", str)
+    lists = kv.list("lists", int)
+    if now == 2:
+        texts.clear()
+    for key in range(KEYS):
+        counts.add(f"c{key}", now)
+        if key % now == 0:
+            texts[f"t{key}"] = f"{now}:{key}" * 8
+        if key % 3 == 0:
+            lists[f"l{key}"].append(now)
+        if key % 5 == now:
+            counts.discard(f"c{key}")
+
+
+def contents(kv: sk.KVProvider) -> Contents:
+    found: Contents = {
+        "counts": dict(kv.value("counts", int, default=0).items()),
+        "texts": dict(kv.value("texts", str).items()),
+        "lists": {key: list(items) for key, items in kv.list("lists", int).items()},
+    }
+    return found
+
+
+def opened(path: Path | str, sync: int = 1) -> sk.KVProvider:
+    return sk.open(f"rocksdb:{path}?memory=64KiB&sync={sync}", **GEOMETRY)  # type: ignore[arg-type]
+
+
+def prepare(kit: Kit, *, path: str) -> None:
+    """The home at version 1."""
+    with opened(path) as kv:
+        change(kv, 1)
+        kv.commit({"version": 1})
+
+
+def commits(kit: Kit, prepared: None, *, path: str, in_phases: bool) -> None:
+    """Versions 2 and 3, then changes that are rolled back, and others that are just left."""
+    if in_phases:  # as if all of it were larger than a batch
+        residence._COMMIT_BYTES_MIN = residence._COMMIT_BYTES_MAX = 1000
+    kv = opened(path)
+    for version in range(2, LAST + 1):
+        change(kv, version)
+        kit.intent(version)
+        kv.commit({"version": version})
+        kit.done(version)
+    change(kv, 7)
+    kv.rollback()
+    assert contents(kv) == model(LAST)
+    change(kv, 8)
+    kv._let_go()  # as if killed
+
+
+def check(path: Path | str, at_least: int, at_most: int) -> int:
+    """The home is at one version, one that may be, and takes the next ones. Which it was."""
+    with opened(path, sync=0) as kv:
+        committed = kv.committed
+        assert committed is not None
+        version: int = committed["version"]
+        assert at_least <= version <= at_most, f"{at_least} <= {version} <= {at_most}"
+        assert contents(kv) == model(version), f"not version {version}"
+        for now in range(version + 1, LAST + 1):
+            change(kv, now)
+        kv.commit({"version": LAST})
+    with opened(path, sync=0) as kv:
+        assert contents(kv) == model(LAST)
+    return version

@@ -4,6 +4,7 @@ PYTHON ?= python3
 CC := gcc
 CLANG ?= clang
 FUZZ_SECONDS ?= 60
+LIVES_SECONDS ?= 7200
 
 BIN := .venv/bin
 PYTEST := pytest -q -n auto --dist loadfile
@@ -15,7 +16,7 @@ FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 # about other people's libraries.
 SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.py homes.py cli.py \
     cli_serving.py storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py \
-    participant.py coordinator.py routing.py simulator.py protocol_mutants.py) \
+    participant.py coordinator.py routing.py simulator.py protocol_mutants.py lives.py) \
     $(wildcard tests/test_remote_*.py), $(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN := -fsanitize=thread
@@ -47,10 +48,11 @@ demo: .venv/.built ## two processes under load: hand-over, kill -9, lazy restore
 test: .venv/.built ctest ## C tests, then the Python tests
 	$(BIN)/$(PYTEST)
 
-test-all: test sanitize ## test, sanitize, a short fuzz, and the fault and model tests at their nightly counts
+test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tests at their nightly counts, random lives for hours
 	$(MAKE) fuzz FUZZ_SECONDS=20
 	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py \
-	    tests/test_simulator.py
+	    tests/test_simulator.py tests/test_lives.py
+	$(BIN)/python -m tests.lives --seconds $(LIVES_SECONDS) --jobs $$(nproc)
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.
 OUT ?= build/ctest

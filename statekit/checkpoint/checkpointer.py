@@ -365,7 +365,7 @@ class Checkpointer:
         """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
         since = None if lineage is None else self._changes(store, lineage, holdings)
         owned = self._holdings().owned
-        if owned != holdings.owned:
+        if owned != holdings.owned or self._residence.shut_leaves:
             # Not only of those that are owned: others may be shut, and in the snapshot too.
             left_out = subtract((range(store.key_groups),), holdings.owned)
             since = since or array("I", bytes(4 * store.leaves))

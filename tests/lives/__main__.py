@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--lives", type=int, help="so many lives")
     parser.add_argument("--jobs", type=int, default=1, help="processes that play lives")
     parser.add_argument("--keep-going", action="store_true", help="after a failure, too")
+    parser.add_argument("--trace", action="store_true", help="say every step")
     parser.add_argument("--fixed", default="", help=f"of these, separated by commas: {[*KNOWN]}")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # a seed is one life: sets have an order
@@ -36,7 +37,8 @@ def main() -> int:
     if limits[:3] == (None, None, None):
         limits = limits._replace(steps=10_000)
     print(f"from seed {seed} on", flush=True)
-    result = run(seed, given.jobs, limits, [name for name in KNOWN if name not in fixed])
+    known = [name for name in KNOWN if name not in fixed]
+    result = run(seed, given.jobs, limits, known, given.trace)
     return 1 if result.failed else 0
 
 

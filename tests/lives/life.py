@@ -29,9 +29,10 @@ class Wrong(AssertionError):
 class Options:
     """What a life may do."""
 
-    def __init__(self, known: Iterable[str], redis: str = "") -> None:
+    def __init__(self, known: Iterable[str], redis: str = "", is_told: bool = False) -> None:
         self.known = frozenset(known)  # findings that are not fixed: what they are about is avoided
         self.redis = redis  # the URL of a server, or ""
+        self.is_told = is_told  # every step is printed
 
 
 class Life(DurabilitySteps, PointSteps, MoveSteps):
@@ -67,6 +68,8 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
     def say(self, text: str) -> None:
         self.trace.append(f"{self.steps_done:4d}  {text}")
         del self.trace[:-400]
+        if self.options.is_told:
+            print(self.trace[-1], flush=True)
 
     # ---- From birth to death
 

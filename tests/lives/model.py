@@ -76,7 +76,6 @@ class Kv:
     declared: dict[str, int] = field(default_factory=dict)
     family: int = 0  # providers that were split from each other
     address: str = ""
-    is_small: bool = False  # memory is short
 
     def __repr__(self) -> str:
         where = "memory" if self.home is None else self.home.name

@@ -28,8 +28,6 @@ class MoveSteps:
         if not able or len(world.kvs) >= PROVIDERS_MAX:
             return
         kv = rng.choice(able)
-        if self.knows("1.12") and kv.is_small:
-            return  # shared out, memory may be less than an entry needs
         if self.knows("1.1", "1.3") and kv.home is not None:
             self.finish_moves(kv)
         groups = rng.sample(sorted(kv.owned), rng.randrange(len(kv.owned) + 1))
@@ -43,7 +41,6 @@ class MoveSteps:
         for pid, part in made:
             stored = kv.stored if kv.home is not None else dict(kv.stored)
             other = Kv(pid, kv.host, kv.home, set(part), stored, dict(kv.declared), kv.family)
-            other.is_small = kv.is_small
             kv.owned -= other.owned
             self.moved_on(other.owned)
             world.kvs.append(other)
@@ -72,7 +69,11 @@ class MoveSteps:
             shared = [one for one in (kv, other) if one.home and len(world.users_of(one.home)) > 1]
             if shared:
                 return
-        if self.knows("same home") and is_same and kv.family != other.family:
+        if is_same and kv.family != other.family:
+            self.say(f"{kv}: merge {other}, refused: each has opened the home by itself")
+            if not self.refused(("ArgumentError",), lambda: self.call(kv, "merge", other.pid)):
+                raise AssertionError(f"{kv} was merged with {other}, of the same home")
+            self.check_owned()
             return
         refused = any(kv.stored.get(name, v) != v for name, v in other.stored.items())
         self.say(f"{kv}: merge {other}{', refused' if refused else ''}")
@@ -284,6 +285,7 @@ class MoveSteps:
             if kv.home is not None:
                 self.call(kv, "call", "flush")
                 world.settle(kv)
+        for kv in dict.fromkeys(survivors):
             self.check(kv)
 
     # ---- Barriers

@@ -48,8 +48,10 @@ def import_all() -> None:
     import statekit.remote.server  # noqa: F401
 
 
-def run(seed: int, jobs: int, limits: Limits, known: Iterable[str]) -> Result:
-    """Plays lives from a seed on. What is wrong is printed."""
+def run(
+    seed: int, jobs: int, limits: Limits, known: Iterable[str], is_told: bool = False
+) -> Result:
+    """Plays lives from a seed on. What is wrong is printed; every step, if it is to be told."""
     import_all()
     known = [*known]
     began = time.monotonic()
@@ -70,7 +72,7 @@ def run(seed: int, jobs: int, limits: Limits, known: Iterable[str]) -> Result:
                         steps=limits.steps and -(-limits.steps // jobs),
                         lives=limits.lives and -(-limits.lives // jobs),
                     )
-                    result = _job(seed + job, jobs, share, Options(known, address), began)
+                    result = _job(seed + job, jobs, share, Options(known, address, is_told), began)
                     os.write(there, repr(tuple(result)).encode())
                     code = 0
                 finally:

@@ -600,7 +600,13 @@ class KVProvider(InProcess, MovingProvider):
 
     def close(self) -> None:
         """Commits and lets go. From then on the provider and its states raise ClosedError."""
-        self._close(is_kept=True)
+        locks: _list[Any] = [self._lock, self._residence.lock]
+        if any(
+            lock._is_owned() for lock in locks
+        ):  # we are in a signal handler, and cut work in two
+            self._close(is_kept=True)
+        else:
+            uninterrupted(lambda _: self._close(is_kept=True))
 
     def _close(self, is_kept: bool) -> None:
         if self._is_parents:
@@ -860,19 +866,25 @@ class KVProvider(InProcess, MovingProvider):
                     f"key-groups {show_groups(missing)} are not this provider's, which has "
                     f"{show_groups(self._mine)}. Split what it has."
                 )
-        made: _list[KVProvider] = []
         if self._peer is not None:
             self._peer.settle([group for part in parts for group in part])
+        return uninterrupted(lambda _: self._split(parts), self._unsplit)
+
+    def _split(self, parts: "_list[tuple[range, ...]]") -> "_list[KVProvider]":
+        made: _list[KVProvider] = []
         with self._lock:
             try:
                 for part in parts:
                     made.append(self._split_off(part))
             except BaseException:
-                for provider in made:
-                    self.merge(provider)
-                    provider._let_go()
+                self._unsplit(made)
                 raise
         return made
+
+    def _unsplit(self, made: "_list[KVProvider]") -> None:
+        for provider in made:
+            self._merge(provider)
+            provider._let_go()
 
     def _split_off(self, part: tuple[range, ...]) -> "KVProvider":
         own = self._residence
@@ -956,8 +968,7 @@ class KVProvider(InProcess, MovingProvider):
     def _settle_record(self) -> None:
         """What could not be written before must be there when a flush is done."""
         if self._unrecorded:
-            with self._lock:
-                self._record(lambda meta: None)
+            self._record(lambda meta: None)
 
     def _record(self, change: Callable[[Meta], None]) -> None:
         """Changes the home's record, durably. The provider's lock is held."""
@@ -1001,6 +1012,9 @@ class KVProvider(InProcess, MovingProvider):
         self._check_mergeable(other)
         if other._peer is not None:
             other._peer.settle(other._mine)
+        uninterrupted(lambda _: self._merge(other))
+
+    def _merge(self, other: "KVProvider") -> None:
         first, second = sorted((self, other), key=id)
         with first._lock, second._lock:
             part = other._mine
@@ -1023,28 +1037,37 @@ class KVProvider(InProcess, MovingProvider):
             self._residence.let_in(leaves)
             if not is_moved:
                 self._record_deleted(part)  # of what was handed over before: it is overwritten
+            leases = other._leases_of(part)
+            is_told = not is_moved and None not in (self._residence.home, other._residence.home)
             try:
-                other._residence.give(self._residence, leaves)
+                # From one home to another: at no instant would both be opened with them.
+                other._residence.give(
+                    self._residence,
+                    leaves,
+                    (lambda: other._record_given(part, leases)) if is_told else lambda: None,
+                )
             except BaseException:
                 if here is not None:
                     self._residence.set_budget(here)
+                if is_told:
+                    other._note(lambda: other._record_taken(part, leases))
                 raise
-            interrupt: BaseException | None = None
             if not is_moved:
-                try:
-                    self._record_taken(part, other._leases_of(part))
-                except HomeError as error:  # the next flush() tries it again, or fails
-                    _log.warning("the home does not say yet what is its own: %s", error)
-                except BaseException as error:  # they are here: the merge is done, and then told
-                    interrupt = error
+                self._note(lambda: self._record_taken(part, leases))
             other._gave(part)
             self._take_over(part)
             other._hand_on(self, part)
-            other._residence.forget_given()
+            if other._residence.forget_given() and is_told:
+                other._note(lambda: other._record_taken(part, leases))  # as empty as a new home
             if there is not None:
                 other._residence.set_budget(0)
-            if interrupt is not None:
-                raise interrupt
+
+    def _note(self, record: Callable[[], None]) -> None:
+        """Changes the home's record. If that fails, the next flush() tries it again, or fails."""
+        try:
+            record()
+        except HomeError as error:
+            _log.warning("the home does not say yet what is its own: %s", error)
 
     def _check_mergeable(self, other: "KVProvider") -> None:
         if other is self:

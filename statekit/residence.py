@@ -92,7 +92,7 @@ class Residence:
         self.schemas: Sequence[StateSchema] = ()  # of all states that are stored
         self.numbers: dict[str, int] = {}  # of the states, at home
         self.counters: dict[str, StateCounters] = {}
-        self._lock = threading.RLock()  # before the ledger's
+        self.lock = self._lock = threading.RLock()  # before the ledger's
         self._frozen: list[Frozen] = []  # that must be told before rows change
         self.shut_leaves: set[int] = set()  # that are being handed over to another process
         self._doomed: set[int] = set()  # of these: another process has them, memory may go
@@ -696,10 +696,16 @@ class Residence:
         except HomeError:
             self.failures += 1
 
-    def give(self, target: "Residence", ranges: Sequence[range]) -> None:
+    def give(
+        self,
+        target: "Residence",
+        ranges: Sequence[range],
+        before_arrival: Callable[[], None] = lambda: None,
+    ) -> None:
         """Hands leaves over: by moving them if both have the same home, else by way of rows.
 
-        If it fails, the leaves are where they were.
+        If it fails, the leaves are where they were. before_arrival: called when all rows are at
+        the target's home, and before they count there.
         """
         if self.ledger is target.ledger:
             target.share_source(self)
@@ -724,7 +730,7 @@ class Residence:
                     aside._load_whole(ranges)
                     aside.move_leaves(target, ranges)
                 else:
-                    aside._copy_rows(target, ranges)
+                    aside._copy_rows(target, ranges, before_arrival)
             except BaseException:
                 for part in ranges:
                     target.store.mark(part.start, part.stop, "away")
@@ -735,12 +741,14 @@ class Residence:
                 self.ledger.came.difference_update(leaves)
                 self.ledger.dropping.update(leaves)
 
-    def forget_given(self) -> None:
+    def forget_given(self) -> bool:
         """Deletes the rows of what was given away. If the home fails, flush() tries again."""
         try:
             self.drop_rows()
         except HomeError:
             self.failures += 1
+            return False
+        return True
 
     def _aside(self) -> "Residence":
         """A residence with the same states and times that has no leaves."""
@@ -793,7 +801,9 @@ class Residence:
                     self._install(states[name], key, row)
             self.store.mark(leaf, leaf + 1, "whole")
 
-    def _copy_rows(self, target: "Residence", ranges: Sequence[range]) -> None:
+    def _copy_rows(
+        self, target: "Residence", ranges: Sequence[range], before_arrival: Callable[[], None]
+    ) -> None:
         """Writes leaves to the target's home, where they are from then on."""
         ledger, subgroups = target.ledger, self.store.subgroups
         assert ledger is not None
@@ -811,7 +821,12 @@ class Residence:
             rows.update(target._rows_of(self.store.encode_leaf(leaf)))  # what is here is newer
             target._protect((leaf,))
             ledger.replace(leaf, _named(leaf, rows))
-        ledger.end_arrival(arrival)
+        before_arrival()
+        try:
+            ledger.end_arrival(arrival)
+        except BaseException:
+            ledger.void_arrival(arrival)  # it may have been written all the same
+            raise
         for part in ranges:
             target.store.mark(part.start, part.stop, "absent")
         target.load_timers(leaf for part in ranges for leaf in part)

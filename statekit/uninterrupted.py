@@ -26,7 +26,10 @@ def uninterrupted(
         return work(lambda: False)
     task = _Task(work, undo)
     try:
-        threading.Thread(target=task.run, name="statekit-uninterrupted").start()
+        try:
+            threading.Thread(target=task.run, name="statekit-uninterrupted").start()
+        except RuntimeError:  # there are no more threads: Python is about to end
+            return work(lambda: False)
         return task.wait()
     except BaseException:
         task.abandon()

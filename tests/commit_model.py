@@ -253,6 +253,8 @@ class FaultyHome(Home):
         return self.inner.read_meta()
 
     def write_meta(self, meta: bytes, expected: bytes | None) -> bool:
+        if self.faults.is_dead:
+            raise Crash
         return self.inner.write_meta(meta, expected)
 
     def close(self) -> None:

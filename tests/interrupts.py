@@ -25,6 +25,7 @@ there, and what it raises would leave the lock locked.
 import dis
 import faulthandler
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+NIGHTLY = os.environ.get("STATEKIT_NIGHTLY", "") not in ("", "0")
 VISITS_MAX = 2  # of a place that are tried, and the last one in addition
 HANG_SECONDS = 300.0  # of one run and its check: then it is for ever
 
@@ -71,13 +73,15 @@ def each_point(
     files: Iterable[File],
     calls: bool = False,
     visits_max: int = VISITS_MAX,
+    every: int = 1,
 ) -> Iterator[Run]:
     """Interrupts a step at every place that it comes by. An error of `check` names the place.
 
     files: those whose lines count; a module, a package with all that is in it, or a path.
+    every: only every so many of the places.
     """
     wanted = _Files(files)
-    for place in _places(make, step, check, wanted, calls, visits_max):
+    for place in _places(make, step, check, wanted, calls, visits_max)[::every]:
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         try:
             subject = make()

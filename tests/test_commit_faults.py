@@ -467,3 +467,59 @@ def test_a_fault_at_calls_of_a_real_home_costs_nothing_that_was_committed(
         except BaseException as error:
             error.add_note(f"{name}: {kind} at call {nth} of {len(calls)}")
             raise
+
+
+@pytest.mark.parametrize("is_atomic", [True, False])
+def test_a_crash_in_a_merge_of_two_homes_leaves_one_owner(is_atomic: bool) -> None:
+    """At any call: all is at one home, and the other has nothing of it, or says whose it is."""
+
+    def play_merge(nth: int, kind: str) -> list[str]:
+        faults = Faults()
+        urls = []
+        for _ in range(2):
+            place = uuid.uuid4().hex
+            disk = f"disk:{uuid.uuid4().hex}?atomic={int(is_atomic)}"
+            FaultyHome.places[place] = (disk, faults)
+            urls.append(f"faulty:{place}?memory=64KiB")
+        a, b = opened = [
+            sk.open(url, key_groups=GROUPS, subgroups=1, owned=owned)
+            for url, owned in zip(urls, (ALL, ()), strict=True)
+        ]
+        a.value("counts", int).update({key: at for at, key in enumerate(KEYS)})
+        a.commit({"at": 1})
+        faults.arm(nth, kind)
+        try:
+            b.merge(a)
+            b.flush()
+        except Crash:
+            assert nth
+        faults.is_on, faults.is_dead = False, True
+        for kv in opened:
+            kv._let_go()
+        faults.is_dead = False
+        for place, (disk, _) in FaultyHome.places.items():
+            if place in "".join(urls):
+                DiskHome.places[disk.removeprefix("disk:").partition("?")[0]].crash(
+                    random.Random(nth)
+                )
+        a, b = (sk.open(url) for url in urls)
+        found = [dict(kv.value("counts", int).items()) for kv in (a, b)]
+        if found == [{}, {}]:  # it was on its way: the old owner says so, and has it all
+            a.close()
+            a = sk.open(urls[0], reclaim=True)
+            found[0] = dict(a.value("counts", int).items())
+        assert sorted(map(len, found)) == [0, len(KEYS)], found
+        assert nth or found[1]
+        a.close()
+        b.close()
+        return faults.calls
+
+    calls = play_merge(0, "")
+    for nth, call in enumerate(calls, 1):
+        for kind in kinds_of(call, is_atomic):
+            if kind.startswith("crash"):
+                try:
+                    play_merge(nth, kind)
+                except BaseException as error:
+                    error.add_note(f"{kind} at call {nth} of {len(calls)}, {call}")
+                    raise

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 
 import pytest
 from commit_model import DiskHome, groups_of, spill
-from interrupts import Run, each_point
+from interrupts import NIGHTLY, Run, each_point
 
 import statekit as sk
 from statekit import provider as provider_module
 from statekit import residence as residence_module
+from statekit import uninterrupted as uninterrupted_module
 from statekit.errors import ClosedError
 from statekit.homes import ledger as ledger_module
 
 KEYS = [f"key-{at}" for at in range(12)]
-FILES = [residence_module, ledger_module, provider_module]
+FILES = [residence_module, ledger_module, provider_module, uninterrupted_module.__file__]
+EVERY = 1 if NIGHTLY else 7  # of the places
 HOMES = ["phases", "atomic", "atomic-phases"]
 
 
@@ -129,10 +131,10 @@ def play(
     step: Callable[[Stage], Any],
     check: Callable[[Stage, Run], None],
     at_least: int = 10,
+    make: Callable[[Callable[[], Stage]], Stage] = lambda make_one: make_one(),
 ) -> None:
-    runs = [*each_point(make_on(home), step, check, files=FILES)]
-    assert sum(run.is_interrupted for run in runs) >= at_least
-    print(f"{len(runs)} places")
+    runs = [*each_point(lambda: make(make_on(home)), step, check, files=FILES, every=EVERY)]
+    assert sum(run.is_interrupted for run in runs) >= at_least // EVERY
 
 
 AT_1 = (COMMITTED, {"at": 1})
@@ -219,4 +221,52 @@ def test_a_close(home: str) -> None:
         assert (read([kv]), kv.committed) == (NOW, {"at": 1})
         kv.close()
 
-    play(home, lambda stage: stage.parts["main"].close(), check)
+    # All but a few lines run in a thread of their own, which is not interrupted.
+    play(home, lambda stage: stage.parts["main"].close(), check, at_least=3)
+
+
+def test_a_split(home: str) -> None:
+    """Either there are two that have it all, or it is undone."""
+
+    def check(stage: Stage, run: Run) -> None:
+        for made in run.result or ():
+            stage.parts["made"] = made
+        check_ends(stage, NOW, AT_1)
+
+    play(home, lambda stage: stage.parts["main"].split([range(1)]), check, at_least=3)
+
+
+def test_a_merge_of_siblings(home: str) -> None:
+    def split(make_one: Callable[[], Stage]) -> Stage:
+        stage = make_one()
+        stage.parts["other"] = stage.parts["main"].split([range(1)])[0]
+        return stage
+
+    def check(stage: Stage, run: Run) -> None:
+        check_ends(stage, NOW, AT_1)
+
+    def step(stage: Stage) -> None:
+        stage.parts["main"].merge(stage.parts["other"])
+
+    play(home, step, check, at_least=3, make=split)
+
+
+def test_a_merge_with_what_is_in_memory(home: str) -> None:
+    def move_out(make_one: Callable[[], Stage]) -> Stage:
+        stage = make_one()
+        memory = stage.parts["memory"] = opened("memory:", owned=[])
+        memory.merge(stage.parts["main"])
+        return stage
+
+    def check(stage: Stage, run: Run) -> None:
+        parts = [*stage.parts.values()]
+        assert sorted(group for kv in parts for group in groups_of(kv)) == [0, 1]
+        assert read(parts) == NOW
+        if groups_of(stage.parts["memory"]):
+            stage.parts["main"].merge(stage.parts["memory"])
+        check_ends(stage, NOW, (NOW, {"at": 1}), (NOW, None))
+
+    def step(stage: Stage) -> None:
+        stage.parts["main"].merge(stage.parts["memory"])
+
+    play(home, step, check, at_least=3, make=move_out)

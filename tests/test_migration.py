@@ -311,8 +311,9 @@ def test_of_a_leaf_of_which_some_entries_are_here_the_others_are_absent(
     source.value("v", str).put_many(keys, ["x" * 300] * len(keys))
     target.fetch_from(source.serve().address, strategy="on_demand")
     asked = [*keys[:40], "missing"]
-    target.prefetch([*keys[:40:2], "missing"]).result(SECONDS_MAX)
+    target.prefetch({*keys[:40:2], "missing"}).result(SECONDS_MAX)  # any iterable will do
     assert [*target.absent(asked)] == list(range(1, 40, 2))
+    assert [*target.absent(key for key in asked)] == list(range(1, 40, 2))
     assert target.is_here([*keys[:40:2], "missing"])
     assert not target.is_here(asked)
     target.prefetch(asked).result(SECONDS_MAX)
@@ -727,6 +728,21 @@ def test_a_stranger_with_a_later_generation_is_refused_and_not_obeyed(stack: Exi
     assert victim.key_groups == ()
 
 
+def test_a_home_that_was_fenced_stays_so_when_it_is_reopened(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path}/db"
+    with sk.open(url) as kv:
+        kv.value("n", int).put_many(KEYS, range(len(KEYS)))
+        place = kv.checkpoint(f"{tmp_path}/ck")
+        kv.fence(1)
+        assert kv.key_groups == ()
+    with sk.open(url) as kv:
+        assert kv.key_groups == ()
+    with sk.restore(place, home=url, replace=True) as kv:
+        assert dict(kv.value("n", int).items()) == dict(zip(KEYS, range(len(KEYS)), strict=True))
+    with sk.open(url) as kv:
+        assert len(kv.value("n", int)) == len(KEYS)
+
+
 def test_a_later_generation_of_a_server_that_is_not_known_is_not_obeyed(stack: ExitStack) -> None:
     source, target = opened(stack, owned=[0]), opened(stack, owned=[1])
     address = source.serve(generation=3).address
@@ -1075,10 +1091,11 @@ def test_state_moves_over_mutual_tls_with_a_token_and_to_nobody_else(stack: Exit
         {"tls": sk.TLS(ca=ca.cert), "token": TOKEN},
         {"tls": sk.TLS(stranger.cert, stranger.key, ca.cert), "token": TOKEN},
         {"tls": sk.TLS(client.cert, client.key, strangers.cert), "token": TOKEN},
-        {"token": TOKEN},
     ):
-        with pytest.raises(PeerError):
+        with pytest.raises(PeerRefusedError):
             target.fetch_from(address, timeout=SECONDS_MAX, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(PeerError, match="both or neither use TLS"):
+        target.fetch_from(address, timeout=1, token=TOKEN)
     assert source.key_groups == (range(GROUPS),)
     target.fetch_from(address, tls=own, token=TOKEN).wait(SECONDS_MAX)
     assert many(target.value("n", int), KEYS) == list(range(len(KEYS)))

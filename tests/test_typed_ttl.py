@@ -167,6 +167,7 @@ def test_entries_live_on_at_home_by_their_own_time(tmp_path: Path) -> None:
         assert state["young"] == "y"
         assert dict(state.items()) == {"young": "y"}
         assert kv.sweep() >= 0
+        kv.flush()
         assert [key for leaf in range(2048) for key, _ in kv._residence.home.load(leaf, 0)] == [
             b"young"
         ]  # type: ignore[union-attr]

@@ -648,6 +648,11 @@ class Ledger:
             self.home.flush()
             self._write_record(replace(commit, void=False))
 
+    def void_arrival(self, commit: Commit) -> None:
+        """It counts for nothing, and its giver has it all."""
+        with self.lock:
+            self._write_record(replace(commit, void=True))
+
     def drop(self) -> None:
         """Deletes the rows of leaves that others have, or reopening would bring them back."""
         with self.lock:

@@ -502,6 +502,10 @@ class Giver(Member):
 
     def _fenced(self, action: Fence) -> None:
         store = self._residence.store
+        try:
+            self._owner.record_given(self._owner.owned(), ())
+        except HomeError as error:
+            _log.warning("a home that was fenced does not say so: %s", error)
         self._owner.gave(self._owner.owned())
         store.mark(0, store.leaves, "away")
         self._residence.forget_shut()

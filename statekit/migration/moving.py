@@ -11,7 +11,7 @@ It costs nothing until one of these is called: the peer, and with it gRPC, comes
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
@@ -246,6 +246,7 @@ class MovingProvider(ABC):
         if residence.loading is None:
             self._check_open()
             return array("q")
+        keys = _column(keys)
         store, codec = residence.store, key_codec(key)
         found = store.residencies(route(keys, codec, store.leaves))
         absent = array("q", compress(count(), found.translate(_IS_ABSENT)))
@@ -277,6 +278,7 @@ class MovingProvider(ABC):
         self._check_open()
         residence = self._residence
         done: Future[None] = Future()
+        keys = _column(keys)
         positions = self.absent(keys, key=key)
         if not positions:
             done.set_result(None)
@@ -318,6 +320,11 @@ class _Owner:
         self.record_deleted = provider._record_deleted
         self.since = provider._since
         self.figures = provider._figures
+
+
+def _column(keys: Any) -> Any:
+    """Keys that can be looked at more than once, and by position."""
+    return keys if hasattr(keys, "__getitem__") and not isinstance(keys, Mapping) else [*keys]
 
 
 def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, bytes]:

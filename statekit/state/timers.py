@@ -103,9 +103,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
         """When the next timer is due; None if there is none."""
         self._residence.bring_timers()
         due = self._raw.next_due
-        if (
-            due is None and self
-        ):  # what the store counts may be handed over
+        if due is None and self:  # what the store counts may be handed over
             return _LAST  # at the end of time, which C has for "none"
         return due
 

@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -491,6 +492,7 @@ def test_between_rocksdb_and_checkpoints(place: Path, tmp_path: Path) -> None:
     assert made["number"] == 1
     assert run("diff", place, tmp_path / "again") == "no differences\n"
     assert "not empty" in complaint("restore", place, "--into", home)
+    assert "restored 9 states" in run("restore", place, "--into", home, "--replace")
 
 
 def test_between_redis_and_checkpoints(place: Path, tmp_path: Path) -> None:
@@ -499,6 +501,21 @@ def test_between_redis_and_checkpoints(place: Path, tmp_path: Path) -> None:
         run("restore", f"{place}@1", "--into", home)
         run("checkpoint", home, "--to", tmp_path / "again")
     assert run("diff", f"{place}@1", tmp_path / "again") == "no differences\n"
+
+
+def test_workers_that_are_not_all_are_put_together_only_if_told(
+    place: Path, tmp_path: Path
+) -> None:
+    run("rescale", place, "--workers", "3", "--out", tmp_path / "w")
+    two = tmp_path / "w" / "worker-0", tmp_path / "w" / "worker-2"
+    for command in (
+        ("merge", *two, "--out", tmp_path / "m"),
+        ("restore", *two, "--into", f"rocksdb:{tmp_path}/m"),
+    ):
+        assert "key-groups 42-84" in complaint(*command)
+        assert not (tmp_path / "m").exists()
+        run(*command, "--missing-ok")
+        shutil.rmtree(tmp_path / "m")
 
 
 def test_workers_are_restored_together(place: Path, tmp_path: Path) -> None:

@@ -165,14 +165,8 @@ def rescale(
     Either all of them are there in the end, or (if it raises) none.
     """
     union = unite(sources)
-    total = union.first.key_group_count
-    missing = subtract((range(total),), union.owned)
-    if missing:
-        raise ArgumentError(
-            f"key-groups {show_groups(missing)} of {total} are in none of the checkpoints. "
-            "Give those of all workers."
-        )
-    shares = assign(total, workers)
+    _check_whole(union, "Give those of all workers.")
+    shares = assign(union.first.key_group_count, workers)
     check_empty(out)
     is_over = threading.Event()
 
@@ -199,6 +193,16 @@ def rescale(
             raise
 
 
+def _check_whole(union: Union, what_to_do: str) -> None:
+    """ArgumentError if some key-groups are nowhere."""
+    total = union.first.key_group_count
+    if missing := subtract((range(total),), union.owned):
+        raise ArgumentError(
+            f"key-groups {show_groups(missing)} of {total} are in none of the checkpoints. "
+            f"{what_to_do}"
+        )
+
+
 def _remove(checkpoint: Checkpoint) -> None:
     """The manifest first: what remains if that is all is garbage."""
     manifest = checkpoint.manifest
@@ -206,10 +210,21 @@ def _remove(checkpoint: Checkpoint) -> None:
 
 
 def merge(
-    sources: Sequence[Checkpoint], out: Storage, *, on_bytes: OnBytes = _ignore
+    sources: Sequence[Checkpoint],
+    out: Storage,
+    *,
+    may_miss: bool = False,
+    on_bytes: OnBytes = _ignore,
 ) -> Checkpoint:
-    """The state of several workers as one checkpoint in a new directory."""
+    """The state of several workers as one checkpoint in a new directory.
+
+    may_miss: also if they do not have all key-groups together.
+    """
     union = unite(sources)
+    if len(sources) > 1 and not may_miss:  # one alone may be a worker's
+        _check_whole(
+            union, "Give those of all workers, or say that these are enough: --missing-ok."
+        )
     check_empty(out)
     with _pinned(sources):
         return _gather(union, out, union.owned, on_bytes)

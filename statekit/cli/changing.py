@@ -10,7 +10,7 @@ from statekit.checkpoint import rework
 from statekit.checkpoint.manifest import number_of
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
-from statekit.cli.options import EntryCommand, entry_text, json_option, parse_json
+from statekit.cli.options import EntryCommand, entry_text, json_option, missing_option, parse_json
 from statekit.cli.output import (
     numbers,
     plural,
@@ -177,8 +177,9 @@ def rescale(urls: tuple[str, ...], workers: int, out: str, as_json: bool) -> Non
 @click.command()
 @click.argument("urls", nargs=-1, required=True, metavar="URL...")
 @out_option
+@missing_option
 @json_option
-def merge(urls: tuple[str, ...], out: str, as_json: bool) -> None:
+def merge(urls: tuple[str, ...], out: str, missing_ok: bool, as_json: bool) -> None:
     """Put the checkpoints of several workers together.
 
     The watermark is the lowest of theirs, and their metadata are under "merged".
@@ -191,7 +192,7 @@ def merge(urls: tuple[str, ...], out: str, as_json: bool) -> None:
     target = parse_directory(out)
     sources = open_several(urls)
     with progress("copying", sum(source.bytes for source in sources)) as advance:
-        made = rework.merge(sources, target, on_bytes=advance)
+        made = rework.merge(sources, target, may_miss=missing_ok, on_bytes=advance)
     _report([made], as_json)
 
 

@@ -13,7 +13,7 @@ from statekit.checkpoint import rework
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.storage import Storage
 from statekit.cli import files
-from statekit.cli.options import at_option, json_option, state_option
+from statekit.cli.options import at_option, json_option, missing_option, state_option
 from statekit.cli.output import plural, print_json, print_line, print_table, progress, show_bytes
 from statekit.cli.peers import Access, access_options
 from statekit.cli.places import expand, parse_directory
@@ -373,13 +373,25 @@ def check_home(home: str) -> None:
 @click.command()
 @click.argument("urls", nargs=-1, required=True, metavar="URL...")
 @click.option(
-    "--into", required=True, metavar="HOME", help="rocksdb:/path or redis://host/0; it must be new."
+    "--into",
+    required=True,
+    metavar="HOME",
+    help="rocksdb:/path or redis://host/0; it must have nothing of these key-groups.",
 )
 @click.option(
     "--key-groups", metavar="RANGE", help="Only these, such as 0-63; all that URL has unless told."
 )
+@click.option("--replace", is_flag=True, help="Delete what HOME has of these key-groups.")
+@missing_option
 @json_option
-def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: bool) -> None:
+def restore(
+    urls: tuple[str, ...],
+    into: str,
+    key_groups: str | None,
+    replace: bool,
+    missing_ok: bool,
+    as_json: bool,
+) -> None:
     """Put the state of checkpoints into a home.
 
     \b
@@ -397,7 +409,15 @@ def restore(urls: tuple[str, ...], into: str, key_groups: str | None, as_json: b
         raise ArgumentError('"memory:" is gone when this command ends. Name a home that stays.')
     groups = None if key_groups is None else parse_groups(key_groups)
     sources = [place.storage.url for place in places]
-    kv = statekit.restore(sources, key_groups=groups, lazy=False, at=places[0].at, home=into)
+    kv = statekit.restore(
+        sources,
+        key_groups=groups,
+        lazy=False,
+        at=places[0].at,
+        home=into,
+        missing="ok" if missing_ok else "error",
+        replace=replace,
+    )
     with kv:
         found = {"home": kv.url, "states": list(kv.schemas)}
     if as_json:

@@ -52,7 +52,7 @@ from statekit.provider import MEMORY_DEFAULT, Family, KVProvider
 from statekit.residence import Residence
 from statekit.schema import StateSchema
 from statekit.store import Store
-from statekit.uninterrupted import uninterrupted
+from statekit.uninterrupted import await_finalizers, uninterrupted
 
 _log = logging.getLogger("statekit")
 
@@ -132,6 +132,7 @@ def _home_of(parsed: HomeUrl) -> tuple[Home | None, int | None]:
             raise ArgumentError(f'{parsed.shown!r} names a place in memory. Write "memory:".')
         parsed.refuse_rest()
         return None, budget
+    await_finalizers()  # one of them may be about to let go of this home
     memory = parsed.take_bytes("memory", MEMORY_DEFAULT)
     share = max(memory // _HOME_SHARE, min(_HOME_BYTES_MIN, memory // 4))
     return open_home(parsed, share), memory - share - memory // _ALLOCATOR_SHARE

@@ -75,7 +75,7 @@ from statekit.state.value import NO_DEFAULT, NumberValueState
 from statekit.store import Store
 from statekit.store.columns import route
 from statekit.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
-from statekit.uninterrupted import uninterrupted
+from statekit.uninterrupted import await_finalizers, finalize, uninterrupted
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -96,6 +96,7 @@ _kept: dict[int, Store] = {}
 
 
 def _leave_all() -> None:
+    await_finalizers()
     with ExitStack() as stack:  # all of them, though a home may fail or a warning be an error
         for provider in [*_unclosed]:
             stack.callback(provider._leave)
@@ -640,7 +641,7 @@ class KVProvider(InProcess, MovingProvider):
 
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):  # True: it was never quite made
-            self._leave()
+            finalize(self._leave)
 
     def _leave(self) -> None:
         """Commits what nobody will commit any more, where that is possible; and says so."""

@@ -1,13 +1,20 @@
-"""Work that Ctrl-C cannot cut in two.
+"""Work that Ctrl-C cannot cut in two, and finalizers that cut no other work in two.
 
 Signals are handled by the main thread, between any two instructions of Python: in the middle of a
 `finally`, or between a call that takes a lock and the line that takes note of it. No order of lines
 is safe from that. But other threads are: an interrupt never comes up there. So what must be done as
 a whole is done by another thread while the caller waits, and an interrupt ends the waiting. What
 comes of the work is undone then, in its own thread, as if nobody had asked for it.
+
+Finalizers are run wherever memory is allocated: also while this very thread holds locks, or has
+changed a half of something. What takes locks itself must not be done there, nor waited for.
 """
 
+import _thread
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -34,6 +41,36 @@ def uninterrupted(
     except BaseException:
         task.abandon()
         raise
+
+
+_finalizing: dict[int, Callable[[], object]] = {}  # in threads of their own
+os.register_at_fork(after_in_child=_finalizing.clear)  # a child has no such threads
+_BUSY = ("statekit", "threading")  # packages that hold locks
+
+
+def finalize(work: Callable[[], object]) -> None:
+    """For __del__: does it now, or in another thread if this one is in the middle of something."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _BUSY:
+            _finalizing[id(work)] = work
+            _thread.start_new_thread(_finalize, (work,))  # which takes no locks, unlike Thread
+            return
+        frame = frame.f_back
+    work()
+
+
+def _finalize(work: Callable[[], object]) -> None:
+    try:
+        work()
+    finally:
+        del _finalizing[id(work)]
+
+
+def await_finalizers() -> None:
+    """Waits for what finalize() has left to other threads."""
+    while _finalizing:
+        time.sleep(0.001)
 
 
 class _Task(Generic[T]):

@@ -149,3 +149,35 @@ assert sk.open(sys.argv[1]).value("counts", int)["d"] == 4
     assert "before 2" in done.stdout
     assert found(url) == ({"a": 2, "b": 2, "d": 4}, None)
     assert os.path.isdir(tmp_path / "home")
+
+
+def test_a_provider_that_is_collected_in_the_middle_of_another_call_waits_for_its_end(
+    tmp_path: Path,
+) -> None:
+    """Garbage is collected anywhere: also while this thread holds the lock of their home."""
+    code = """
+import threading
+other = sk.open(sys.argv[1].replace("home", "other"))
+other.value("n", int)["a"] = 1
+lock = threading.Lock()  # of both homes, and it cannot be taken twice
+write, load = other._residence.home.write_rows, kv._residence.home.load
+def write_locked(*args, **options):
+    with lock:
+        write(*args, **options)
+def load_locked(*args):
+    with lock:
+        left.clear()
+        gc.collect()
+        return [*load(*args)]
+other._residence.home.write_rows, kv._residence.home.load = write_locked, load_locked
+left = [other]
+other.me = other
+del other
+[*kv._residence.ledger.load(0, 0)]
+kv.close()
+with sk.open(sys.argv[1].replace("home", "other")) as other:
+    assert other.value("n", int)["a"] == 1
+"""
+    done = left(f"rocksdb:{tmp_path}/home?sync=0", code, "none")
+    assert done.returncode == 0, done.stderr
+    assert "was left without close(). It was flushed now." in done.stderr

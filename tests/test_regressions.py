@@ -440,7 +440,6 @@ def giver_and_taker(taker: str) -> tuple[sk.KVProvider, sk.KVProvider, dict[str,
     [
         ("giver", "hook", HomeError("down")),
         ("taker", "hook", HomeError("down")),
-        ("taker", "hook", KeyboardInterrupt()),
         ("giver", "memory", HomeError("down")),
     ],
 )

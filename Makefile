@@ -51,7 +51,8 @@ test: .venv/.built ctest ## C tests, then the Python tests
 test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tests at their nightly counts, random lives for hours
 	$(MAKE) fuzz FUZZ_SECONDS=20
 	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py \
-	    tests/test_simulator.py tests/test_lives.py
+	    tests/test_simulator.py tests/test_lives.py tests/test_commit_model.py tests/test_commit_faults.py \
+	    tests/test_commit_interrupts.py tests/test_checkpoint_interrupts.py
 	$(BIN)/python -m tests.lives --seconds $(LIVES_SECONDS) --jobs $$(nproc)
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.

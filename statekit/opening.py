@@ -83,7 +83,7 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
     owned: the key-groups that are this provider's; unless told, all that were not handed over to
     another process.
-    reclaim: take back what was handed over, as the home has it: as it was at the last flush. To be
+    reclaim: take back what was handed over, as the home has it: as it was at the last commit. To be
     said when the new owner is gone for good, and only you can know that.
 
     >>> kv = open("memory:")
@@ -255,7 +255,12 @@ def restore(
     replace: whatever the home holds of these key-groups is deleted.
     """
     if missing not in ("error", "ok"):
-        raise ArgumentError(f'missing={shorten(missing)} is neither "error" nor "ok".')
+        raise ArgumentError(
+            f'missing={shorten(missing)} is neither "error" nor "ok". Pass "ok" to go on without '
+            "key-groups that are in none of the places."
+        )
+    if replace and HomeUrl.parse(home).scheme == "memory":
+        raise ArgumentError('replace=True is for a home: there is nothing to replace in "memory:".')
     places = _places(url)
     is_strict = key_groups is None and missing == "error" and len(places) > 1
 
@@ -360,7 +365,7 @@ class _Plan(NamedTuple):
             raise ArgumentError(
                 f"key-groups {show_groups(holes)} of {self.key_groups} are in none of "
                 f"{self.names}. Name the checkpoints that have them too, or say which key-groups "
-                'are wanted (key_groups=), or missing="ok" to go on without them.'
+                'are wanted (key_groups=), or missing="ok" (--missing-ok) to go on without them.'
             )
 
     def choose(self, key_groups: KeyGroups | None) -> tuple[range, ...]:
@@ -528,6 +533,7 @@ def _restore_home(
 ) -> KVProvider:
     home, budget = _home_of(parsed)
     assert home is not None
+    kv = None
     try:
         url = parsed.shown
         meta = Meta.read(home, url)
@@ -550,7 +556,10 @@ def _restore_home(
         residence.commit(mine, [one for one in positions if one[1]])
         _change_restoring(home, url, meta, lambda there: subtract(there, mine), mine)
     except BaseException:
-        home.close()
+        if kv is None:
+            home.close()
+        else:
+            kv._let_go()  # nobody has it, or can be told to close it
         raise
     return kv
 
@@ -563,8 +572,8 @@ def _check_empty(
             if next(iter(home.load(leaf, number)), None) is not None:
                 raise ArgumentError(
                     f"{url!r} is not empty: it has entries of state {schema.name!r} in key-group "
-                    f"{leaf // subgroups}. Restore into a new home, or pass replace=True to have "
-                    "what is there deleted."
+                    f"{leaf // subgroups}. Restore into a new home, or pass replace=True "
+                    "(--replace) to have what is there deleted."
                 )
 
 

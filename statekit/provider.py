@@ -566,8 +566,8 @@ class KVProvider(InProcess, MovingProvider):
         """The residence, if its home can be committed."""
         if self._residence.ledger is None:
             raise CommitError(
-                f"{self.url!r} has no home: a provider in memory has nothing that {call} could "
-                'keep. Open "rocksdb:/path" or "redis://host/0", or use kv.checkpoint().'
+                f"{self.url!r} has no home, and only a home has commits: {call} cannot be done. "
+                'Open "rocksdb:/path" or "redis://host/0", or use kv.checkpoint() and restore().'
             )
         return self._residence
 
@@ -651,7 +651,10 @@ class KVProvider(InProcess, MovingProvider):
         try:
             is_kept = not self._uses_positions()
             if not is_kept:
-                done = "What was not committed is lost, as commit() was used."
+                done = (
+                    "Changes since the last commit(), if any, are lost: once commit(metadata) was "
+                    "used, nothing else is committed by itself."
+                )
             self._close(is_kept)
         except Exception as error:
             done = f"It cannot be flushed now, so what was not committed is lost: {error}"
@@ -680,6 +683,7 @@ class KVProvider(InProcess, MovingProvider):
                 del self._family.owners[group]
 
     def __enter__(self) -> "KVProvider":
+        self._check_open()
         return self
 
     def __exit__(

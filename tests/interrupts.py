@@ -81,7 +81,23 @@ def each_point(
     every: only every so many of the places.
     """
     wanted = _Files(files)
-    for place in _places(make, step, check, wanted, calls, visits_max)[::every]:
+    gc.collect()
+    gc.freeze()  # what other tests have left needs no look each time
+    try:
+        places = _places(make, step, check, wanted, calls, visits_max)[::every]
+        yield from _runs(make, step, check, wanted, places)
+    finally:
+        gc.unfreeze()
+
+
+def _runs(
+    make: Callable[[], T],
+    step: Callable[[T], Any],
+    check: Callable[[T, Run], None],
+    wanted: "_Files",
+    places: Iterable[Place],
+) -> Iterator[Run]:
+    for place in places:
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         try:
             subject = make()

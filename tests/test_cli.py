@@ -495,6 +495,17 @@ def test_between_rocksdb_and_checkpoints(place: Path, tmp_path: Path) -> None:
     assert "restored 9 states" in run("restore", place, "--into", home, "--replace")
 
 
+def test_the_position_of_a_home_goes_with_its_checkpoint(tmp_path: Path) -> None:
+    home, copy = f"rocksdb:{tmp_path}/home", f"rocksdb:{tmp_path}/copy"
+    with sk.open(home) as kv:
+        kv.value("n", int)["a"] = 1
+        kv.commit({"offset": 5})
+    run("checkpoint", home, "--to", tmp_path / "ck")
+    run("restore", tmp_path / "ck", "--into", copy)
+    with sk.open(copy) as kv:
+        assert kv.committed == {"offset": 5}
+
+
 def test_between_redis_and_checkpoints(place: Path, tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
         home = f"redis://127.0.0.1:{server.port}/0"

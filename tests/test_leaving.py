@@ -181,3 +181,28 @@ with sk.open(sys.argv[1].replace("home", "other")) as other:
     done = left(f"rocksdb:{tmp_path}/home?sync=0", code, "none")
     assert done.returncode == 0, done.stderr
     assert "was left without close(). It was flushed now." in done.stderr
+
+
+def test_a_forked_child_cannot_write_to_the_home_of_its_parent(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path}/home?sync=0"
+    code = """
+from statekit.errors import HomeError
+pid = os.fork()
+if not pid:
+    for work in (lambda: kv.commit({"at": 5}), kv.flush, kv.rollback):
+        try:
+            kv["counts"]["a"] = 5
+            work()
+        except HomeError as error:
+            assert "was forked from it" in str(error), error
+        else:
+            os._exit(9)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+kv["counts"]["a"] = 3
+kv.commit({"at": 3})
+os._exit(0)
+"""
+    done = left(url, code, "position")
+    assert done.returncode == 0, done.stderr
+    assert found(url) == ({"a": 3, "b": 2}, {"at": 3})

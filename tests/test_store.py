@@ -466,7 +466,7 @@ def test_a_snapshot_outlives_its_store() -> None:
         cycle: list[Any] = [store, store.snapshot()]
         cycle.append(cycle)
         del store, cycle
-        gc.collect()
+        gc.collect(1)
     store = new_store()
     store.state("a", "i64").put("x", 1)
     snapshot = store.snapshot()

@@ -226,11 +226,11 @@ def plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's metadata as it will be read back. ArgumentError if JSON cannot hold it."""
     given = {} if metadata is None else metadata
     try:
-        found: Any = json.loads(json.dumps(given, allow_nan=False))
+        if not isinstance(given, Mapping):
+            raise TypeError(f"it is no dict but a {type(given).__name__}")
+        found: dict[str, Any] = json.loads(json.dumps(given, allow_nan=False))
         if found != given:  # keys that are no str, tuples: it would come back as something else
-            raise ValueError("it would be read back as something else")
-        if not isinstance(found, dict):
-            raise TypeError("it is no dict")
+            raise ValueError("it would be read back as something else: a tuple as a list, say")
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"the metadata cannot be written as JSON ({error}). Use a dict of str, int, float, "

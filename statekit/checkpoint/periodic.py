@@ -19,7 +19,7 @@ from statekit.checkpoint.job import CheckpointJob, NothingOwnedError, cause_of, 
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import check_keep
 from statekit.checkpoint.storage import open_storage
-from statekit.errors import ArgumentError, shorten
+from statekit.errors import ArgumentError, FencedError, shorten
 
 _ERRORS_KEPT = 16
 _log = logging.getLogger("statekit")
@@ -138,13 +138,17 @@ class PeriodicCheckpoints:
         self.errors.append(kept(error))
         if (cause := cause_of(error)) not in self._causes:
             self._causes.add(cause)
+            again = (
+                ""
+                if isinstance(error, FencedError)
+                else f" It is tried again every {self._seconds} s."
+            )
             _log.error(
-                "a checkpoint to %r failed: %s: %s It is tried again every %s s; "
-                "the same cause is not logged again.",
+                "a checkpoint to %r failed: %s: %s.%s The same cause is not logged again.",
                 self._storage.shown,
                 type(error).__name__,
-                error,
-                self._seconds,
+                str(error).rstrip(". "),
+                again,
             )
         tell(error)
 

@@ -14,7 +14,15 @@ from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.storage import Storage
 from statekit.cli import files
 from statekit.cli.options import at_option, json_option, missing_option, state_option
-from statekit.cli.output import plural, print_json, print_line, print_table, progress, show_bytes
+from statekit.cli.output import (
+    plural,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    show_bytes,
+    warn,
+)
 from statekit.cli.peers import Access, access_options
 from statekit.cli.places import expand, parse_directory
 from statekit.cli.sources import Source, open_source
@@ -347,7 +355,17 @@ def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> No
     with statekit.open(home) as kv:
         if not kv.schemas:
             raise ArgumentError(f"{kv.url!r} holds no states. Check the URL.")
-        job = kv._checkpointer.start(target.url, compression=compression, gives_way=False)
+        positions = kv.positions
+        if len(positions) > 1:
+            warn(
+                "key-groups were committed at different positions: the checkpoint has none of them"
+            )
+        job = kv._checkpointer.start(
+            target.url,
+            compression=compression,
+            metadata=positions[0][1] if len(positions) == 1 else None,
+            gives_way=False,
+        )
         try:
             made = job.wait()
         except BaseException:  # Ctrl-C: closing would wait for it
@@ -376,12 +394,12 @@ def check_home(home: str) -> None:
     "--into",
     required=True,
     metavar="HOME",
-    help="rocksdb:/path or redis://host/0; it must have nothing of these key-groups.",
+    help="rocksdb:/path or redis://host/0, which has none of these key-groups (or --replace).",
 )
 @click.option(
     "--key-groups", metavar="RANGE", help="Only these, such as 0-63; all that URL has unless told."
 )
-@click.option("--replace", is_flag=True, help="Delete what HOME has of these key-groups.")
+@click.option("--replace", is_flag=True, help="First delete all that HOME has of these key-groups.")
 @missing_option
 @json_option
 def restore(

@@ -50,7 +50,7 @@ at_option = click.option(
     "--at", type=click.IntRange(min=1), metavar="N", help="Checkpoint N instead of the newest."
 )
 missing_option = click.option(
-    "--missing-ok", is_flag=True, help="Also if several URLs do not have all key-groups together."
+    "--missing-ok", is_flag=True, help="Go on although some key-groups are in none of the URLs."
 )
 state_option = click.option("--state", metavar="STATE", help="Only this state.")
 

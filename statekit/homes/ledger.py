@@ -189,6 +189,7 @@ class Ledger:
     _rolling: Commit | None = None  # is committed, and its rows are not all in place
     _fresh: Named | None = None  # these are all its rows: there is no need to read them
     _doubt: _Doubt | None = None
+    _pid: int = field(default_factory=os.getpid)
 
     # ---- Opening
 
@@ -482,7 +483,12 @@ class Ledger:
                 self._doubt = None
 
     def settle(self) -> None:
-        """Finishes what an earlier commit has begun."""
+        """Before anything is written: finishes what an earlier commit has begun."""
+        if self._pid != os.getpid():
+            raise HomeError(
+                f"this home was opened by process {self._pid}, and this one ({os.getpid()}) was "
+                "forked from it. Nothing was written. Open providers in the process that uses them."
+            )
         if self._doubt is None and self._rolling is None:
             return
         with self.lock:

@@ -490,7 +490,10 @@ class _RocksdbHome(Home):
             (advice for words, advice in _ADVICE if any(word in reason for word in words)),
             _ADVICE_ELSE,
         )
-        cls = HomeLockedError if any(word in reason for word in _LOCKED) else HomeError
+        is_locked = any(word in reason for word in _LOCKED)
+        cls = HomeLockedError if is_locked else HomeError
+        if is_locked and "current process" in reason:
+            reason = "this process has it open"
         return cls(
             f"the RocksDB home at {self._path!r} cannot be {done}: {reason.rstrip('. ')}. {advice}"
         )

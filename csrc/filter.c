@@ -27,6 +27,7 @@
 #define PROBES 6
 #define BITS_PER_KEY 12 /* with 6 probes in one block: 1 % of the keys that are not in look so */
 #define ROOM_MIN 64     /* keys that may be added to the smallest */
+#define SHARE 4         /* all filters take at most a quarter of the budget */
 
 struct sk_filter {
     uint32_t blocks;
@@ -82,6 +83,7 @@ bool sk_home_may_have(const sk_state *state, uint32_t leaf_no, uint64_t hash) {
 static void drop(sk_store *store, sk_filter **place) {
     if (place == NULL || *place == NULL) return;
     atomic_fetch_sub(&store->budget.used, size_of((*place)->blocks));
+    atomic_fetch_sub(&store->filter_bytes, size_of((*place)->blocks));
     sk_raw_free(*place);
     *place = NULL;
 }
@@ -132,6 +134,9 @@ int sk_home_keys(sk_store *store, uint32_t state_id, uint32_t leaf_no, const uin
     uint64_t room = n > ROOM_MIN ? n : ROOM_MIN;
     uint64_t blocks = ((n + room) * BITS_PER_KEY + BLOCK_BITS - 1) / BLOCK_BITS;
     if (blocks > UINT32_MAX || room > UINT32_MAX) return SK_OK; /* it does without */
+    uint64_t max = atomic_load(&store->budget.max);
+    uint64_t bytes = atomic_load(&store->filter_bytes) + size_of((uint32_t)blocks);
+    if (max != 0 && bytes > max / SHARE) return SK_OK; /* nothing evicts a filter */
     sk_filter **filters = filters_of(store, state);
     sk_filter *filter = sk_raw_zalloc(size_of((uint32_t)blocks));
     if (filters == NULL || filter == NULL) {
@@ -155,6 +160,7 @@ int sk_home_keys(sk_store *store, uint32_t state_id, uint32_t leaf_no, const uin
     drop(store, &filters[leaf_no]);
     filters[leaf_no] = filter;
     atomic_fetch_add(&store->budget.used, size_of(filter->blocks));
+    atomic_fetch_add(&store->filter_bytes, size_of(filter->blocks));
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return SK_OK;
 }

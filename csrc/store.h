@@ -88,6 +88,7 @@ struct sk_store {
                         * of batches, about, and those of heads that wrapped, or left. Apart from
                         * the leaves, because a batch counts in many of them */
     sk_budget budget;
+    _Atomic uint64_t filter_bytes; /* of the budget: what filters take (filter.c) */
     _Atomic uint32_t epoch;      /* starts at 1; entries of epoch 0 never changed here */
     _Atomic uint32_t keep_after; /* deletions after this epoch are remembered; SK_NO_TRACKING */
     _Atomic bool writes_back;    /* deletions are remembered until written home */

@@ -10,6 +10,7 @@ checkpoint restored, lazily. All counts are compared with NumPy's each time, key
 
 import argparse
 import multiprocessing
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable
@@ -54,10 +55,10 @@ QUICK = Sizes(20_000, 20_000, 0.5, 0.7, 0.2)
 class Member:
     """A worker, as the driver sees it."""
 
-    def __init__(self, keys: int, other: Any) -> None:
+    def __init__(self, keys: int, token: str, other: Any) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
         self.process = _SPAWN.Process(
-            target=demo_worker.run, args=(keys, theirs, other), daemon=True
+            target=demo_worker.run, args=(keys, token, theirs, other), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -72,8 +73,9 @@ class Job:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
+        self.token = secrets.token_hex(16)  # by which the workers know each other
         left, right = _SPAWN.Pipe()
-        self.workers = [Member(sizes.keys, left), Member(sizes.keys, right)]
+        self.workers = [Member(sizes.keys, self.token, left), Member(sizes.keys, self.token, right)]
         with sk.open("memory:") as kv:
             groups = kv.key_groups_of(np.arange(sizes.keys), key=int)
             self.group_of = np.asarray(groups).astype(np.int64)
@@ -309,7 +311,7 @@ def kill_and_restore(job: Job, place: str) -> None:
     job.is_down = True
     say(f"kill -9 of worker 1 at record {job.sent:,} (exit code {old.process.exitcode}) ...")
     _, end = _SPAWN.Pipe()
-    job.workers[1] = Member(job.sizes.keys, end)
+    job.workers[1] = Member(job.sizes.keys, job.token, end)
     job.workers[1].send("restore", place, MOVED, True)
     at, took = job.run_until(1, "restored")
     missed = np.arange(offset, job.sent)

@@ -30,14 +30,17 @@ Records = tuple[np.ndarray, np.ndarray]  # their numbers in the stream, their ke
 NONE = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
-def run(keys: int, driver: Connection, other: Connection) -> None:
-    """The process. driver: tells what to do and sends records. other: strays, from and to."""
-    Worker(keys, driver, other).run()
+def run(keys: int, token: str, driver: Connection, other: Connection) -> None:
+    """The process. driver: tells what to do and sends records. other: strays, from and to.
+
+    token: by which the workers know each other.
+    """
+    Worker(keys, token, driver, other).run()
 
 
 class Worker:
-    def __init__(self, keys: int, driver: Connection, other: Connection) -> None:
-        self.driver, self.other = driver, other
+    def __init__(self, keys: int, token: str, driver: Connection, other: Connection) -> None:
+        self.token, self.driver, self.other = token, driver, other
         self.inbox: deque[tuple[Any, ...]] = deque()
         self.kv = sk.open("memory:", subgroups=SUBGROUPS, owned=())
         self.group_of = np.asarray(self.kv.key_groups_of(np.arange(keys), key=int)).astype(np.int64)
@@ -184,7 +187,7 @@ class Worker:
         if keys:
             every = np.arange(keys)
             self.counts.put_many(every, np.zeros_like(every))
-        self.driver.send(("filled", self.kv.serve().address))
+        self.driver.send(("filled", self.kv.serve(token=self.token).address))
 
     def on_measure(self, numbers: np.ndarray, keys: np.ndarray) -> None:
         """Records a second that this loop can do."""
@@ -195,7 +198,9 @@ class Worker:
 
     def on_take_over(self, address: str, groups: range, strategy: str) -> None:
         """Takes key-groups over from the other worker. Their records are welcome from now on."""
-        self.migration = self.kv.fetch_from(address, key_groups=groups, strategy=strategy)
+        self.migration = self.kv.fetch_from(
+            address, key_groups=groups, strategy=strategy, token=self.token
+        )
         self.held_groups[groups.start : groups.stop] = True
         self.driver.send(("took", monotonic()))
 

@@ -538,12 +538,12 @@ def _restore_home(
         url = parsed.shown
         meta = Meta.read(home, url)
         _fix_geometry(meta, url, plan.key_groups, plan.subgroups)
+        ledger = Ledger(home, plan.subgroups, len(meta.schemas))
+        ledger.recover(mine)  # what was committed is in its place now
         if not replace:
             torn = (*meta.restoring, *meta.deleted)  # of which nobody expects to find all
             _check_empty(home, url, meta, subtract(mine, torn), plan.subgroups)
         _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
-        ledger = Ledger(home, plan.subgroups, len(meta.schemas))
-        ledger.recover(mine)
         residence = Residence(Store(plan.key_groups, plan.subgroups), ledger, budget)
         kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
         for schema in plan.schemas:

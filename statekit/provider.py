@@ -520,6 +520,7 @@ class KVProvider(InProcess, MovingProvider):
         self._check_open()
         with self._lock:
             residence = self._committing("commit()")
+            self._settle_record()
             positions = []
             if metadata is not None:
                 positions.append((self._mine, plain_metadata(metadata)))
@@ -559,6 +560,11 @@ class KVProvider(InProcess, MovingProvider):
         self._check_open()
         with self._lock:
             residence = self._committing("rollback()")
+            if residence.is_folding_here():
+                raise CommitError(
+                    "rollback() was called by the function of a reduce or aggregate state. Call it "
+                    "when that has returned."
+                )
             mine = self._mine
             uninterrupted(lambda _: residence.rollback(mine))
 
@@ -1025,10 +1031,12 @@ class KVProvider(InProcess, MovingProvider):
             part = other._mine
             if other._peer is not None:
                 other._peer.check_free(part)
+            is_moved = self._residence.ledger is other._residence.ledger
+            if not is_moved:
+                self._check_vacant(part)
             for name, declaration in other._declared.items():
                 if name not in self._declared:
                     self._attach_state(declaration)
-            is_moved = self._residence.ledger is other._residence.ledger
             for schema in other._meta.schemas:
                 self._register(schema)
                 if not is_moved:
@@ -1066,6 +1074,20 @@ class KVProvider(InProcess, MovingProvider):
                 other._note(lambda: other._record_taken(part, leases))  # as empty as a new home
             if there is not None:
                 other._residence.set_budget(0)
+
+    def _check_vacant(self, part: tuple[range, ...]) -> None:
+        """OccupiedError if the home has rows of key-groups that come, and never gave them away."""
+        home, ledger = self._residence.home, self._residence.ledger
+        if home is None or ledger is None:
+            return
+        given = Meta.read(home, self.url).given
+        group = ledger.first_held(subtract(part, given))
+        if group is not None:
+            raise OccupiedError(
+                f"{self.url!r} has entries of key-group {group}, with which it was not opened: "
+                "they would be overwritten. Nothing was merged. Open the home with that key-group "
+                "(owned=), or merge into another one."
+            )
 
     def _note(self, record: Callable[[], None]) -> None:
         """Changes the home's record. If that fails, the next flush() tries it again, or fails."""

@@ -37,7 +37,7 @@ source.
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, islice, repeat
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
@@ -69,6 +69,7 @@ _TRIES_UNLOCKED = 2
 _FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
 _VAIN_MIN = 32  # entries of a leaf asked for in vain, before its keys at home are read, ...
 _VAIN_ROWS = 8  # ... if there are no more than so many for each that was asked for
+_FILTER_KEY_BYTES = 3  # that a key at home takes once it is learned, about
 _BUDGET_MIN = 16 << 10  # of bytes, however often a budget was split: an entry must fit
 _EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
 _WRITE_ROWS_MAX = 8192  # rows that are written home at a time
@@ -98,6 +99,7 @@ class Residence:
         self._doomed: set[int] = set()  # of these: another process has them, memory may go
         self._scratch: Store | None = None  # where leaves of a home are completed for it
         self._fold_locks: dict[str, Any] = {}
+        self._timerless: set[int] = set()  # leaves whose timers a home that failed still has
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
@@ -309,10 +311,9 @@ class Residence:
             evictions = self._evictions
             value = home.get_one(raw.leaf_of_encoded(key), self.numbers[raw.name], key)
             with self._lock:
-                if evictions == self._evictions:
+                if evictions == self._evictions and self._installs(raw, key, value):
                     if value is None:
                         self._asked_in_vain(raw, home, key)
-                    self._install(raw, key, value)
                     self.counters[raw.name].fetched(1, perf_counter() - began)
                     return
         self.fetch(raw, [key])
@@ -326,7 +327,8 @@ class Residence:
         leaf, rows_max = place >> 16, _VAIN_ROWS * count
         rows = home.load(leaf, place & 0xFFFF)
         keys = [key for key, _ in islice(rows, rows_max + 1)]
-        if len(keys) <= rows_max:  # else it is too large yet for what it would save
+        is_small = self.budget is None or len(keys) * _FILTER_KEY_BYTES <= self._bytes_max // 16
+        if len(keys) <= rows_max and is_small:  # else it is too large yet for what it would save
             self._vain[place] = 0
             self.store.home_keys(raw, leaf, keys)
             self._trim()
@@ -366,12 +368,37 @@ class Residence:
         evictions = self._evictions
         values = None if locked else home.get(rows)
         with self._lock:
-            if values is None:
-                values = home.get(rows)
-            elif evictions != self._evictions:
-                return False
-            for (_, _, key), row in zip(rows, values, strict=True):
-                self._install(raw, key, row)
+            if values is not None:
+                return evictions == self._evictions and all(
+                    self._installs(raw, key, row)
+                    for (_, _, key), row in zip(rows, values, strict=True)
+                )
+            self.store.limit(0)  # so that no room needs to be made in between
+            try:
+                for (_, _, key), row in zip(rows, home.get(rows), strict=True):
+                    self._install(raw, key, row)
+            finally:
+                self._limit()
+            if self.store.bytes_used > self._bytes_max:
+                with suppress(MemoryLimitError, HomeError):  # who needs room next will be told
+                    self._make_room_to_read(None)
+        return True
+
+    def _installs(self, raw: State, key: bytes, row: bytes | None) -> bool:
+        """Installs what the home has said. False if room had to be made: then ask again.
+
+        While room is made, another thread may change the entry, and the change go home and leave
+        memory: what the home has said before must not come after it.
+        """
+        encoded, stamp = read_row(raw, row)
+        try:
+            raw.install_encoded(key, encoded, stamp)
+        except MemoryLimitError as limit:
+            with suppress(MemoryLimitError, HomeError):  # then it is done without regard to limits
+                self._make_room_to_read(limit)
+            return False
+        except BadValueError as error:
+            raise bad_row(raw, error) from None
         return True
 
     def _install(self, raw: State, key: bytes, row: bytes | None) -> None:
@@ -419,11 +446,11 @@ class Residence:
             if freed == 0 and limit is not None:
                 raise limit
 
-    def _make_room_to_read(self, limit: MemoryLimitError) -> None:
+    def _make_room_to_read(self, limit: MemoryLimitError | None) -> None:
         """make_room(), but a home that has just failed is not asked again for every read."""
         if monotonic() - self._failed_at < _FAILED_SECONDS:
             with self._lock:
-                if not self._evict(self._bytes_max // _EVICT_SHARE):
+                if not self._evict(self._bytes_max // _EVICT_SHARE) and limit is not None:
                     raise limit
             return
         try:
@@ -542,6 +569,12 @@ class Residence:
         ranges = leaf_ranges(key_groups, self.store.subgroups)
         ledger = self.ledger
         assert ledger is not None
+        with ExitStack() as folds:
+            for lock in [*self._fold_locks.values()]:  # a fold must not write what it read before
+                folds.enter_context(lock)
+            self._rollback(ledger, ranges)
+
+    def _rollback(self, ledger: Ledger, ranges: tuple[range, ...]) -> None:
         with self._lock:
             self._protect(leaf for part in ranges for leaf in part)
             with ledger.lock:  # or a sibling's commit that fails would leave us half rolled back
@@ -551,7 +584,8 @@ class Residence:
                     self.store.mark(part.start, part.stop, "absent")
                 ledger.rollback(ranges)
                 self._evictions += 1
-            self.load_timers(leaf for part in ranges for leaf in part)
+            self._timerless.update(leaf for part in ranges for leaf in part)
+            self._load_timerless()
 
     def drop_rows(self) -> None:
         """Deletes the rows of leaves at home that others have by now."""
@@ -616,10 +650,18 @@ class Residence:
                 yield key, read_value(raw.kind, value)
 
     def bring_timers(self) -> None:
-        """Brings timers here that another process still has: they must be in sight to fire."""
+        """Brings timers here that are elsewhere: they must be in sight to fire."""
+        if self._timerless:
+            self._load_timerless()
         loading = self.loading
         if loading is not None:
             loading.source.bring_timers(loading)
+
+    def _load_timerless(self) -> None:
+        with self._lock:
+            leaves = [leaf for leaf in self._timerless if self.store.residency(leaf) != "away"]
+            self.load_timers(leaves)
+            self._timerless.clear()  # not before: the home may fail, and is asked again
 
     def load_timers(self, leaves: Iterable[int]) -> None:
         """Brings all timers of leaves here: they must be in sight to fire."""
@@ -821,15 +863,15 @@ class Residence:
             rows.update(target._rows_of(self.store.encode_leaf(leaf)))  # what is here is newer
             target._protect((leaf,))
             ledger.replace(leaf, _named(leaf, rows))
+        for part in ranges:
+            target.store.mark(part.start, part.stop, "absent")
+        target.load_timers(leaf for part in ranges for leaf in part)
         before_arrival()
         try:
             ledger.end_arrival(arrival)
         except BaseException:
             ledger.void_arrival(arrival)  # it may have been written all the same
             raise
-        for part in ranges:
-            target.store.mark(part.start, part.stop, "absent")
-        target.load_timers(leaf for part in ranges for leaf in part)
 
     # ---- Leaves that another process takes over (migration/)
 
@@ -991,6 +1033,10 @@ class Residence:
     def _frozen_closed(self, frozen: Frozen) -> None:
         with self._lock:
             self._frozen.remove(frozen)
+
+    def is_folding_here(self) -> bool:
+        """Whether this thread is in the function of a reducing or aggregating state."""
+        return any(lock._is_owned() for lock in [*self._fold_locks.values()])
 
     def fold_lock(self, name: str) -> Any:
         """The lock of a reducing or aggregating state, whichever handle it is used through."""

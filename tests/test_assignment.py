@@ -54,9 +54,9 @@ def test_what_is_subtracted_is_out_and_nothing_else(
         ([8], "no key-group 8.*0 to 7"),
         (range(6, 10), "no key-group 8.*0 to 7"),
         ([range(20, 30)], "no key-group 20.*0 to 7"),
-        (["a"], "are no key-groups"),
-        (5, "are no key-groups"),
-        ([1.5], "are no key-groups"),
+        (["a"], "names no key-groups"),
+        (5, "names no key-groups"),
+        ([1.5], "names no key-groups"),
     ],
     ids=str,
 )

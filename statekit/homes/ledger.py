@@ -189,6 +189,7 @@ class Ledger:
     _rolling: Commit | None = None  # is committed, and its rows are not all in place
     _fresh: Named | None = None  # these are all its rows: there is no need to read them
     _doubt: _Doubt | None = None
+    _voids: list[Commit] = field(default_factory=list)  # arrivals to be called void again
     _pid: int = field(default_factory=os.getpid)
 
     # ---- Opening
@@ -244,7 +245,7 @@ class Ledger:
     def get(self, rows: Sequence[Row]) -> Sequence[bytes | None]:
         """The values of rows: pending ones before committed ones."""
         if self._doubt is not None:
-            self._resolve()
+            self._resolve(is_reader=True)
         since, hidden = self._since, self._hidden
         if not since and not hidden:
             return self.home.get(rows)
@@ -269,7 +270,7 @@ class Ledger:
     def get_one(self, leaf: int, state: int, key: bytes) -> bytes | None:
         """get() of one row."""
         if self._doubt is not None:
-            self._resolve()
+            self._resolve(is_reader=True)
         if leaf not in self._since:
             if self.is_bare or (leaf, state) in self._hidden:
                 return None
@@ -296,13 +297,13 @@ class Ledger:
     def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) of a leaf and state."""
         if self._doubt is not None:
-            self._resolve()
+            self._resolve(is_reader=True)
         # Pending rows first: a commit moves them to where we look next, never the other way.
         seen: set[bytes] = set()
         yield from self._overlay(self.home, leaf, state, self._floor(leaf, state), seen)
         # Asked now, not before: if it has moved them meanwhile, nothing is hidden any more.
         if self._doubt is not None:
-            self._resolve()
+            self._resolve(is_reader=True)
         if (leaf, state) not in self._hidden:
             for key, value in self.home.load(leaf, state):
                 if key not in seen:
@@ -328,7 +329,7 @@ class Ledger:
     def snapshot(self) -> HomeSnapshot | None:
         """All rows as they are now; None if the home has no snapshots."""
         if self._doubt is not None:
-            self._resolve()
+            self._resolve(is_reader=True)
         rows = self.home.snapshot()
         return None if rows is None else _Snapshot(self, rows)
 
@@ -471,15 +472,27 @@ class Ledger:
         except HomeError:
             return  # who writes next tries again, and is told
 
-    def _resolve(self) -> None:
-        """Finds out whether a commit happened whose write failed."""
+    def _resolve(self, is_reader: bool = False) -> None:
+        """Finds out whether a commit happened whose write failed.
+
+        is_reader: if the home takes no writes yet, it may go on; it reads what the home shows now.
+        """
         with self.lock:
             if (doubt := self._doubt) is None:
                 return
+            is_final = True
+            try:
+                # A home that failed may be opened again for this, and find in its log what it has
+                # not shown before.
+                self.home.flush()
+            except HomeError:
+                if not is_reader:
+                    raise
+                is_final = False
             (data,) = self.home.get([(_COMMITS, 0, doubt.commit.id)])
             if data == doubt.commit.encode():
                 self._is_made(doubt)
-            else:
+            elif is_final:
                 self._doubt = None
 
     def settle(self) -> None:
@@ -489,9 +502,12 @@ class Ledger:
                 f"this home was opened by process {self._pid}, and this one ({os.getpid()}) was "
                 "forked from it. Nothing was written. Open providers in the process that uses them."
             )
-        if self._doubt is None and self._rolling is None:
+        if self._doubt is None and self._rolling is None and not self._voids:
             return
         with self.lock:
+            while self._voids:
+                self._write_record(self._voids[-1])
+                self._voids.pop()
             if self._doubt is not None:
                 self._resolve()
             if (commit := self._rolling) is None:  # another thread was quicker
@@ -632,11 +648,23 @@ class Ledger:
         """Says that rows of key-groups are about to be written that others still have."""
         with self.lock:
             self.settle()
+            self._read_records()
             commit = Commit(self._next_number(), key_groups, void=True)
             # Known before it is written: if that fails it may be there, and takes up its number.
             self._commits[commit.id] = commit
             self.home.write_rows([commit.name, commit.encode()], durable=True)
             return commit
+
+    def _read_records(self) -> list[Commit]:
+        """Takes on what other processes have written since (Redis); what is new of it."""
+        news = []
+        for _, data in self.home.load(_COMMITS, 0):
+            found = Commit.decode(data)
+            known = self._commits.get(found.id)
+            if known is None or known.number < found.number:
+                self._commits[found.id] = found
+                news.append(found)
+        return news
 
     def replace(self, leaf: int, rows: Named) -> None:
         """Writes the rows of a leaf that arrives, in place of whatever is there."""
@@ -654,16 +682,40 @@ class Ledger:
             self.home.flush()
             self._write_record(replace(commit, void=False))
 
+    def first_held(self, key_groups: Ranges) -> int | None:
+        """A key-group that has rows which nobody is about to drop; None if there is none."""
+        with self.lock:
+            self._read_records()
+            void = {
+                group
+                for commit in self.commits_of(key_groups)
+                if commit.void
+                for part in commit.key_groups
+                for group in part
+            }
+            for leaf in (leaf for part in self._leaves(key_groups) for leaf in part):
+                if leaf in self.dropping or leaf // self.subgroups in void:
+                    continue
+                for state in range(self.states):
+                    if next(iter(self.home.load(leaf, state)), None) is not None:
+                        return leaf // self.subgroups
+        return None
+
     def void_arrival(self, commit: Commit) -> None:
         """It counts for nothing, and its giver has it all."""
         with self.lock:
-            self._write_record(replace(commit, void=True))
+            self._voids.append(replace(commit, void=True))  # again and again, until it is written
+            self.settle()
 
     def drop(self) -> None:
         """Deletes the rows of leaves that others have, or reopening would bring them back."""
         with self.lock:
             if not self.dropping:
                 return
+            self.settle()
+            for news in self._read_records():  # rows that are another's by now are not ours to drop
+                for part in self._leaves(news.key_groups):
+                    self.dropping.difference_update(part)
             # Of a key-group that is handed over leaf by leaf, the rest may still be here.
             whole = [
                 group

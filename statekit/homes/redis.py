@@ -16,9 +16,12 @@ changes them (statekit/frozen.py), which is exact as long as nobody but the prov
 leaf writes to it; the same rule that write-back rests on.
 
 Every command but the one that replaces the meta may be repeated without harm, so a lost
-connection is tried again once before HomeError says so.
+connection is tried again once before HomeError says so. Before anything else is written then, the
+server closes the old connections: what is still on its way there must not come after it.
 """
 
+import logging
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +31,7 @@ from statekit.errors import ArgumentError, HomeError
 from statekit.homes.home import Change, Home, HomeUrl, Named, Row, rows_of
 
 _T = TypeVar("_T")
+_log = logging.getLogger("statekit")
 
 _PORT = 6379
 _CONNECT_SECONDS_MAX = 5.0
@@ -176,7 +180,7 @@ def _redis() -> Any:
     return redis
 
 
-def _connect(redis: Any, server: _Server) -> Any:
+def _connect(redis: Any, server: _Server, name: str) -> Any:
     common: dict[str, Any] = {
         "host": server.host,
         "port": server.port,
@@ -186,6 +190,7 @@ def _connect(redis: Any, server: _Server) -> Any:
         "socket_connect_timeout": _CONNECT_SECONDS_MAX,
         "socket_timeout": _ANSWER_SECONDS_MAX,
         "socket_keepalive": True,
+        "client_name": name,
     }
     if server.is_cluster:
         # Its retries are what follows slots to another node, so here they stay.
@@ -201,12 +206,15 @@ class _RedisHome(Home):
         self._server = server
         self._failures = (redis.RedisError, redis.cluster.RedisClusterException, OSError)
         self._losses = (redis.ConnectionError,)
+        self._is_late = (redis.ConnectionError, redis.TimeoutError)  # its answer may be on its way
+        self._name = f"statekit-{secrets.token_hex(8)}"  # of our connections, at the server
+        self._has_stragglers = False  # writes may still reach the server that we have given up
         # They are connection errors to redis-py, but trying again at once does not help.
         self._refusals = (redis.AuthenticationError, redis.BusyLoadingError)
         self._lost_count = 0
         self._client: Any = None
         try:
-            self._client = _connect(redis, server)
+            self._client = _connect(redis, server, self._name)
         except self._failures as error:
             raise self._failed("opened", error) from error
         try:
@@ -251,8 +259,14 @@ class _RedisHome(Home):
         name = self._hash(leaf, state)
         seen: set[bytes] = set()  # HSCAN gives a row twice if the hash is resized meanwhile
         cursor, count = 0, _SCAN_ROWS_MAX // 10
+        server = ""  # that the cursor is of: to another one it means nothing
         while True:
             cursor, page = self._call("read", _scan(name, cursor, count))
+            if cursor or server:  # else one page was all
+                now = self._call("read", lambda client: _run_of(client, name))
+                if now != server:  # the first time, too: it may have changed after that page
+                    cursor, server = 0, now
+                    continue
             for key, value in page.items():
                 if key not in seen:
                     seen.add(key)
@@ -387,12 +401,41 @@ class _RedisHome(Home):
             client = self._open_client(done)
             attempts -= 1
             try:
+                if self._has_stragglers:
+                    self._cut_off(client)
                 return command(client)
             except self._failures as error:
+                if done == "written" and isinstance(error, self._is_late):
+                    self._has_stragglers = True
                 is_lost = isinstance(error, self._losses) and not isinstance(error, self._refusals)
                 self._lost_count += is_lost
                 if not is_lost or not attempts:
                     raise self._failed(done, error) from error
+
+    def _cut_off(self, client: Any) -> None:
+        """Has the server close all connections of ours but one.
+
+        What was sent on a connection that is lost to us may be on its way for long, and would
+        overwrite what is written from now on.
+        """
+        nodes = [client]
+        if self._server.is_cluster:
+            nodes = [client.get_redis_connection(node) for node in client.get_primaries()]
+        for node in nodes:
+            node.connection_pool.disconnect()
+            try:
+                for other in node.client_list():
+                    if other.get("name") == self._name:
+                        node.client_kill_filter(_id=other["id"], skipme=True)
+            except _redis().exceptions.NoPermissionError as error:
+                _log.warning(
+                    "the Redis home at %s was out of reach for a moment, and its server does not "
+                    "let this user close connections (%s): a write that was given up may still "
+                    "come. Allow CLIENT LIST and CLIENT KILL.",
+                    self._server.name,
+                    error,
+                )
+        self._has_stragglers = False
 
     def _failed(self, done: str, error: Exception) -> HomeError:
         # A pipeline puts the whole command, with its values, in front of the reason.
@@ -413,6 +456,14 @@ _Deletes = dict[str, list[bytes]]
 
 def _scan(name: str, cursor: int, count: int) -> Callable[[Any], tuple[int, dict[bytes, bytes]]]:
     return lambda client: client.hscan(name, cursor, count=count)
+
+
+def _run_of(client: Any, name: str) -> str:
+    """The run of the server that has a hash: another one after each start, and on each server."""
+    if hasattr(client, "get_node_from_key"):
+        client = client.get_redis_connection(client.get_node_from_key(name))
+    run: str = client.info("server")["run_id"]
+    return run
 
 
 def _send(

@@ -41,6 +41,7 @@ class Watch:
         """A wait begins; returns what end() is to be told."""
         wait = object()
         self._waits[wait] = (time.monotonic(), limit_s or self._limit_s, cancel)
+        self.hurry()  # those who came earlier may queue for the thread that this one has now
         return wait
 
     def end(self, wait: object) -> None:

@@ -89,9 +89,9 @@ struct sk_store {
                         * the leaves, because a batch counts in many of them */
     sk_budget budget;
     _Atomic uint64_t filter_bytes; /* of the budget: what filters take (filter.c) */
-    _Atomic uint32_t epoch;      /* starts at 1; entries of epoch 0 never changed here */
-    _Atomic uint32_t keep_after; /* deletions after this epoch are remembered; SK_NO_TRACKING */
-    _Atomic bool writes_back;    /* deletions are remembered until written home */
+    _Atomic uint32_t epoch;        /* starts at 1; entries of epoch 0 never changed here */
+    _Atomic uint32_t keep_after;   /* deletions after this epoch are remembered; SK_NO_TRACKING */
+    _Atomic bool writes_back;      /* deletions are remembered until written home */
 
     pthread_mutex_t rows_lock;     /* one sk_rows_take or sk_rows_done at a time */
     _Atomic uint64_t *dirty;       /* a bit for each leaf that may have dirty entries (dirty.c) */

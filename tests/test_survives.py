@@ -126,7 +126,7 @@ def test_with_positions_only_close_commits_what_was_not_committed(ended: Ended, 
     version = 2 if ended.name in CLOSED else 1
     assert found(ended, place) == (contents_of(version), POSITION)
     is_left = ended.name not in (*CLOSED, *KILLED) and "with" not in ended.name
-    assert ("What was not committed is lost" in warning(ended, place)) == is_left
+    assert ("Changes since the last commit(), if any, are lost" in warning(ended, place)) == is_left
 
 
 def test_a_checkpoint_that_was_taken_is_there(ended: Ended) -> None:

@@ -341,16 +341,13 @@ class Ledger:
             self.settle()
             head = self._token + self._generation.to_bytes(_HEAD_BYTES - 1 - _TOKEN_BYTES)
             dead, alive = head + b"\0", head + b"\1"
-            held: list[bytes | None] = []
-            size = 0
-            pairs: Any = iter(rows)
-            for name, value in zip(pairs, pairs, strict=True):
-                held.append(b"\x80" + name[1:])
-                held.append(dead if value is None else alive + value)
-                size += len(name) + len(held[-1])  # type: ignore[arg-type]
-            for leaf in {name[:4] for name in rows[::2]}:  # type: ignore[index]
+            names: Any = rows[::2]
+            held: Any = [b""] * len(rows)
+            held[::2] = [b"\x80" + name[1:] for name in names]
+            held[1::2] = [dead if value is None else alive + value for value in rows[1::2]]
+            for leaf in {name[:4] for name in names}:
                 self._since.setdefault(int.from_bytes(leaf), self._generation)
-            self._pending_bytes += size
+            self._pending_bytes += sum(map(len, held))
             self.home.write_rows(held)
 
     def clear(self, leaf: int, state: int) -> None:

@@ -14,8 +14,9 @@
  *     caller who serializes takes.
  *  2. Whatever else changes what is at home, or whose leaf it is (marking it absent or away, moving
  *     it, decoding blocks in its place), drops the leaf's filters.
- *  3. Rows that are deleted at home stay in the filter: too many of these make it useless. So it
- *     has room for as many keys again as it was built with, and is dropped when that is used up.
+ *  3. Rows that are deleted at home stay in the filter: too many of these make it useless. It has
+ *     room for as many keys again as it was built with. With more it is wrong more and more often:
+ *     the owner then asks in vain, notices, and tells the keys anew.
  *
  *     a filter   | blocks of 64 bytes ... |      a key sets PROBES bits in one block: one cache
  * miss
@@ -27,7 +28,8 @@
 #define PROBES 6
 #define BITS_PER_KEY 12 /* with 6 probes in one block: 1 % of the keys that are not in look so */
 #define ROOM_MIN 64     /* keys that may be added to the smallest */
-#define SHARE 4         /* all filters take at most a quarter of the budget */
+#define OVERFILL 8      /* times as many may be added as there is room for, until it is dropped */
+#define SHARE 2         /* all filters take at most half of the budget */
 
 struct sk_filter {
     uint32_t blocks;
@@ -144,7 +146,7 @@ int sk_home_keys(sk_store *store, uint32_t state_id, uint32_t leaf_no, const uin
         return SK_NO_MEMORY;
     }
     filter->blocks = (uint32_t)blocks;
-    filter->room = (uint32_t)room;
+    filter->room = (uint32_t)(room < UINT32_MAX / OVERFILL ? room * OVERFILL : UINT32_MAX);
     int status = SK_OK;
     for (uint32_t i = 0; i < n && status == SK_OK; i++) {
         uint64_t hash;

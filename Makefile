@@ -16,7 +16,9 @@ FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 # about other people's libraries.
 SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.py homes.py cli.py \
     cli_serving.py storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py \
-    participant.py coordinator.py routing.py simulator.py protocol_mutants.py lives.py) \
+    participant.py coordinator.py routing.py simulator.py protocol_mutants.py lives.py \
+    cli_looking.py cli_mistakes.py leaving.py survives.py empty.py interrupts.py \
+    checkpoint_interrupts.py commit_interrupts.py) \
     $(wildcard tests/test_remote_*.py), $(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN := -fsanitize=thread

@@ -14,7 +14,6 @@ import _thread
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -43,7 +42,7 @@ def uninterrupted(
         raise
 
 
-_finalizing: dict[int, Callable[[], object]] = {}  # in threads of their own
+_finalizing: dict[int, "_thread.LockType"] = {}  # held by threads of their own until they end
 os.register_at_fork(after_in_child=_finalizing.clear)  # a child has no such threads
 _BUSY = ("statekit", "threading")  # packages that hold locks
 
@@ -53,24 +52,28 @@ def finalize(work: Callable[[], object]) -> None:
     frame = sys._getframe(1).f_back
     while frame is not None:
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _BUSY:
-            _finalizing[id(work)] = work
-            _thread.start_new_thread(_finalize, (work,))  # which takes no locks, unlike Thread
+            busy = _thread.allocate_lock()
+            busy.acquire()
+            _finalizing[id(busy)] = busy
+            _thread.start_new_thread(_finalize, (work, busy))  # takes no locks, unlike Thread
             return
         frame = frame.f_back
     work()
 
 
-def _finalize(work: Callable[[], object]) -> None:
+def _finalize(work: Callable[[], object], busy: "_thread.LockType") -> None:
     try:
         work()
     finally:
-        del _finalizing[id(work)]
+        _finalizing.pop(id(busy), None)
+        busy.release()
 
 
 def await_finalizers() -> None:
     """Waits for what finalize() has left to other threads."""
-    while _finalizing:
-        time.sleep(0.001)
+    for busy in [*_finalizing.values()]:
+        with busy:
+            pass  # it has ended
 
 
 class _Task(Generic[T]):

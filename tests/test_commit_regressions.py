@@ -96,6 +96,61 @@ def test_a_home_that_was_given_its_key_groups_back_says_so_when_a_commit_is_ackn
         assert contents(kv) == dict.fromkeys(KEYS, 2)
 
 
+class Logged(DiskHome):
+    """After a failed write it shows what was before; opened again, by flush(), what its log has."""
+
+    places: ClassVar[dict[str, DiskHome]] = {}
+    is_failing = False
+
+    def __init__(self, is_atomic: bool) -> None:
+        super().__init__(is_atomic)
+        self.log: list[Any] = []
+
+    def write_rows(
+        self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
+    ) -> None:
+        if durable and self.is_failing:
+            self.log.append((rows, [*cleared]))
+            raise HomeError("fsync fails, as the test wants.")
+        self._replay()
+        super().write_rows(rows, cleared, durable)
+
+    def clear_leaves(self, leaves: range, states: int) -> None:
+        self._replay()
+        super().clear_leaves(leaves, states)
+
+    def flush(self) -> None:
+        self._replay()
+        super().flush()
+
+    def _replay(self) -> None:
+        for rows, cleared in self.log:
+            super().write_rows(rows, cleared)
+        self.log.clear()
+
+
+register_home("logged", Logged.open)
+
+
+def test_a_commit_that_failed_and_is_in_the_log_counts_before_it_is_rolled_back() -> None:
+    """As RocksDB: a batch whose fsync failed is not to be seen, and is after a reopening."""
+    kv = sk.open("logged:a?atomic=1", **FEW)
+    home = kv._residence.home
+    assert isinstance(home, Logged)
+    fill(kv, 1)
+    kv.commit({"o": 1})
+    fill(kv, 2)
+    home.is_failing = True
+    with pytest.raises(HomeError, match="fsync fails"):
+        kv.commit({"o": 2})
+    home.is_failing = False
+    kv.rollback()
+    assert (kv.committed, set(contents(kv).values())) == ({"o": 2}, {2})
+    kv._let_go()
+    with sk.open("logged:a") as kv:
+        assert (kv.committed, set(contents(kv).values())) == ({"o": 2}, {2})
+
+
 def test_a_home_whose_committed_rows_are_still_pending_is_not_empty(tmp_path: Path) -> None:
     source = sk.open("memory:", **FEW)
     fill(source, -1)

@@ -372,12 +372,20 @@ def test_a_scan_begins_again_if_the_server_was_started_anew(
             return next(runs)
 
         monkeypatch.setattr(redis_module, "_run_of", another)
+        scan, cursors = redis_module._scan, []
+
+        def noted(name: str, cursor: int, count: int) -> Any:
+            cursors.append(cursor)
+            return scan(name, cursor, count)
+
+        monkeypatch.setattr(redis_module, "_scan", noted)
         home = kv._residence.home
         assert home is not None
         found = [key for key, _ in home.load(0, 0)]
         assert len(set(asked)) == 1
         assert asked[0]
         assert next(runs) == "2"
+        assert cursors.count(0) == 3  # at first, when the server was known, and for the new one
         assert sorted(found) == sorted(f"k{i}".encode() for i in range(3000))
         kv.close()
 

@@ -15,11 +15,10 @@
  *  2. Whatever else changes what is at home, or whose leaf it is (marking it absent or away, moving
  *     it, decoding blocks in its place), drops the leaf's filters.
  *  3. Rows that are deleted at home stay in the filter: too many of these make it useless. It has
- *     room for as many keys again as it was built with. With more it is wrong more and more often:
- *     the owner then asks in vain, notices, and tells the keys anew.
+ *     room for GROWTH times the keys that it was built with. With more of them it is wrong more and
+ *     more often: the owner then asks in vain, notices, and tells the keys anew.
  *
- *     a filter   | blocks of 64 bytes ... |      a key sets PROBES bits in one block: one cache
- * miss
+ *     a filter   | blocks of 64 bytes ... |      a key sets PROBES bits in one block
  */
 #include "store.h"
 
@@ -27,7 +26,8 @@
 #define BLOCK_WORDS (BLOCK_BITS / 64)
 #define PROBES 6
 #define BITS_PER_KEY 12 /* with 6 probes in one block: 1 % of the keys that are not in look so */
-#define ROOM_MIN 64     /* keys that may be added to the smallest */
+#define GROWTH 3        /* a window that moves on by its own length adds as many as it has */
+#define ROOM_MIN 256    /* keys that may be added to the smallest */
 #define OVERFILL 8      /* times as many may be added as there is room for, until it is dropped */
 #define SHARE 2         /* all filters take at most half of the budget */
 
@@ -133,7 +133,7 @@ int sk_home_keys(sk_store *store, uint32_t state_id, uint32_t leaf_no, const uin
     if (leaf_no >= store->leaf_count) return sk_leaf_range_check(store, leaf_no, leaf_no + 1);
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL) return SK_BAD_ARGUMENT;
-    uint64_t room = n > ROOM_MIN ? n : ROOM_MIN;
+    uint64_t room = n > ROOM_MIN / GROWTH ? (uint64_t)n * GROWTH : ROOM_MIN;
     uint64_t blocks = ((n + room) * BITS_PER_KEY + BLOCK_BITS - 1) / BLOCK_BITS;
     if (blocks > UINT32_MAX || room > UINT32_MAX) return SK_OK; /* it does without */
     uint64_t max = atomic_load(&store->budget.max);

@@ -38,7 +38,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
@@ -69,7 +69,7 @@ _TRIES_UNLOCKED = 2
 _FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
 _VAIN_MIN = 32  # entries of a leaf asked for in vain, before its keys at home are read, ...
 _VAIN_ROWS = 8  # ... if there are no more than so many for each that was asked for
-_FILTER_KEY_BYTES = 3  # that a key at home takes once it is learned, about
+_FILTER_KEY_BYTES = 6  # that a key at home takes once it is learned, about
 _BUDGET_MIN = 16 << 10  # of bytes, however often a budget was split: an entry must fit
 _EVICT_SHARE = 16  # a sixteenth of the budget is freed at a time
 _WRITE_ROWS_MAX = 8192  # rows that are written home at a time
@@ -79,6 +79,7 @@ _COMMIT_SHARE = 8  # ... but not more than this part of the budget
 _COMMIT_ROUNDS = 8  # of writing back before a commit holds up those who write
 _FAILED_SECONDS = 1.0  # after which a read tries again to write to a home that failed
 BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
+AWAITED = (UnknownEntryError, MemoryLimitError)  # what an operation may wait for; see settle()
 
 
 class Residence:
@@ -247,16 +248,32 @@ class Residence:
 
     def settle(self, raw: State, call: Callable[..., T], *args: Any) -> T:
         """Calls until the answer is here and there is room for it."""
+        try:
+            return call(*args)
+        except AWAITED as error:
+            awaited = error
+        return self.settle_after(awaited, raw, call, *args)
+
+    def settle_after(
+        self,
+        awaited: UnknownEntryError | MemoryLimitError,
+        raw: State,
+        call: Callable[..., T],
+        *args: Any,
+    ) -> T:
+        """settle() of a call that has said what it waits for."""
         fetches = 0
         while fetches < _FETCHES_MAX:
-            try:
-                return call(*args)
-            except UnknownEntryError as unknown:
-                (key,) = unknown.keys
+            if isinstance(awaited, UnknownEntryError):
+                (key,) = awaited.keys
                 self.fetch_one(raw, raw.codec.encode(key))
                 fetches += 1
-            except MemoryLimitError as limit:
-                self.make_room(limit)  # raises if there is none to be made
+            else:
+                self.make_room(awaited)  # raises if there is none to be made
+            try:
+                return call(*args)
+            except AWAITED as error:
+                awaited = error
         # The room that was made may have been that of the entry itself, over and over.
         with self._lock:
             self.store.limit(0)
@@ -325,10 +342,10 @@ class Residence:
         if count < _VAIN_MIN or count & (count - 1):
             return  # at powers of two only
         leaf, rows_max = place >> 16, _VAIN_ROWS * count
-        rows = home.load(leaf, place & 0xFFFF)
-        keys = [key for key, _ in islice(rows, rows_max + 1)]
-        is_small = self.budget is None or len(keys) * _FILTER_KEY_BYTES <= self._bytes_max // 16
-        if len(keys) <= rows_max and is_small:  # else it is too large yet for what it would save
+        if self.budget is not None:
+            rows_max = min(rows_max, self._bytes_max // 16 // _FILTER_KEY_BYTES)
+        keys = home.keys(leaf, place & 0xFFFF, rows_max)
+        if keys is not None:  # else they are too many yet for what it would save
             self._vain[place] = 0
             self.store.home_keys(raw, leaf, keys)
             self._trim()

@@ -46,6 +46,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -57,6 +58,7 @@ from statekit.homes.home import Home, HomeSnapshot, Named, Row, row_name
 PENDING = 1 << 31  # added to the number of a row's leaf
 _COMMITS = PENDING - 1  # where a leaf would be, the records of commits are
 _TOKEN_BYTES, _HEAD_BYTES = 8, 17
+_GENERATION_MAX = 2**64 - 1
 _ROLL_ROWS_MAX, _ROLL_BYTES_MAX = 4096, 4 << 20  # that are moved into place at a time
 
 Ranges = tuple[range, ...]
@@ -287,12 +289,29 @@ class Ledger:
         floor = self._since.get(leaf)
         return None if floor is None else max(floor, self._cleared.get((leaf, state), 0))
 
+    def _head(self, generation: int) -> bytes:
+        """What pending rows of a generation begin with."""
+        return self._token + generation.to_bytes(_HEAD_BYTES - 1 - _TOKEN_BYTES)
+
     def _counts(self, held: bytes, floor: int | None) -> bool:
         return (
             floor is not None
             and held[:_TOKEN_BYTES] == self._token
             and int.from_bytes(held[_TOKEN_BYTES : _HEAD_BYTES - 1]) >= floor
         )
+
+    def keys(self, leaf: int, state: int, rows_max: int) -> list[bytes] | None:
+        """All keys of a leaf and state; None if more than rows_max."""
+        if not self.is_bare:
+            keys = [key for key, _ in islice(self.load(leaf, state), rows_max + 1)]
+        elif (floor := self._floor(leaf, state)) is None:
+            keys = []
+        else:
+            least, most = self._head(floor), self._head(_GENERATION_MAX)
+            rows = self.home.load(leaf + PENDING, state)
+            counting = (key for key, held in rows if least <= held[: _HEAD_BYTES - 1] <= most)
+            keys = [*islice(counting, rows_max + 1)]
+        return keys if len(keys) <= rows_max else None
 
     def load(self, leaf: int, state: int) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) of a leaf and state."""
@@ -339,15 +358,17 @@ class Ledger:
         """Rows that leave memory before the commit."""
         with self.lock:
             self.settle()
-            head = self._token + self._generation.to_bytes(_HEAD_BYTES - 1 - _TOKEN_BYTES)
-            dead, alive = head + b"\0", head + b"\1"
+            head = self._head(self._generation)
+            alive = head + b"\1"
+            # Over nothing, a deletion need not be remembered.
+            dead = None if self.is_bare else head + b"\0"
             names: Any = rows[::2]
             held: Any = [b""] * len(rows)
             held[::2] = [b"\x80" + name[1:] for name in names]
             held[1::2] = [dead if value is None else alive + value for value in rows[1::2]]
             for leaf in {name[:4] for name in names}:
                 self._since.setdefault(int.from_bytes(leaf), self._generation)
-            self._pending_bytes += sum(map(len, held))
+            self._pending_bytes += sum(map(len, filter(None, held)))
             self.home.write_rows(held)
 
     def clear(self, leaf: int, state: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
-from statekit.errors import KindError, MemoryLimitError, UnknownEntryError, where
+from statekit.errors import KindError, where
 from statekit.keys import KEY_FAULTS
 from statekit.residence import Residence
 from statekit.schema import StateSchema
@@ -20,7 +20,6 @@ V = TypeVar("V")
 W = TypeVar("W")  # the view
 D = TypeVar("D")
 
-_AWAITED = (UnknownEntryError, MemoryLimitError)
 _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
 
 
@@ -52,11 +51,7 @@ class ContainerState(KeyedState[V]):
         if isinstance(value, View) and value._is_root_of(self, key):
             return  # state[key] += ... has changed it in place already
         data = self._encoded(self._codec, value, key)
-        put = self._raw.put_encoded
-        try:
-            put(key, data)
-        except _AWAITED:
-            self._settle(put, key, data)
+        self._settle(self._raw.put_encoded, key, data)
 
     def get_many(self, keys: Any) -> Values[V | None]:
         """Plain copies of many keys' containers; None where there is none."""

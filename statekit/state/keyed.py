@@ -29,7 +29,7 @@ from statekit.errors import (
     where,
 )
 from statekit.exact import VALUE_FAULTS
-from statekit.residence import BATCH_RECORDS_MAX, Residence
+from statekit.residence import AWAITED, BATCH_RECORDS_MAX, Residence
 from statekit.schema import StateSchema, show
 from statekit.store.columns import Column, key_column
 from statekit.store.states import State
@@ -92,10 +92,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
 
     def drop(self, key: Any) -> None:
         """Removes the entry, if there is one or not: discard() that does not ask the home."""
-        self._settle(self._drop, key)
-
-    def _drop(self, key: Any) -> None:
-        self._raw.delete(key, blind=True)
+        self._settle(self._raw.delete, key, True)
 
     # ---- All entries
 
@@ -211,7 +208,11 @@ class KeyedState(InProcess, ABC, Generic[V]):
     def _settle(self, call: Callable[..., R], *args: Any) -> R:
         if self._ptr is None:
             raise closed_error(self.name)
-        return self._residence.settle(self._raw, call, *args)
+        try:
+            return call(*args)
+        except AWAITED as error:
+            awaited = error
+        return self._residence.settle_after(awaited, self._raw, call, *args)
 
     def _encoded_items(self, codec: Codec, values: Any, keys: Any = ()) -> list[bytes]:
         """The values of a batch, each encoded; an error names the record, and its key if it can."""

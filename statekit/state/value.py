@@ -13,15 +13,13 @@ from statekit._native import lib
 from statekit.codecs import Codec
 from statekit.errors import (
     KindError,
-    MemoryLimitError,
     StateKitError,
-    UnknownEntryError,
     shorten,
     where,
 )
 from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS
-from statekit.residence import Residence
+from statekit.residence import AWAITED, Residence
 from statekit.schema import StateSchema, show
 from statekit.state.keyed import KeyedState
 from statekit.state.results import EncodedValues, NumberValues, Values
@@ -38,9 +36,9 @@ N = TypeVar("N", int, float)
 _NO_NUMBER = -(2**63)  # this, or a NaN, may stand for "no value"
 _get: Callable[..., int] = lib.sk_get
 _put: Callable[..., int] = lib.sk_put
+_MISSING: int = lib.SK_MISSING
 _UNKNOWN: int = lib.SK_UNKNOWN
 NO_DEFAULT: Any = object()
-_AWAITED = (UnknownEntryError, MemoryLimitError)
 
 
 class ValueState(KeyedState[V]):
@@ -105,6 +103,8 @@ class ValueState(KeyedState[V]):
             except VALUE_FAULTS as fault:
                 raise self._unreadable(fault, key) from None
         push_read(read)
+        if length == -_MISSING:
+            return self._missing(key, NO_DEFAULT)  # type: ignore[no-any-return]
         if length == -_UNKNOWN:
             self._residence.fetch_one(self._raw, k)
         return self._read(key, NO_DEFAULT)  # type: ignore[no-any-return]
@@ -129,21 +129,25 @@ class ValueState(KeyedState[V]):
     def get(self, key: Any, default: D) -> V | D: ...
     def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """The value; else the default given here, else the state's default, else None."""
-        if default is not NO_DEFAULT and self._default is not NO_DEFAULT:
-            return self._read(key, default)
-        try:
-            return self[key]
-        except KeyError:
-            return None if default is NO_DEFAULT else default
+        if default is NO_DEFAULT and self._default is NO_DEFAULT:
+            default = None
+        return self._read(key, default)
 
     def _read(self, key: Any, default: Any) -> Any:
         """The value, or the default for this call, or the state's; KeyError without either."""
-        data = self._settle(self._raw.get_encoded, key)
+        get = self._raw.get_encoded
+        try:
+            data = get(key)
+        except AWAITED:
+            data = self._settle(get, key)
         if data is not None:
             try:
                 return self._decode(data)
             except VALUE_FAULTS as fault:
                 raise self._unreadable(fault, key) from None
+        return self._missing(key, default)
+
+    def _missing(self, key: Any, default: Any) -> Any:
         if default is NO_DEFAULT:
             default = self._fresh_default()
         if default is NO_DEFAULT:
@@ -284,7 +288,11 @@ class NumberValueState(ValueState[N]):
         return self._misfit(fault, value, key, self._codec)
 
     def _read(self, key: Any, default: Any) -> Any:
-        value = self._settle(self._raw.get, key)
+        get = self._raw.get
+        try:
+            value = get(key)
+        except AWAITED:
+            value = self._settle(get, key)
         if value is not None:
             return value
         if default is NO_DEFAULT:
@@ -305,7 +313,7 @@ class NumberValueState(ValueState[N]):
         add = self._raw.add
         try:
             return add(key, amount, self._zero)
-        except _AWAITED:
+        except AWAITED:
             return self._settle(add, key, amount, self._zero)
 
     def min(self, key: Any, value: N) -> N:

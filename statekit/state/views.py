@@ -45,9 +45,7 @@ from statekit.codecs import (
 )
 from statekit.errors import (
     InProcess,
-    MemoryLimitError,
     PathError,
-    UnknownEntryError,
     closed_error,
     where,
 )
@@ -63,7 +61,6 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 _MISSING: Any = object()
-_AWAITED = (UnknownEntryError, MemoryLimitError)
 _END = 2**63 - 1
 _PAGE = 1024  # elements that an iteration over a list reads at a time
 _NIL = b"\xc0"
@@ -187,11 +184,7 @@ class View(InProcess):
         if self._steps:
             data = self._read(_GET)
         else:
-            get = self._state._raw.get_encoded
-            try:
-                data = get(self._key)
-            except _AWAITED:
-                data = self._state._settle(get, self._key)
+            data = self._state._settle(self._state._raw.get_encoded, self._key)
         return _EMPTY[self._shape.letter] if data is None else data
 
     def _decoded(self, codec: Codec, data: bytes) -> Any:

@@ -117,7 +117,7 @@ class State(InProcess):
             raise self._refuse(status, key)
         return status == _OK
 
-    def delete(self, key: Any, *, blind: bool = False) -> bool:
+    def delete(self, key: Any, blind: bool = False) -> bool:
         """Removes the entry; True if there was one.
 
         blind: do not ask whether it exists. Then a leaf that is not whole is no obstacle.

@@ -635,7 +635,7 @@ class Store(InProcess):
         """Tells all keys that the home has of a leaf and a state: others are missing from now on.
 
         No row may be taken between reading the home and this call. It holds until the leaf is
-        marked, moved or decoded, or as many rows again were taken.
+        marked, moved or decoded, or many times as many rows were taken.
         """
         offsets = ffi.new("int64_t[]", [0, *accumulate(map(len, keys))])
         data = b"".join(keys)

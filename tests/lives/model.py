@@ -57,10 +57,12 @@ class HomeModel:
 
     def settle(self, group: int, content: Content) -> None:
         """A key-group is durable as it is."""
-        self.base[group] = copied(content)
+        for cut in (self.base, *self.alternatives):  # others may have been killed, we were not
+            cut[group] = copied(content)
 
     def forget(self, group: int) -> None:
-        self.base.pop(group, None)
+        for cut in (self.base, *self.alternatives):
+            cut.pop(group, None)
         self.positions.pop(group, None)
 
 

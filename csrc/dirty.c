@@ -17,7 +17,7 @@
  *     two sees the other, and the word's bit is set when both are done.
  * Turning write-back on sets the bits of what is dirty by then.
  *
- * Rows are what a home keeps (statekit/rows.py says why so):
+ * Rows are what a home keeps (statekit/homes/rows.py says why so):
  *
  *   name    leaf (4 bytes) number of the state (2) key                       big endian
  *   value   [ d7 ad stamp (8) ] value     an int as d3 and 8 bytes, a float as cb and 8 bytes, all

@@ -1,7 +1,7 @@
 /*
  * frames.c: the frames of a pack, without a look inside them.
  *
- * A pack (statekit/checkpoint/pack.py) is a header of 64 bytes and then frames, one after the
+ * A pack (statekit/format/pack.py) is a header of 64 bytes and then frames, one after the
  * other, until the end of the file. All frames start alike:
  *
  *   at  bytes  field

@@ -11,15 +11,19 @@
 
 from statekit import errors
 from statekit.assignment import assign
-from statekit.checkpoint import Checkpoint, CheckpointJob, PeriodicCheckpoints, checkpoints, collect
+from statekit.checkpoint import Checkpoint, checkpoints, collect
 from statekit.errors import HomeLockedError, StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
+from statekit.live.job import CheckpointJob
+from statekit.live.periodic import PeriodicCheckpoints
 from statekit.migration.arrival import Arrival
 from statekit.migration.departure import Departure
-from statekit.opening import open, restore  # noqa: A004
-from statekit.provider import KVProvider
-from statekit.remote.calls import Limits
+from statekit.native import Store
+from statekit.native.ttl import TTL
+from statekit.protocol.calls import Limits
+from statekit.provider.opening import open, restore  # noqa: A004
+from statekit.provider.provider import KVProvider
 from statekit.remote.query import Remote, connect
 from statekit.remote.security import TLS
 from statekit.state import (
@@ -36,8 +40,6 @@ from statekit.state import (
     Values,
     ValueState,
 )
-from statekit.store import Store
-from statekit.ttl import TTL
 from statekit.version import __version__
 
 __all__ = [

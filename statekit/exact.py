@@ -12,7 +12,6 @@ from msgspec.msgpack import Decoder, Encoder, Ext
 
 from statekit.errors import shorten
 from statekit.schema import Type, show
-from statekit.store.kinds import InexactError, exact_float
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
@@ -24,6 +23,22 @@ VALUE_FAULTS = (
     AttributeError,
     RecursionError,
 )
+
+
+class InexactError(ValueError):
+    """A number that no float is equal to."""
+
+    advice = "Pass float(x), which rounds it, or declare the state with Decimal."
+
+
+def exact_float(value: Any) -> float:
+    """The float that is equal to a number; any NaN for one that is not equal to itself."""
+    if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise TypeError("no number: float() would parse it")
+    number = float(value)
+    if number != value and value == value:
+        raise InexactError(f"has no equal float; the nearest one is {number!r}")
+    return number
 
 
 class MisfitError(TypeError):

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from statekit import Store
-from statekit.checkpoint.manifest import Manifest, PackRef, Segment
-from statekit.checkpoint.pack import PackBuilder
+from statekit.format.manifest import Manifest, PackRef, Segment
+from statekit.format.pack import PackBuilder
 from statekit.schema import StateSchema
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "format.md"

@@ -12,7 +12,7 @@ import msgpack
 
 from statekit import Store
 from statekit.keys import key_codec
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1
 

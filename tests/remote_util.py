@@ -24,8 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from statekit.errors import SchemaError
-from statekit.migration.messages import Grant, Offer
-from statekit.remote.calls import (
+from statekit.protocol.calls import (
     CHUNK_BYTES,
     BeginCall,
     BeginReply,
@@ -44,6 +43,7 @@ from statekit.remote.calls import (
     ScanCall,
     StreamCall,
 )
+from statekit.protocol.messages import Grant, Offer
 from statekit.schema import StateSchema
 
 SCHEMA = StateSchema("visits", "value", "s", "int")

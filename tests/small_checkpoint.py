@@ -7,12 +7,12 @@ from typing import Any, cast
 import msgpack
 
 from statekit import Store
-from statekit.checkpoint.manifest import Manifest, PackRef, Segment, arrange
-from statekit.checkpoint.pack import PackBuilder
 from statekit.checkpoint.reader import Checkpoint
-from statekit.checkpoint.storage import Entry, Storage
 from statekit.errors import DamagedError, MissingFileError
+from statekit.format.manifest import Manifest, PackRef, Segment, arrange
+from statekit.format.pack import PackBuilder
 from statekit.schema import StateSchema
+from statekit.storage import Entry, Storage
 
 GROUPS, SUBGROUPS = 2, 2
 LEAVES = GROUPS * SUBGROUPS

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from statekit import Store, leaf_of
 from statekit.errors import CorruptBlockError, SchemaError
-from statekit.store.block import Block, seal
-from statekit.store.digest import crc32c, xxh64
+from statekit.native.block import Block, seal
+from statekit.native.digest import crc32c, xxh64
 
 GROUPS, SUBGROUPS = 8, 4
 pack = msgpack.packb

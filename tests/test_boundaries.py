@@ -22,7 +22,7 @@ from statekit.errors import (
     OverflowStateError,
     StateKitError,
 )
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1

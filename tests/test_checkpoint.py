@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import statekit as sk
-from statekit.checkpoint import checkpointer, writer
+from statekit.checkpoint import writer
 from statekit.errors import (
     ArgumentError,
     CheckpointCancelledError,
@@ -17,6 +17,7 @@ from statekit.errors import (
     FencedError,
     StorageError,
 )
+from statekit.live import checkpointer
 
 
 def small() -> sk.KVProvider:

@@ -18,7 +18,7 @@ from interrupts import NIGHTLY, Run, each_point
 import statekit
 import statekit as sk
 import statekit.uninterrupted as uninterrupted_module
-from statekit.checkpoint.storage import open_storage
+from statekit.storage import open_storage
 from statekit.uninterrupted import uninterrupted
 
 ENTRIES = {f"k{i}": i for i in range(50)}

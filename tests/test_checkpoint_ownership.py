@@ -18,12 +18,13 @@ import pytest
 from servers import S3Server, s3  # noqa: F401 - s3 is a fixture
 
 import statekit as sk
-from statekit.checkpoint import rework, writer
-from statekit.checkpoint.manifest import Manifest, manifest_name
+from statekit.checkpoint import writer
 from statekit.checkpoint.ownership import Claim
 from statekit.checkpoint.reader import open_checkpoint
-from statekit.checkpoint.storage import open_storage
 from statekit.errors import CheckpointError, DamagedError, FencedError
+from statekit.format.manifest import Manifest, manifest_name
+from statekit.offline import rework
+from statekit.storage import open_storage
 
 SECONDS_MAX = 60.0
 

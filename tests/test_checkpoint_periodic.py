@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import statekit as sk
-from statekit.checkpoint import checkpointer, local, periodic, writer
-from statekit.checkpoint.manifest import manifest_name
+from statekit.checkpoint import writer
 from statekit.errors import (
     ArgumentError,
     CheckpointCancelledError,
@@ -21,6 +20,9 @@ from statekit.errors import (
     StateKitError,
     StorageError,
 )
+from statekit.format.manifest import manifest_name
+from statekit.live import checkpointer, periodic
+from statekit.storage import local
 
 SECONDS_MAX = 60.0
 

@@ -22,10 +22,7 @@ from test_residence import DictHome
 from test_residence import home as home  # a fixture
 
 import statekit as sk
-from statekit import frozen as frozen_module
-from statekit.checkpoint import checkpointer, local, remote, writer
-from statekit.checkpoint.pack import PackBuilder
-from statekit.checkpoint.storage import open_storage
+from statekit.checkpoint import writer
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -33,7 +30,12 @@ from statekit.errors import (
     StateKitError,
     StorageError,
 )
-from statekit.loading import Loading
+from statekit.format.pack import PackBuilder
+from statekit.live import checkpointer
+from statekit.residence.loading import Loading
+from statekit.residence.residence import frozen as frozen_module
+from statekit.storage import fsspec as remote
+from statekit.storage import local, open_storage
 
 SECONDS_MAX = 60  # that an event may take before the test fails
 

@@ -22,10 +22,10 @@ from test_cli_looking import take_two
 from test_looking import files
 
 import statekit as sk
-from statekit.checkpoint.job import CheckpointJob
 from statekit.checkpoint.reader import open_checkpoint
 from statekit.checkpoint.writer import Attempt
 from statekit.cli.options import parse_float, parse_json
+from statekit.live.job import CheckpointJob
 
 WAIT_S = 120
 

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 import statekit as sk
-from statekit.checkpoint.checkpointer import Checkpointer
 from statekit.cli.app import app
 from statekit.errors import StorageError
+from statekit.live.checkpointer import Checkpointer
 from statekit.migration.arrival import STRATEGIES
 
 EXPECTED = {f"user-{number}": number for number in range(5000)}

@@ -20,8 +20,8 @@ from statekit.errors import (
     UnknownEntryError,
 )
 from statekit.keys import key_codec
-from statekit.store.arrow import arrow_column
-from statekit.store.columns import column, key_column
+from statekit.native.arrow import arrow_column
+from statekit.native.columns import column, key_column
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from statekit.errors import ArgumentError
-from statekit.migration.coordinator import Coordinator
-from statekit.migration.messages import (
+from statekit.protocol.coordinator import Coordinator
+from statekit.protocol.messages import (
     OUTSIDE,
     Completed,
     Fenced,

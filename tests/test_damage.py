@@ -11,9 +11,9 @@ import pytest
 from small_checkpoint import LEAVES, Files, Line, dump, new_store, restore
 
 import statekit as sk
-from statekit.checkpoint.manifest import Manifest
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint
 from statekit.errors import CheckpointError, DamagedError, StorageError
+from statekit.format.manifest import Manifest
 
 SEED = 4
 COMPRESSIONS = [None, "zstd", "lz4"]

@@ -698,7 +698,7 @@ def test_enums_whose_values_are_too_large_are_refused_when_they_are_declared() -
 
 
 def test_flags_are_read_from_a_checkpoint_without_their_class(tmp_path: Path) -> None:
-    from statekit.plain import PlainCodec
+    from statekit.render import PlainCodec
 
     kv = sk.open("memory:", key_groups=1, subgroups=1)
     state = kv.value("s", Access)

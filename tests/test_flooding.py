@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from statekit import Store, key_hash, leaf_of
-from statekit.store.block import Block, rewrite
+from statekit.native.block import Block, rewrite
 
 MASK = 2**64 - 1
 P1, P2, P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9

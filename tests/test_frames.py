@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from statekit import Store, leaf_of
 from statekit.errors import ArgumentError, ClosedError, CorruptBlockError, SchemaError
-from statekit.store.block import Block, rewrite
-from statekit.store.digest import crc32c, xxh64
-from statekit.store.frames import Frames, bind, digest, seal, verify
-from statekit.store.kinds import NO_TIME, RESIDENCIES
+from statekit.native.block import Block, rewrite
+from statekit.native.digest import crc32c, xxh64
+from statekit.native.frames import Frames, bind, digest, seal, verify
+from statekit.native.kinds import NO_TIME, RESIDENCIES
 
 GROUPS, SUBGROUPS = 8, 4
 LEAVES = GROUPS * SUBGROUPS

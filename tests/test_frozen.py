@@ -21,12 +21,12 @@ from test_residence import DictHome
 from test_residence import home as home  # a fixture
 
 import statekit as sk
-from statekit import frozen as frozen_module
 from statekit.errors import HomeError
-from statekit.frozen import Frozen
 from statekit.homes import HomeUrl, register_home
 from statekit.homes.rocksdb import open_rocksdb
-from statekit.store import Block, Store
+from statekit.native import Block, Store
+from statekit.residence.frozen import Frozen
+from statekit.residence.residence import frozen as frozen_module
 
 MEMORY = "?memory=64KiB"
 HOMES = ["testdict", "rocksdb", "redis", "sqlite"]

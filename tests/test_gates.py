@@ -22,10 +22,10 @@ from statekit.errors import (
     SchemaError,
     UnknownEntryError,
 )
-from statekit.store import frames
-from statekit.store.block import Block
-from statekit.store.kinds import RESIDENCIES
-from statekit.store.states import State
+from statekit.native import frames
+from statekit.native.block import Block
+from statekit.native.kinds import RESIDENCIES
+from statekit.native.states import State
 
 LEAVES = 4
 TTL = 50

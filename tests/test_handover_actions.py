@@ -12,7 +12,8 @@ from remote_util import wait_until
 
 import statekit as sk
 from statekit.migration.member import EFFECTS, SEEN_TO, Member
-from statekit.migration.messages import (
+from statekit.migration.peer import Peer
+from statekit.protocol.messages import (
     Action,
     AddToPart,
     Drop,
@@ -28,8 +29,7 @@ from statekit.migration.messages import (
     Unexpect,
     WritePart,
 )
-from statekit.migration.participant import Participant
-from statekit.migration.peer import Peer
+from statekit.protocol.participant import Participant
 
 SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(500)]

@@ -27,7 +27,7 @@ from statekit.errors import (
     PeerLostError,
 )
 from statekit.homes import Home
-from statekit.meta import Meta
+from statekit.homes.record import Meta
 from statekit.migration import arrival as arrival_module
 
 pytest.importorskip("rocksdict")

@@ -24,7 +24,7 @@ from statekit.errors import (
 )
 from statekit.migration import arrival as arrival_module
 from statekit.migration.taking import Taker
-from statekit.residence import Residence
+from statekit.residence.residence import Residence
 
 SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(3000)]

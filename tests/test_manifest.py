@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekit.checkpoint.description import plain_metadata
-from statekit.checkpoint.manifest import (
+from statekit.errors import ArgumentError, CheckpointError, DamagedError
+from statekit.format.description import plain_metadata
+from statekit.format.manifest import (
     FORMAT_LATEST,
     FORMAT_READABLE,
     FORMAT_WRITABLE,
@@ -26,9 +27,8 @@ from statekit.checkpoint.manifest import (
     manifest_name,
     number_of,
 )
-from statekit.errors import ArgumentError, CheckpointError, DamagedError
+from statekit.native.digest import crc32c
 from statekit.schema import StateSchema, show
-from statekit.store.digest import crc32c
 
 SEED = 4
 MUTANTS = 10_000

@@ -35,7 +35,7 @@ from statekit.errors import (
 )
 from statekit.migration.arrival import STRATEGIES
 from statekit.migration.member import Credentials
-from statekit.remote.calls import (
+from statekit.protocol.calls import (
     FetchCall,
     GiveBackCall,
     InstalledCall,

@@ -53,7 +53,7 @@ from statekit.errors import (
     PathError,
     UnknownEntryError,
 )
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 GEOMETRIES = [(1, 1), (4, 4), (128, 16)]
 SMALL = 16  # leaves of a store that is compared as a whole after each step

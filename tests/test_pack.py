@@ -14,16 +14,6 @@ import xxhash
 from small_checkpoint import LEAVES, Files, Line, dump, fill, new_store
 
 import statekit as sk
-from statekit.checkpoint import compression
-from statekit.checkpoint.manifest import Manifest, PackRef, Segment
-from statekit.checkpoint.pack import (
-    PackBuilder,
-    check_header,
-    pack_header,
-    read_frames,
-    read_segment,
-    verify_pack,
-)
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -31,8 +21,18 @@ from statekit.errors import (
     DamagedError,
     StateKitError,
 )
-from statekit.store.block import Block
-from statekit.store.digest import crc32c
+from statekit.format import compression
+from statekit.format.manifest import Manifest, PackRef, Segment
+from statekit.format.pack import (
+    PackBuilder,
+    check_header,
+    pack_header,
+    read_frames,
+    read_segment,
+    verify_pack,
+)
+from statekit.native.block import Block
+from statekit.native.digest import crc32c
 
 SEED = 4
 MUTANTS = 10_000
@@ -367,7 +367,7 @@ def outcome(files: Files, ref: PackRef, segment: Segment) -> str:
 
 
 def test_a_pack_in_a_real_directory(tmp_path: Path) -> None:
-    from statekit.checkpoint.storage import open_storage
+    from statekit.storage import open_storage
 
     line = Line()
     line.take(dict(enumerate(blocks())))

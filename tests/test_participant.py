@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from statekit.errors import LeaseError
-from statekit.migration.messages import (
+from statekit.protocol.messages import (
     OUTSIDE,
     Accept,
     AddToPart,
@@ -46,7 +46,7 @@ from statekit.migration.messages import (
     instance,
     life_of,
 )
-from statekit.migration.participant import (
+from statekit.protocol.participant import (
     EXPECTED,
     NONE,
     NUMBERS_MAX,

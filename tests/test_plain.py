@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import statekit as sk
 from statekit.errors import BadValueError, KeyTypeError
 from statekit.keys import key_codec
-from statekit.plain import (
+from statekit.render import (
     NaiveDatetimeError,
     PlainCodec,
     StateSchema,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from simulator import run_of
 
-from statekit.migration import coordinator, participant
+from statekit.protocol import coordinator, participant
 
 SEEDS_MAX = 5000
 

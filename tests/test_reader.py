@@ -29,7 +29,7 @@ from statekit.checkpoint.reader import (
 )
 from statekit.errors import ArgumentError, DamagedError, KeyTypeError, NoCheckpointError
 from statekit.keys import encode_key
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 SEED = 4
 

@@ -30,9 +30,9 @@ from statekit.errors import (
 from statekit.homes import Home, HomeUrl, register_home
 from statekit.homes.home import Change, Row
 from statekit.homes.ledger import Ledger
-from statekit.residence import Residence
+from statekit.native import Store
+from statekit.residence.residence import Residence
 from statekit.schema import refusal
-from statekit.store import Store
 
 SECONDS_MAX = 120.0
 KEYS = [f"k{at}" for at in range(40)]

@@ -39,8 +39,8 @@ from remote_util import (
 )
 
 from statekit.errors import PeerError, StateKitError
-from statekit.remote import wire
-from statekit.remote.calls import (
+from statekit.native.buffers import Part
+from statekit.protocol.calls import (
     BeginCall,
     FetchCall,
     GiveBackCall,
@@ -56,9 +56,9 @@ from statekit.remote.calls import (
     ScanCall,
     StreamCall,
 )
+from statekit.remote import wire
 from statekit.remote.channel import PeerChannel, _Answers
 from statekit.remote.server import PeerServer
-from statekit.store.buffers import Part
 
 FRAMES = int(os.environ.get("STATEKIT_FUZZ_FRAMES", "100000"))
 SEED = int(os.environ.get("STATEKIT_FUZZ_SEED", random.randrange(2**32)))

@@ -17,7 +17,7 @@ from statekit.errors import (
     SchemaError,
 )
 from statekit.keys import key_codec
-from statekit.remote.calls import PeerHello, QueryCall, QueryReply
+from statekit.protocol.calls import PeerHello, QueryCall, QueryReply
 from statekit.remote.query import Remote, connect
 from statekit.remote.server import PeerServer
 

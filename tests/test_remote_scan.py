@@ -11,12 +11,12 @@ from test_residence import home as home  # a fixture
 
 import statekit as sk
 from statekit.errors import NotOwnedError, PeerError, PeerLostError, PeerRefusedError
-from statekit.loading import Loading
+from statekit.native import Block
+from statekit.protocol.calls import CHUNK_BYTES, Piece, PieceKind, ScanCall
 from statekit.remote import wire
-from statekit.remote.calls import CHUNK_BYTES, Piece, PieceKind, ScanCall
 from statekit.remote.channel import PeerChannel
 from statekit.remote.server import PeerServer
-from statekit.store import Block
+from statekit.residence.loading import Loading
 
 ALL = ScanCall((range(128),))
 LEAVES = {3: b"x" * 100, 5: b"", 700: b"y" * (2 * CHUNK_BYTES + 1), 2047: b"z"}

@@ -264,7 +264,7 @@ def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_needs_grpc_says_so_where_it_is_missing() -> None:
     code = (
         "import sys; sys.modules['grpc'] = None\n"
-        "import statekit.remote.calls, statekit.remote.security, statekit.remote.query as query\n"
+        "import statekit.protocol.calls, statekit.remote.security, statekit.remote.query as query\n"
         "from statekit.errors import PeerError\n"
         "for ask in (lambda: query.connect('127.0.0.1:1'),\n"
         "            lambda: __import__('statekit.remote.server')):\n"

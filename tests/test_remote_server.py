@@ -26,8 +26,7 @@ from statekit.errors import (
     PeerRefusedError,
     SchemaError,
 )
-from statekit.remote import wire
-from statekit.remote.calls import (
+from statekit.protocol.calls import (
     CHUNK_BYTES,
     BeginCall,
     FetchCall,
@@ -42,6 +41,7 @@ from statekit.remote.calls import (
     QueryCall,
     StreamCall,
 )
+from statekit.remote import wire
 from statekit.remote.channel import PeerChannel, _Tries
 from statekit.remote.security import TLS
 from statekit.remote.server import PeerServer

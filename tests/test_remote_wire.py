@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from statekit import errors
 from statekit.errors import ArgumentError, PeerError, StateKitError
-from statekit.migration.messages import Grant, Offer
-from statekit.remote import calls, wire
-from statekit.remote import peer_pb2 as pb
-from statekit.remote.calls import (
+from statekit.protocol import calls
+from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
     FetchCall,
@@ -33,6 +31,9 @@ from statekit.remote.calls import (
     QueryReply,
     StreamCall,
 )
+from statekit.protocol.messages import Grant, Offer
+from statekit.remote import peer_pb2 as pb
+from statekit.remote import wire
 from statekit.remote.wire import WireError
 from statekit.schema import StateSchema
 

@@ -20,10 +20,8 @@ from test_residence import DictHome
 from test_residence import home as home  # a fixture
 
 import statekit as sk
-from statekit.checkpoint.manifest import manifest_name
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
-from statekit.checkpoint.storage import open_storage
 from statekit.errors import (
     ArgumentError,
     ClosedError,
@@ -36,10 +34,12 @@ from statekit.errors import (
     SchemaError,
     StorageError,
 )
-from statekit.loading import CheckpointSource, LeafSource, open_pinned
-from statekit.opening import _Plan, _restore_here
+from statekit.format.manifest import manifest_name
+from statekit.native import Block
+from statekit.provider.opening import _Plan, _restore_here
+from statekit.residence.loading import CheckpointSource, LeafSource, open_pinned
 from statekit.schema import StateSchema
-from statekit.store import Block
+from statekit.storage import open_storage
 
 SECONDS_MAX = 120.0
 Image = dict[str, dict[Any, Any]]

@@ -12,11 +12,11 @@ import pytest
 from servers import S3Server, child, s3  # noqa: F401 - s3 is a fixture
 
 from statekit import failpoints
-from statekit.checkpoint.manifest import Manifest, PackRef, manifest_name, number_of
-from statekit.checkpoint.pack import pack_header
 from statekit.checkpoint.retention import Collected, collect
-from statekit.checkpoint.storage import Storage, is_temporary, open_storage
 from statekit.errors import ArgumentError, DamagedError, StorageError
+from statekit.format.manifest import Manifest, PackRef, manifest_name, number_of
+from statekit.format.pack import pack_header
+from statekit.storage import Storage, is_temporary, open_storage
 
 PACK_BYTES = 96
 NOW = 0.0  # as min_age_seconds: everything is old enough
@@ -222,7 +222,7 @@ def test_a_checkpoint_pinned_by_another_process_stays(local: Storage) -> None:
 
 CHILD = """
 import sys
-from statekit.checkpoint.storage import open_storage
+from statekit.storage import open_storage
 storage = open_storage(sys.argv[1])
 {code}
 print("ready", flush=True)
@@ -453,7 +453,7 @@ def test_a_crash_at_any_step_leaves_complete_checkpoints(local: Storage, point: 
     code = """
 import sys
 from statekit.checkpoint.retention import collect
-from statekit.checkpoint.storage import open_storage
+from statekit.storage import open_storage
 collect(open_storage(sys.argv[1]))
 """
     done = subprocess.run(

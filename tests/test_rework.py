@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 import statekit as sk
-from statekit.checkpoint import rework
-from statekit.checkpoint.copying import runs
-from statekit.checkpoint.diff import diff
-from statekit.checkpoint.manifest import PackRef, Segment
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint
-from statekit.checkpoint.storage import open_storage
 from statekit.errors import (
     ArgumentError,
     DamagedError,
@@ -24,7 +19,12 @@ from statekit.errors import (
     SchemaError,
     StorageError,
 )
-from statekit.plain import PlainCodec
+from statekit.format.manifest import PackRef, Segment
+from statekit.offline import rework
+from statekit.offline.copying import runs
+from statekit.offline.diff import diff
+from statekit.render import PlainCodec
+from statekit.storage import open_storage
 
 TTL = sk.TTL(timedelta(days=1), time="event")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statekit.errors import ArgumentError
-from statekit.migration.routing import Move, RoutingTable
+from statekit.protocol.routing import Move, RoutingTable
 
 OWNERS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=24)
 

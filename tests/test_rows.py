@@ -11,8 +11,8 @@ import pytest
 
 from statekit import Store
 from statekit.errors import ArgumentError
-from statekit.rows import block_rows
-from statekit.store.block import Block
+from statekit.homes.rows import block_rows
+from statekit.native.block import Block
 
 LEAVES = 128
 NUMBERS = {"i": 3, "f": 0, "b": 65535, "l": 256, "m": 1, "n": 2, "t": 4, "tb": 5, "tm": 6}

@@ -15,7 +15,7 @@ from simulator.run import CLOCKS, Run
 from simulator.script import Crash, ScriptedRun, events, single_crashes
 from simulator.transitions import HANDLED, VISITED, CountingCoordinator, CountingParticipant
 
-from statekit.migration import coordinator, known, messages, participant
+from statekit.protocol import coordinator, known, messages, participant
 
 IS_NIGHTLY = os.environ.get("STATEKIT_NIGHTLY") == "1"
 SEEDS = 1_000_000 if IS_NIGHTLY else 20_000
@@ -54,7 +54,7 @@ def test_machines_have_no_clock_socket_thread_or_chance(module: object) -> None:
             [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         )
     }
-    own = {"statekit.errors", "statekit.migration.known", "statekit.migration.messages"}
+    own = {"statekit.errors", "statekit.protocol.known", "statekit.protocol.messages"}
     assert imported <= {"bisect", "collections.abc", "itertools", "typing", *own}
 
 

@@ -17,7 +17,7 @@ from statekit.errors import (
     PathError,
     StateKitError,
 )
-from statekit.store.buffers import KEEP_BYTES_MAX
+from statekit.native.buffers import KEEP_BYTES_MAX
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 pack, unpack = msgpack.packb, msgpack.unpackb

@@ -19,10 +19,10 @@ from servers import S3Server, child, free_port, s3, wait_until  # noqa: F401 - s
 
 import statekit as sk
 from statekit import Store, failpoints
-from statekit.checkpoint import rework
 from statekit.checkpoint.retention import collect
-from statekit.checkpoint.storage import Storage, open_storage
 from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
+from statekit.offline import rework
+from statekit.storage import Storage, open_storage
 
 PACK = f"{'ab' * 16}.pack"
 MANIFEST = "000000000007.manifest"
@@ -77,7 +77,7 @@ def run_child(code: str, *arguments: str) -> str:
 
 CHILD = """
 import os, resource, sys
-from statekit.checkpoint.storage import open_storage
+from statekit.storage import open_storage
 from statekit.errors import *
 storage = open_storage(sys.argv[1])
 """
@@ -399,11 +399,11 @@ def test_a_file_is_no_storage(tmp_path: Path) -> None:
 
 def test_a_password_in_a_url_is_never_shown() -> None:
     pytest.importorskip("fsspec")
-    from statekit.checkpoint import remote
+    from statekit.storage import fsspec as remote
 
     url = f"ftp://user:geheim@127.0.0.1:{free_port()}/dir"
     with pytest.raises(StorageError, match="ftp://user@127") as raised:
-        remote.open_remote(url).list()
+        remote.open_fsspec(url).list()
     assert "geheim" not in str(raised.value)
 
 
@@ -992,7 +992,7 @@ assert os.waitpid(pid, 0)[1] == 0
 
 def test_a_file_system_without_atomic_puts_writes_and_renames(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
-    from statekit.checkpoint.remote import RemoteStorage
+    from statekit.storage.fsspec import RemoteStorage
 
     root = str(tmp_path / "x" / "y")
     storage = RemoteStorage(

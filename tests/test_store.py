@@ -20,7 +20,7 @@ from statekit.errors import (
     UnknownEntryError,
 )
 from statekit.keys import decode_key
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 GROUPS, SUBGROUPS = 8, 4
 LEAVES = GROUPS * SUBGROUPS

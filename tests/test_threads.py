@@ -25,7 +25,7 @@ from statekit.errors import (
     SnapshotOverrunError,
     UnknownEntryError,
 )
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 THREADS = 4
 KEYS = 97

@@ -20,8 +20,8 @@ from statekit.errors import (
     OverflowStateError,
     UnknownEntryError,
 )
-from statekit.store.block import Block
-from statekit.store.timers import TimersState
+from statekit.native.block import Block
+from statekit.native.timers import TimersState
 
 GEOMETRY = (4, 1)
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from statekit import Store, leaf_of
 from statekit.errors import ArgumentError, ClosedError, SchemaError
-from statekit.store.block import Block
+from statekit.native.block import Block
 
 TTL = 100
 INT64_MAX = 2**63 - 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from statekit.checkpoint import writer
-from statekit.checkpoint.storage import open_storage
+from statekit.storage import open_storage
 
 HANGS_SECONDS = 20.0
 

@@ -56,8 +56,8 @@ import secrets
 from collections.abc import Iterable
 
 from statekit.checkpoint.reader import Checkpoint, UnfinishedError, read_checkpoint
-from statekit.checkpoint.storage import Storage
 from statekit.errors import DamagedError, FencedError
+from statekit.storage import Storage
 
 
 def draw_owner() -> str:

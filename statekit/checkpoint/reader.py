@@ -21,15 +21,6 @@ from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
 from statekit.assignment import show_groups
-from statekit.checkpoint.manifest import (
-    Manifest,
-    Segment,
-    damaged,
-    manifest_name,
-    number_of,
-)
-from statekit.checkpoint.pack import check_header, read_segment, verify_pack
-from statekit.checkpoint.storage import Storage, open_storage
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -40,9 +31,18 @@ from statekit.errors import (
     NoCheckpointError,
     shorten,
 )
+from statekit.format.manifest import (
+    Manifest,
+    Segment,
+    damaged,
+    manifest_name,
+    number_of,
+)
+from statekit.format.pack import check_header, read_segment, verify_pack
 from statekit.keys import decode_key, key_codec, leaf_of_encoded
+from statekit.native.block import Block
 from statekit.schema import StateSchema, show
-from statekit.store.block import Block
+from statekit.storage import Storage, open_storage
 
 HEAD_BYTES = 64  # of a manifest: with its size and checksum, they tell it from any other
 

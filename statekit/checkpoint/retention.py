@@ -43,10 +43,7 @@ from contextlib import suppress
 from os import PathLike
 from typing import Any, NamedTuple
 
-from statekit.checkpoint.manifest import PACK_HEADER, manifest_name, number_of
-from statekit.checkpoint.pack import pack_header
 from statekit.checkpoint.reader import UnfinishedError, read_checkpoint
-from statekit.checkpoint.storage import Entry, Storage, is_temporary, open_storage
 from statekit.errors import (
     ArgumentError,
     DamagedError,
@@ -56,6 +53,9 @@ from statekit.errors import (
     shorten,
 )
 from statekit.failpoints import register, visit
+from statekit.format.manifest import PACK_HEADER, manifest_name, number_of
+from statekit.format.pack import pack_header
+from statekit.storage import Entry, Storage, is_temporary, open_storage
 
 __all__ = ["Collected", "collect"]
 

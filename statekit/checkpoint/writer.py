@@ -24,20 +24,9 @@ from types import TracebackType
 from typing import IO, Any, cast
 
 from statekit import failpoints
-from statekit.checkpoint.manifest import (
-    Manifest,
-    PackRef,
-    Segment,
-    Segments,
-    arrange,
-    manifest_name,
-    number_of,
-)
 from statekit.checkpoint.ownership import Caretaker, Claim
-from statekit.checkpoint.pack import PACK_BYTES, PackBuilder
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
-from statekit.checkpoint.storage import Storage
 from statekit.errors import (
     CheckpointCancelledError,
     CheckpointError,
@@ -46,9 +35,20 @@ from statekit.errors import (
     clear_frames,
     temporary_failed,
 )
+from statekit.format.manifest import (
+    Manifest,
+    PackRef,
+    Segment,
+    Segments,
+    arrange,
+    manifest_name,
+    number_of,
+)
+from statekit.format.pack import PACK_BYTES, PackBuilder
+from statekit.native.frames import Frames
+from statekit.native.snapshot import Filled, Snapshot
 from statekit.schema import StateSchema
-from statekit.store.frames import Frames
-from statekit.store.snapshot import Filled, Snapshot
+from statekit.storage import Storage
 
 _PACKS_IN_MEMORY_MAX = 4  # that wait or are being written, besides the one that is being filled
 _WRITERS_LOCAL, _WRITERS_FAR = 3, 4

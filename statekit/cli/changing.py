@@ -6,8 +6,6 @@ from typing import Any
 import click
 
 from statekit.assignment import show_groups
-from statekit.checkpoint import rework
-from statekit.checkpoint.manifest import number_of
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
 from statekit.cli.options import EntryCommand, entry_text, json_option, missing_option, parse_json
@@ -31,8 +29,10 @@ from statekit.cli.places import (
 )
 from statekit.cli.sources import CheckpointSource
 from statekit.errors import ArgumentError, NoCheckpointError, shorten
+from statekit.format.manifest import number_of
 from statekit.keys import encode_key, key_codec
-from statekit.plain import PlainCodec, parse_key
+from statekit.offline import rework
+from statekit.render import PlainCodec, parse_key
 
 out_option = click.option(
     "--out", required=True, metavar="DIR", help="Where to write it: a directory that is new."

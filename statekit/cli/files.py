@@ -1,8 +1,8 @@
 """A state as a file, and back: Parquet, Arrow (IPC), JSON lines, CSV.
 
     key         the key; of a tuple key_0, key_1 ...
-    value       the value, in the style "columns" (Parquet, Arrow) or "json" of statekit.plain. In a
-                CSV text, numbers and times are as they are, and all else is JSON
+    value       the value, in the style "columns" (Parquet, Arrow) or "json" of statekit.render. In
+                a CSV text, numbers and times are as they are, and all else is JSON
     stamp       in a state with a time to live, when the entry was last touched, in ms
 
 What the state is called and what it holds goes with it: in the metadata of a Parquet or Arrow file
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from statekit.checkpoint.description import Description, DescriptionError
 from statekit.cli.options import parse_float, parse_json
 from statekit.cli.sources import Source
 from statekit.errors import ArgumentError, StateKitError, shorten
+from statekit.format.description import Description, DescriptionError
 from statekit.keys import KeyCodec, key_codec
-from statekit.plain import NaiveDatetimeError, PlainCodec, has_column, key_json, to_json
+from statekit.native.kinds import NO_TIME
+from statekit.render import NaiveDatetimeError, PlainCodec, has_column, key_json, to_json
 from statekit.schema import StateSchema, Type
-from statekit.store.kinds import NO_TIME
 
 SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl", "csv": ".csv"}
 _FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl",
@@ -413,7 +413,7 @@ def _read_columns(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _key_of(record: dict[str, Any], names: tuple[str, ...], codec: KeyCodec, to: str) -> Any:
-    from statekit.plain import key_from_json, parse_key
+    from statekit.render import key_from_json, parse_key
 
     if len(names) == 1 and not (codec.is_tuple and to == "csv"):
         value = record[names[0]]

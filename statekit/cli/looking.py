@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import click
 
 from statekit.assignment import show_groups
-from statekit.checkpoint.diff import Difference, StateDiff
-from statekit.checkpoint.diff import diff as diff_sources
 from statekit.checkpoint.reader import Checkpoint, find_checkpoints, open_checkpoint
 from statekit.cli.options import (
     EntryCommand,
@@ -35,7 +33,9 @@ from statekit.cli.places import Place, expand_all, parse_place
 from statekit.cli.sources import Source, describe_checkpoint, open_source
 from statekit.errors import ArgumentError, CheckpointError, KeyTypeError, NoCheckpointError
 from statekit.keys import key_codec
-from statekit.plain import PlainCodec, key_json, key_text, parse_key, to_json
+from statekit.offline.diff import Difference, StateDiff
+from statekit.offline.diff import diff as diff_sources
+from statekit.render import PlainCodec, key_json, key_text, parse_key, to_json
 from statekit.schema import StateSchema, show
 
 _BARS_MAX = 16  # of a chart; key-groups beyond that are put together

@@ -9,9 +9,7 @@ from typing import Any
 import click
 
 import statekit
-from statekit.checkpoint import rework
 from statekit.checkpoint.reader import Checkpoint
-from statekit.checkpoint.storage import Storage
 from statekit.cli import files
 from statekit.cli.options import at_option, json_option, missing_option, state_option
 from statekit.cli.output import (
@@ -31,9 +29,11 @@ from statekit.cli.typetext import form_of, parse_type
 from statekit.errors import ArgumentError, StateKitError
 from statekit.homes import HomeUrl
 from statekit.keys import key_codec
-from statekit.plain import PlainCodec
+from statekit.native import Store
+from statekit.offline import rework
+from statekit.render import PlainCodec
 from statekit.schema import StateSchema
-from statekit.store import Store
+from statekit.storage import Storage
 
 _KEY_GROUPS, _LEAVES = 128, 2048
 _ROWS_SHOWN = 4096  # between two steps of a progress bar

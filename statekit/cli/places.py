@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from statekit.checkpoint.manifest import number_of
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint
-from statekit.checkpoint.storage import Storage, open_storage
 from statekit.errors import ArgumentError, NoCheckpointError
+from statekit.format.manifest import number_of
 from statekit.homes import HomeUrl
 from statekit.homes.home import is_home_scheme
+from statekit.storage import Storage, open_storage
 
 _NUMBERED = re.compile(r"(?s)(.+)@(\d{1,12})")
 _WORKER = re.compile(r"worker-(\d+)")

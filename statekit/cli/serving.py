@@ -21,7 +21,6 @@ import click
 
 import statekit
 from statekit.assignment import group_ranges, show_groups, subtract
-from statekit.checkpoint import rework
 from statekit.cli.moving import check_home, parse_groups
 from statekit.cli.options import json_option
 from statekit.cli.output import plural, print_json, print_line, show_bytes, warn
@@ -36,10 +35,11 @@ from statekit.cli.peers import (
 from statekit.cli.places import expand, is_home, parse_directory
 from statekit.errors import ArgumentError, CheckpointError, MigrationError, StateKitError, shorten
 from statekit.migration.arrival import STRATEGIES
+from statekit.offline import rework
 from statekit.remote.security import TLS, check_server, parse_address
 
 if TYPE_CHECKING:
-    from statekit.remote.calls import PeerHello
+    from statekit.protocol.calls import PeerHello
 
 _TICK_S = 0.1  # between two looks at how far it is
 _RATE_S = 2.0  # rates are those of the last seconds

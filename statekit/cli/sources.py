@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any
 import statekit
 from statekit.assignment import show_groups
 from statekit.checkpoint.reader import Checkpoint, Row
-from statekit.checkpoint.rework import unite
 from statekit.cli.output import show_bytes, show_time
 from statekit.cli.peers import Access
 from statekit.cli.places import is_address, is_home, open_several, parse_place
@@ -30,16 +29,17 @@ from statekit.errors import (
     temporary_failed,
 )
 from statekit.homes import Home, HomeUrl, open_home
+from statekit.homes.record import Meta
+from statekit.homes.rows import native_read, read_value, split_stamp
 from statekit.keys import encode_key, key_codec, leaf_of_encoded
-from statekit.meta import Meta
-from statekit.plain import PlainCodec
-from statekit.remote.calls import QueryCall, ScanCall
-from statekit.rows import native_read, read_value, split_stamp
+from statekit.native import Block
+from statekit.offline.rework import unite
+from statekit.protocol.calls import QueryCall, ScanCall
+from statekit.render import PlainCodec
 from statekit.schema import StateSchema
-from statekit.store import Block
 
 if TYPE_CHECKING:
-    from statekit.remote.calls import PeerHello
+    from statekit.protocol.calls import PeerHello
 
 _CACHE_BYTES = 64 << 20  # of a home that is read once
 _ASIDE_BYTES = 64 << 20  # of a process' state in memory; the rest waits in a file
@@ -239,7 +239,7 @@ class CheckpointSource(Source):
 
     def lines(self) -> list[tuple[str, str]]:
         from statekit.cli.output import cut
-        from statekit.plain import to_json
+        from statekit.render import to_json
 
         groups, watermark = super().lines()
         if not self.is_one:

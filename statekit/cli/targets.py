@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from statekit.checkpoint.remote import RemoteStorage
-from statekit.checkpoint.storage import open_storage
 from statekit.cli.output import cannot_print
 from statekit.errors import ArgumentError, temporary_failed
+from statekit.storage import open_storage
+from statekit.storage.fsspec import RemoteStorage
 
 _FILE_URL = re.compile(r"(?:file|local):(?://(?=/))?(.+)", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

@@ -32,7 +32,6 @@ from time import monotonic, perf_counter, sleep
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from statekit.assignment import show_groups
-from statekit.checkpoint.job import CheckpointJob
 from statekit.errors import (
     ClosedError,
     DamagedError,
@@ -44,10 +43,13 @@ from statekit.errors import (
     StateKitError,
     temporary_failed,
 )
-from statekit.loading import LeafSource, Loading, Wanted, block_pieces
+from statekit.live.job import CheckpointJob
 from statekit.migration.departure import ENTRIES_PLACE, Progress, place_of
-from statekit.migration.messages import GivenBack, Here, Moved, Never, Released
-from statekit.remote.calls import (
+from statekit.native import Block
+from statekit.native.block import rewrite
+from statekit.native.buffers import Part, unpinned
+from statekit.native.frames import verify
+from statekit.protocol.calls import (
     BeginReply,
     FetchCall,
     GiveBackCall,
@@ -57,11 +59,9 @@ from statekit.remote.calls import (
     PieceKind,
     StreamCall,
 )
+from statekit.protocol.messages import GivenBack, Here, Moved, Never, Released
 from statekit.remote.security import unbelieved
-from statekit.store import Block
-from statekit.store.block import rewrite
-from statekit.store.buffers import Part, unpinned
-from statekit.store.frames import verify
+from statekit.residence.loading import LeafSource, Loading, Wanted, block_pieces
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel, PeerStream

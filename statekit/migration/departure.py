@@ -21,12 +21,12 @@ from time import monotonic
 from typing import NamedTuple
 
 from statekit.assignment import show_groups
-from statekit.migration.messages import Offer, runs_of
-from statekit.remote.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
-from statekit.residence import Residence
-from statekit.store.frames import bind, seal
-from statekit.store.kinds import residency_filter
-from statekit.store.states import State
+from statekit.native.frames import bind, seal
+from statekit.native.kinds import residency_filter
+from statekit.native.states import State
+from statekit.protocol.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
+from statekit.protocol.messages import Offer, runs_of
+from statekit.residence.residence import Residence
 
 _YIELD_SECONDS_MAX = 0.0005  # that the stream holds still for those who wait
 _LEAF_BITS = 20

@@ -38,7 +38,20 @@ from statekit.migration.member import (
     life_and_number,
     whole_groups,
 )
-from statekit.migration.messages import (
+from statekit.native.kinds import residency_filter
+from statekit.protocol.calls import (
+    BeginCall,
+    BeginReply,
+    FetchCall,
+    GiveBackCall,
+    InstalledCall,
+    PickCall,
+    PickReply,
+    Piece,
+    PieceKind,
+    StreamCall,
+)
+from statekit.protocol.messages import (
     Action,
     AddToPart,
     Drop,
@@ -56,20 +69,7 @@ from statekit.migration.messages import (
     Serve,
     Shut,
 )
-from statekit.remote.calls import (
-    BeginCall,
-    BeginReply,
-    FetchCall,
-    GiveBackCall,
-    InstalledCall,
-    PickCall,
-    PickReply,
-    Piece,
-    PieceKind,
-    StreamCall,
-)
-from statekit.residence import Residence
-from statekit.store.kinds import residency_filter
+from statekit.residence.residence import Residence
 
 _log = logging.getLogger("statekit")
 

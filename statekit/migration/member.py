@@ -19,14 +19,17 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from statekit.assignment import group_ranges, leaf_ranges
-from statekit.checkpoint.job import CheckpointJob
 from statekit.errors import (
     ArgumentError,
     ClosedError,
     FencedError,
     shorten,
 )
-from statekit.migration.messages import (
+from statekit.live.job import CheckpointJob
+from statekit.protocol.calls import (
+    Limits,
+)
+from statekit.protocol.messages import (
     Action,
     AddToPart,
     Drop,
@@ -44,12 +47,9 @@ from statekit.migration.messages import (
     WritePart,
     runs_of,
 )
-from statekit.migration.participant import Participant
-from statekit.remote.calls import (
-    Limits,
-)
+from statekit.protocol.participant import Participant
 from statekit.remote.security import knows_callers, knows_servers, unbelieved
-from statekit.residence import Residence
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 
 if TYPE_CHECKING:

@@ -26,21 +26,21 @@ from statekit.errors import (
     shorten,
 )
 from statekit.keys import KeyType, key_codec
-from statekit.loading import CheckpointSource, open_pinned
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
 from statekit.migration.member import Credentials
-from statekit.migration.messages import Leases, cut_leases, renew_leases
 from statekit.migration.peer import TIMEOUT_S, Peer
-from statekit.remote.calls import Limits
-from statekit.residence import Residence
+from statekit.native.columns import route
+from statekit.native.kinds import residency_filter
+from statekit.protocol.calls import Limits
+from statekit.protocol.messages import Leases, cut_leases, renew_leases
+from statekit.residence.loading import CheckpointSource, open_pinned
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import plain_items
-from statekit.store.columns import route
-from statekit.store.kinds import residency_filter
 
 if TYPE_CHECKING:
-    from statekit.checkpoint.job import CheckpointJob
+    from statekit.live.job import CheckpointJob
     from statekit.remote.security import TLS
     from statekit.remote.server import PeerServer
 

@@ -34,10 +34,9 @@ from statekit.metrics import MovedMetrics, StateCounters
 from statekit.migration.departure import Departure, pieces_of
 from statekit.migration.giving import Giver
 from statekit.migration.member import Credentials, Owner, check_id, leaves_of
-from statekit.migration.messages import Fence, Leases
-from statekit.migration.participant import Participant
 from statekit.migration.taking import Taker, check_strategy
-from statekit.remote.calls import (
+from statekit.native.states import State
+from statekit.protocol.calls import (
     Limits,
     PeerHello,
     Piece,
@@ -46,10 +45,11 @@ from statekit.remote.calls import (
     QueryReply,
     ScanCall,
 )
+from statekit.protocol.messages import Fence, Leases
+from statekit.protocol.participant import Participant
 from statekit.remote.security import parse_address
-from statekit.residence import Residence
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
-from statekit.store.states import State
 from statekit.version import __version__
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
-from statekit.checkpoint.job import CheckpointJob
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -21,7 +20,7 @@ from statekit.errors import (
     StateKitError,
     shorten,
 )
-from statekit.loading import LeafSource, Loading
+from statekit.live.job import CheckpointJob
 from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
 from statekit.migration.member import (
     AddLate,
@@ -32,7 +31,13 @@ from statekit.migration.member import (
     leaves_of,
     whole_groups,
 )
-from statekit.migration.messages import (
+from statekit.protocol.calls import (
+    BeginCall,
+    BeginReply,
+    GiveBackCall,
+    PeerHello,
+)
+from statekit.protocol.messages import (
     Action,
     AddToPart,
     Expect,
@@ -45,14 +50,9 @@ from statekit.migration.messages import (
     Unexpect,
     WritePart,
 )
-from statekit.migration.participant import NUMBERS_MAX
-from statekit.remote.calls import (
-    BeginCall,
-    BeginReply,
-    GiveBackCall,
-    PeerHello,
-)
-from statekit.residence import Residence
+from statekit.protocol.participant import NUMBERS_MAX
+from statekit.residence.loading import LeafSource, Loading
+from statekit.residence.residence import Residence
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel

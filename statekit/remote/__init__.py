@@ -1,7 +1,6 @@
 """State over the network: what processes ask of each other, by gRPC.
 
-calls.py      the calls as plain data, and what a server is given to answer them
-peer.proto    the same calls on the wire; peer_pb2.py is generated from it
+peer.proto    the calls of protocol/calls.py on the wire; peer_pb2.py is generated from it
 wire.py       between the two; whatever a peer sent is checked here before anything is made of it
 security.py   who may connect: addresses, TLS, tokens
 watch.py      cuts off peers that keep others waiting
@@ -9,7 +8,7 @@ server.py     PeerServer: bounded in threads, memory and time, whoever calls
 channel.py    PeerChannel: the same calls at another process, with time-outs and retries
 query.py      statekit.connect(): looking at the state of a running process
 
-Nothing here decides who owns a leaf: that is statekit/migration/. And nothing that comes over the
+Nothing here decides who owns a leaf: that is statekit/protocol/. And nothing that comes over the
 network is unpickled, evaluated or used as a path.
 
 wire.py, server.py and channel.py need gRPC: import them where they are used.

@@ -33,8 +33,8 @@ from statekit.errors import (
     PeerRefusedError,
     StateKitError,
 )
-from statekit.remote import wire
-from statekit.remote.calls import (
+from statekit.native.buffers import unpinned
+from statekit.protocol.calls import (
     CHUNK_BYTES,
     PROTOCOL,
     BeginCall,
@@ -54,6 +54,7 @@ from statekit.remote.calls import (
     ScanCall,
     StreamCall,
 )
+from statekit.remote import wire
 from statekit.remote.security import (
     TLS,
     TOKEN_KEY,
@@ -63,7 +64,6 @@ from statekit.remote.security import (
     parse_address,
 )
 from statekit.remote.watch import Watch
-from statekit.store.buffers import unpinned
 
 try:
     import grpc

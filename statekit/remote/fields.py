@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from statekit.store.buffers import Part
+from statekit.native.buffers import Part
 
 FIELDS_MAX = 3 * 65536  # in one message
 _FIELD_MAX = 15  # then a tag is one byte

@@ -14,7 +14,7 @@ from statekit.codecs import Codec, make_codec, make_shape
 from statekit.errors import KindError, PeerError, SchemaError, where
 from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS, KeyType, key_codec, key_error
-from statekit.remote.calls import PeerHello, QueryCall
+from statekit.protocol.calls import PeerHello, QueryCall
 from statekit.remote.security import TLS
 from statekit.schema import StateSchema, check_evolution, show
 

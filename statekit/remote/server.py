@@ -36,8 +36,7 @@ from statekit.errors import (
     PeerRefusedError,
     StateKitError,
 )
-from statekit.remote import wire
-from statekit.remote.calls import (
+from statekit.protocol.calls import (
     CHUNK_BYTES,
     PROTOCOL,
     FetchCall,
@@ -47,6 +46,7 @@ from statekit.remote.calls import (
     PeerService,
     Piece,
 )
+from statekit.remote import wire
 from statekit.remote.security import (
     TLS,
     Address,

@@ -22,11 +22,9 @@ from typing import Any, NoReturn, TypeVar
 
 from statekit import errors, remote
 from statekit._native import lib
-from statekit.checkpoint.description import Description, DescriptionError
 from statekit.errors import ArgumentError, PeerError, StateKitError, UnknownEntryError, shorten
-from statekit.migration.messages import Grant, Offer
-from statekit.remote import fields
-from statekit.remote.calls import (
+from statekit.format.description import Description, DescriptionError
+from statekit.protocol.calls import (
     PROTOCOL,
     RANGES_MAX,
     BeginCall,
@@ -45,6 +43,8 @@ from statekit.remote.calls import (
     ScanCall,
     StreamCall,
 )
+from statekit.protocol.messages import Grant, Offer
+from statekit.remote import fields
 from statekit.remote.fields import Fields
 from statekit.schema import StateSchema
 

@@ -6,13 +6,13 @@ from typing import Any, Generic, TypeVar, overload
 from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
 from statekit.errors import KindError, where
 from statekit.keys import KEY_FAULTS
-from statekit.residence import Residence
+from statekit.native.columns import Column, column
+from statekit.native.containers import ContainerState as RawContainer
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
 from statekit.state.results import EncodedValues, Values
 from statekit.state.views import ListView, MapView, SetView, View
-from statekit.store.columns import Column, column
-from statekit.store.containers import ContainerState as RawContainer
 
 T = TypeVar("T")
 K = TypeVar("K")

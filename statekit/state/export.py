@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import json
 
 from statekit.errors import package
+from statekit.native import Block
 from statekit.schema import Type
-from statekit.store import Block
 
 if TYPE_CHECKING:
     import pyarrow

@@ -29,10 +29,10 @@ from statekit.errors import (
     where,
 )
 from statekit.exact import VALUE_FAULTS
-from statekit.residence import AWAITED, BATCH_RECORDS_MAX, Residence
+from statekit.native.columns import Column, key_column
+from statekit.native.states import State
+from statekit.residence.residence import AWAITED, BATCH_RECORDS_MAX, Residence
 from statekit.schema import StateSchema, show
-from statekit.store.columns import Column, key_column
-from statekit.store.states import State
 
 if TYPE_CHECKING:
     import pandas

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from statekit.errors import InProcess, shorten, unequal_columns
+from statekit.native.columns import key_column
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState, value_items
 from statekit.state.results import Values
 from statekit.state.value import NO_DEFAULT, NumberValueState, ValueState
-from statekit.store.columns import key_column
 
 A = TypeVar("A")
 I = TypeVar("I")  # noqa: E741  (what goes in)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statekit.codecs import Codec
 from statekit.errors import package, shorten
+from statekit.native.batch import Blobs, Numbers
 from statekit.state.export import arrow_array
-from statekit.store.batch import Blobs, Numbers
 
 if TYPE_CHECKING:
     import numpy

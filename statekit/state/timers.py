@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from statekit.errors import ArgumentError, StateKitError, shorten, where
-from statekit.residence import Residence
+from statekit.native.timers import TimersState as RawTimers
+from statekit.native.ttl import Timestamp, as_ms
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
-from statekit.store.timers import TimersState as RawTimers
-from statekit.ttl import Timestamp, as_ms
 
 _LAST = 2**63 - 1
 

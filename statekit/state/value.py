@@ -2,7 +2,7 @@
 
 ints and floats live in the slots of the native store, eight bytes each; every other type is
 encoded (codecs.py). The methods for one key are written for speed: they call C themselves and
-hand everything but the expected answer to `_settle`. See statekit/store/states.py.
+hand everything but the expected answer to `_settle`. See statekit/native/states.py.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from statekit.errors import (
 )
 from statekit.exact import VALUE_FAULTS
 from statekit.keys import KEY_FAULTS
-from statekit.residence import AWAITED, Residence
+from statekit.native.batch import Numbers
+from statekit.native.buffers import new_read, pop_read, push_read, take_grown
+from statekit.native.columns import column
+from statekit.native.numbers import NumberState
+from statekit.native.states import BytesState
+from statekit.residence.residence import AWAITED, Residence
 from statekit.schema import StateSchema, show
 from statekit.state.keyed import KeyedState
 from statekit.state.results import EncodedValues, NumberValues, Values
-from statekit.store.batch import Numbers
-from statekit.store.buffers import new_read, pop_read, push_read, take_grown
-from statekit.store.columns import column
-from statekit.store.numbers import NumberState
-from statekit.store.states import BytesState
 
 V = TypeVar("V")
 D = TypeVar("D")

@@ -50,7 +50,7 @@ from statekit.errors import (
     where,
 )
 from statekit.exact import VALUE_FAULTS
-from statekit.store.buffers import Buffer, pop_buffer, push_buffer
+from statekit.native.buffers import Buffer, pop_buffer, push_buffer
 
 if TYPE_CHECKING:
     from statekit.state.containers import ContainerState

@@ -26,7 +26,7 @@ from proxy import Proxy
 
 from statekit import errors
 from statekit.keys import key_codec
-from statekit.store.columns import route
+from statekit.native.columns import route
 
 TIMEOUT_S = 0.25  # of calls between workers: most faults cost it once
 KEYS_PER_LEAF = 2

@@ -39,10 +39,10 @@ from statekit.keys import key_codec
 from statekit.migration import arrival as arrival_module
 from statekit.migration import peer as peer_module
 from statekit.migration import taking as taking_module
+from statekit.native.columns import route
+from statekit.protocol.calls import CHUNK_BYTES, Limits
 from statekit.remote import channel, server  # noqa: F401  (imported once, in the nursery)
-from statekit.remote.calls import CHUNK_BYTES, Limits
-from statekit.residence import Residence
-from statekit.store.columns import route
+from statekit.residence.residence import Residence
 
 KEY_GROUPS, SUBGROUPS = 8, 2
 SECONDS_MAX = 120.0  # of anything; then it hangs

@@ -25,9 +25,9 @@ from statekit import errors
 from statekit.checkpoint import writer
 from statekit.checkpoint.reader import Checkpoint, checkpoints, open_checkpoint
 from statekit.checkpoint.retention import collect as collect_garbage
-from statekit.checkpoint.rework import compact as compact_checkpoint
-from statekit.checkpoint.storage import open_storage
 from statekit.checkpoint.writer import Attempt
+from statekit.offline.rework import compact as compact_checkpoint
+from statekit.storage import open_storage
 
 LOCKS = {".lock"}
 SECONDS_MAX = 120.0

@@ -19,10 +19,10 @@ from stage import CASES, SEED, Case, Stage, check_state, some_of, states_of
 from workloads import MIXED, NIGHTLY
 
 import statekit as sk
-from statekit.checkpoint.manifest import manifest_name
 from statekit.checkpoint.reader import UnfinishedError, open_checkpoint
 from statekit.checkpoint.retention import collect
 from statekit.errors import DamagedError, NoCheckpointError
+from statekit.format.manifest import manifest_name
 
 STATES_MIN = 20_000 if NIGHTLY else 600
 GOES_ON_EVERY = 10

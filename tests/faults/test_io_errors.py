@@ -24,8 +24,8 @@ from workloads import MIXED, NIGHTLY, WORKLOADS, Workload
 
 import statekit as sk
 from statekit.checkpoint.retention import collect
-from statekit.checkpoint.storage import open_storage
 from statekit.errors import HomeError, StorageError
+from statekit.storage import open_storage
 
 CASES = (
     Case("fail_then_succeed", taken=0),

@@ -24,7 +24,7 @@ from statekit.errors import (
     PeerLostError,
 )
 from statekit.migration import arrival as arrival_module
-from statekit.remote.calls import BeginCall, ProposeCall
+from statekit.protocol.calls import BeginCall, ProposeCall
 from statekit.remote.channel import PeerChannel
 
 REQUEST, REPLY = Direction

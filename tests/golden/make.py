@@ -15,7 +15,7 @@ from pathlib import Path
 import golden_states
 
 import statekit as sk
-from statekit.checkpoint.manifest import FORMAT_LATEST
+from statekit.format.manifest import FORMAT_LATEST
 
 HERE = Path(__file__).resolve().parent
 COMPRESSIONS = {"plain": None, "zstd": "zstd", "lz4": "lz4"}

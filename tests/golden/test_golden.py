@@ -9,9 +9,9 @@ import make
 import pytest
 
 import statekit as sk
-from statekit.checkpoint.manifest import FORMAT_LATEST, FORMAT_READABLE
 from statekit.errors import CheckpointError, DamagedError
-from statekit.store.digest import crc32c
+from statekit.format.manifest import FORMAT_LATEST, FORMAT_READABLE
+from statekit.native.digest import crc32c
 
 HERE = Path(__file__).resolve().parent
 CASES = [

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from statekit.migration.messages import Completed, Persist, Send, Take
+from statekit.protocol.messages import Completed, Persist, Send, Take
 
 WRITES_MAX = 20  # of the record, under way at once
 

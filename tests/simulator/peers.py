@@ -6,7 +6,7 @@ all; then an authority says so (declare_dead), and there is no new generation: t
 records goes back for those leaves alone.
 """
 
-from statekit.migration.participant import EXPECTED, OFFERED, OWNED
+from statekit.protocol.participant import EXPECTED, OFFERED, OWNED
 
 from .run import CALM_ROUNDS_MAX, CALM_STEPS_MAX, Run
 from .worker import Copy, Worker

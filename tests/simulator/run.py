@@ -10,7 +10,7 @@ here, that somebody's turn does not come. A worker's clock only says how often i
 
 from typing import Any
 
-from statekit.migration.messages import Fetch, life_of
+from statekit.protocol.messages import Fetch, life_of
 
 from .chief import Chief
 from .faults import Faults

@@ -3,9 +3,9 @@
 from random import Random
 from typing import Any
 
-from statekit.migration.coordinator import Coordinator
-from statekit.migration.messages import OUTSIDE, Hello, Lost, Persist
-from statekit.migration.participant import Participant
+from statekit.protocol.coordinator import Coordinator
+from statekit.protocol.messages import OUTSIDE, Hello, Lost, Persist
+from statekit.protocol.participant import Participant
 
 from .chief import Chief
 from .faults import draw_size

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import Any
 
-from statekit.migration.coordinator import Coordinator
-from statekit.migration.messages import Accept, GiveBack, GivenBack, Offer, Refuse
-from statekit.migration.participant import Participant
+from statekit.protocol.coordinator import Coordinator
+from statekit.protocol.messages import Accept, GiveBack, GivenBack, Offer, Refuse
+from statekit.protocol.participant import Participant
 
 #: (what came, state of the leaf before, after): how often
 VISITED: Counter[tuple[str, str, str]] = Counter()

@@ -7,7 +7,7 @@ key: count. Storage is slow: parts of checkpoints and restores are jobs, which t
 
 from typing import Any
 
-from statekit.migration.messages import (
+from statekit.protocol.messages import (
     Action,
     AddToPart,
     Drop,

@@ -10,7 +10,7 @@ All checks happen when something changes, for that one leaf: a run costs no more
 
 from typing import Any
 
-from statekit.migration.messages import Completed, Record, Recover, Table, Take
+from statekit.protocol.messages import Completed, Record, Recover, Table, Take
 
 
 class Violation(AssertionError):

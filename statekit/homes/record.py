@@ -1,0 +1,130 @@
+"""What a provider keeps about itself at home, and the home that several providers share."""
+
+import json
+import threading
+
+from statekit.assignment import group_ranges, subtract
+from statekit.errors import SchemaError
+from statekit.homes import Home
+from statekit.homes.ledger import Ledger
+from statekit.protocol.messages import Leases, renew_leases
+from statekit.schema import StateSchema
+
+#: 2: homes have pending rows and records of commits (homes/ledger.py), which version 1 would
+#: not see. A home of version 1 is one that was never committed.
+META_VERSION, META_VERSION_MIN = 2, 1
+
+
+class Meta:
+    """What a provider keeps about itself at home: geometry and schemas, as JSON."""
+
+    def __init__(
+        self, key_groups: int | None, subgroups: int | None, schemas: list[StateSchema]
+    ) -> None:
+        self.key_groups = key_groups
+        self.subgroups = subgroups
+        self.schemas = schemas  # a state's number at home is its place in this list
+        self.id = ""  # of the home, drawn when it is made: tells whether two are one
+        self.is_current = False  # what is stored has our version, and our geometry
+        #: Key-groups that are being restored into the home. If one is still here when the home is
+        #: opened, a restore was interrupted: its rows are there only in part.
+        self.restoring: tuple[range, ...] = ()
+        #: Key-groups that were handed over to another process: a provider that is opened has them
+        #: no more. Written before the new owner may use them.
+        self.given: tuple[range, ...] = ()
+        #: Of these: what the home had was deleted, or overwritten, at least a part of it.
+        self.deleted: tuple[range, ...] = ()
+        #: Of leaves that were ever handed over: others may remember these epochs.
+        self.leases: Leases = ()
+
+    @classmethod
+    def read(cls, home: Home | None, url: str = "") -> "Meta":
+        data = None if home is None else home.read_meta()
+        return cls(None, None, []) if data is None else cls.decode(data, url)
+
+    @classmethod
+    def decode(cls, data: bytes, url: str) -> "Meta":
+        try:
+            found = json.loads(data)
+            if not META_VERSION_MIN <= found["statekit"] <= META_VERSION:
+                raise SchemaError(
+                    f"{url!r} was written by a statekit whose homes have version "
+                    f"{found['statekit']}; this one reads versions {META_VERSION_MIN} to "
+                    f"{META_VERSION}. Update statekit."
+                )
+            schemas = [StateSchema(**schema) for schema in found["states"]]
+            meta = cls(found["key_groups"], found["subgroups"], schemas)
+            meta.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
+            meta.id = found.get("id", "")
+            meta.is_current = found["statekit"] == META_VERSION and bool(meta.id)
+            meta.given = tuple(range(*pair) for pair in found.get("given", ()))
+            meta.deleted = tuple(range(*pair) for pair in found.get("deleted", ()))
+            meta.leases = [(range(*pair), epoch) for *pair, epoch in found.get("leases", ())]
+            return meta
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, SchemaError):
+                raise
+            raise SchemaError(
+                f"{url!r} holds a description of its states that cannot be read ({error!r}). "
+                "Is it a home of statekit?"
+            ) from None
+
+    def encode(self) -> bytes:
+        described: dict[str, object] = {
+            "statekit": META_VERSION,
+            "id": self.id,
+            "key_groups": self.key_groups,
+            "subgroups": self.subgroups,
+            "states": [schema._asdict() for schema in self.schemas],
+        }
+        for name in ("restoring", "given", "deleted"):
+            if parts := getattr(self, name):
+                described[name] = [(part.start, part.stop) for part in parts]
+        if self.leases:
+            described["leases"] = [(run.start, run.stop, epoch) for run, epoch in self.leases]
+        return json.dumps(described).encode()
+
+    def refresh(self, stored: "Meta") -> None:
+        """Takes on what other providers may have changed in the home's record."""
+        self.id = stored.id or self.id
+        self.schemas, self.restoring = stored.schemas, stored.restoring
+        self.given, self.deleted, self.leases = stored.given, stored.deleted, stored.leases
+
+    def give(self, groups: tuple[range, ...], leases: Leases) -> None:
+        """Key-groups are another process's, at these epochs."""
+        self.given = group_ranges((*subtract(self.given, groups), *groups))
+        self.leases = renew_leases(self.leases, [one for one in leases if one[1]])
+
+    def take(self, groups: tuple[range, ...], leases: Leases = ()) -> None:
+        """Key-groups are owned here (again)."""
+        self.given, self.deleted = subtract(self.given, groups), subtract(self.deleted, groups)
+        self.leases = renew_leases(self.leases, [one for one in leases if one[1]])
+
+    def delete(self, groups: tuple[range, ...]) -> None:
+        """Of key-groups that are another process's, rows are deleted from now on."""
+        gone = subtract(groups, subtract(groups, self.given))
+        self.deleted = group_ranges((*subtract(self.deleted, gone), *gone))
+
+    def find(self, name: str) -> StateSchema | None:
+        return next((schema for schema in self.schemas if schema.name == name), None)
+
+
+class HomeShare:
+    """A home, and how many providers use it: the last one closes it."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        self.ledger = ledger
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def share(self) -> "HomeShare":
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or self.ledger is None:
+                return
+        self.ledger.home.close()

@@ -1,0 +1,662 @@
+"""Checkpoints of a provider while it is in use: full, incremental, in the background, periodic.
+
+Taking one has two parts. At one moment, under the residence's lock, the state is frozen (an epoch
+is bumped, nothing is copied). The caller waits for that. Then blocks are encoded without the GIL
+and written as packs. Both happen in a thread of its own, where no signal is handled: Ctrl-C ends
+the waiting of the caller and never a half of the work. Whoever is interrupted cancels what it has
+asked for, so that nothing of it remains.
+
+In one directory one checkpoint is taken after the other; the next waits for its turn before it is
+frozen. (Late parts of a barrier are frozen first: their moment cannot wait.)
+
+A *lineage* is what makes the next checkpoint in the same directory incremental: the last one, and
+the epoch at which it was frozen. A leaf that did not change since is referred to where it is; of
+one that did, the changes are added to its chain. A chain that has become long, or whose changes
+are half as large as the leaf, is written anew. So the chain of a leaf in the new checkpoint is
+
+    leaf was    since > 0 (has a lineage)   since = 0
+    whole       base's chain + changes      all of it
+    not whole,
+      source    base's chain + changes      the source's chain + what is here
+      home      base's chain + changes      all of it, completed with the home's rows
+
+Changes of a leaf that its home may have taken in the meantime (written back and evicted) are not
+known here any more. So with a home a leaf that changed is always written anew, and the lower left
+case is the rare one of a change between the decision and the freezing: under the lock nothing is
+evicted, so these changes are all here.
+"""
+
+import logging
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import sleep
+from typing import Any, NamedTuple, TypeAlias
+
+from statekit import failpoints
+from statekit.assignment import leaf_ranges, subtract
+from statekit.checkpoint.ownership import Claim, draw_owner
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.retention import check_keep, collect
+from statekit.checkpoint.writer import Attempt
+from statekit.errors import (
+    ArgumentError,
+    CheckpointCancelledError,
+    CheckpointError,
+    MissingFileError,
+    StorageError,
+    shorten,
+)
+from statekit.format.compression import check_compression
+from statekit.format.description import plain_metadata
+from statekit.format.manifest import Manifest
+from statekit.format.pack import read_frames
+from statekit.live.job import CheckpointJob, NothingOwnedError, cause_of, kept
+from statekit.live.periodic import PeriodicCheckpoints
+from statekit.metrics import CheckpointMetrics
+from statekit.native import Store
+from statekit.native.kinds import RESIDENCIES
+from statekit.residence.frozen import Frozen
+from statekit.residence.residence import Residence
+from statekit.schema import StateSchema
+from statekit.storage import Storage, open_storage
+
+Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
+
+CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
+DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
+AHEAD_BYTES = 256 << 20  # that writers may encode ahead of the disk, before they have to wait
+_YIELD_SECONDS = 5e-5
+_LINEAGES_MAX = 4  # directories; the oldest is forgotten, and starts with a full one again
+_WHOLE, _AWAY = RESIDENCIES.index("whole"), RESIDENCIES.index("away")
+
+_log = logging.getLogger("statekit")
+
+failpoints.register("checkpoint.freeze", "checkpoint.frozen", "checkpoint.link")
+
+
+class Holdings(NamedTuple):
+    """What a provider has at the moment of a checkpoint."""
+
+    owned: tuple[range, ...]
+    schemas: tuple[StateSchema, ...]
+
+
+@dataclass
+class _Lineage:
+    checkpoint: Checkpoint
+    since: "array[int]"  # per leaf: the epoch that the checkpoint has it of; 0: write it anew
+    epoch: int
+
+
+class Checkpointer:
+    """Takes the checkpoints of one provider."""
+
+    def __init__(self, residence: Residence, lock: Any, holdings: Callable[[], Holdings]) -> None:
+        self._residence = residence
+        self._provider_lock = lock  # key-groups do not change hands while a state is frozen
+        self._holdings = holdings
+        self._lock = threading.Lock()
+        self._lineages: dict[str, _Lineage] = {}
+        self._owner = draw_owner()
+        self._claims: dict[str, Claim] = {}  # by place; never forgotten, or we could come back
+        self._turns = threading.Condition()
+        self._jobs: set[CheckpointJob] = set()  # that are not over
+        self._writing: dict[str, CheckpointJob] = {}  # whose turn it is, by place
+        self._taken = self._failed = 0
+        self._uncleaned: set[tuple[Any, ...]] = set()  # causes that were logged
+        self._periodic: list[PeriodicCheckpoints] = []
+        self._came: array[int] | None = None  # per leaf: the epoch in which it was taken over
+
+    def succeed(self, checkpoint: Checkpoint) -> None:
+        """What is here came from a checkpoint: who published it so far is replaced by us."""
+        with self._lock:
+            claim = Claim(self._owner, checkpoint.seen)
+            before = self._claims.setdefault(checkpoint.storage.url, claim)
+            if claim.generation < before.generation:  # two of one place: what was seen by both
+                self._claims[checkpoint.storage.url] = claim
+
+    def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """What is here came from a checkpoint, and changes after the epoch are changes to it."""
+        self._residence.store.track(epoch)
+        self._remember(checkpoint, epoch)
+
+    def came(self, leaves: Sequence[range]) -> None:
+        """Leaves were taken over from another provider. The provider's lock is held."""
+        store = self._residence.store
+        if self._came is None:
+            self._came = array("I", bytes(4 * store.leaves))
+        for part in leaves:
+            self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
+
+    def since(self, digest: bytes) -> "array[int] | None":
+        """Per leaf: since when its changes are changes to a checkpoint; 0: all of it is.
+
+        None if the checkpoint is not one that we took last in some place, or were restored from.
+        The provider's lock is held.
+        """
+        with self._lock:
+            lineages = [*self._lineages.values()]
+        for lineage in lineages:
+            if lineage.checkpoint.digest == digest:
+                return self._changes(self._residence.store, lineage, self._holdings())
+        return None
+
+    # ---- Taking one
+
+    def start(
+        self,
+        url: Any,
+        base: Any = "auto",
+        compression: str | None = None,
+        metadata: Metadata = None,
+        storage: Storage | None = None,
+        must_own: bool = False,
+        gives_way: bool = True,
+        choose: Callable[[], tuple[range, ...]] | None = None,
+        is_extra: bool = False,
+        keep: int | None = None,
+    ) -> CheckpointJob:
+        """Freezes the state now and writes it in the background. Waits for one that runs already.
+
+        gives_way: to those who use the state; not if somebody waits for it.
+        must_own: NothingOwnedError if no key-group is owned at that moment.
+        choose: asked at that moment which of the owned key-groups belong into it.
+        is_extra: not one that the next one can be based on; also of key-groups that are shut. The
+        caller has the provider's lock.
+        keep: how many of the newest are to stay.
+        """
+        storage = open_storage(url) if storage is None else storage
+        check_compression(compression)
+        if keep is not None:
+            check_keep(keep)
+        if callable(metadata):
+            # As late as can be, but before and without a lock: what it gives must not be newer than
+            # the state, and it may wait for threads that wait for us.
+            with self._turns:
+                self._turns.wait_for(lambda: storage.url not in self._writing)
+            metadata = metadata()
+        order = _Order(
+            storage, base, compression, plain_metadata(metadata), must_own, gives_way, choose,
+            is_extra, keep,
+        )  # fmt: skip
+        job = CheckpointJob(storage.shown, self._wake)
+        run: _Run | None = None
+        try:
+            if is_extra:
+                run = self._freeze(job, order)
+                job._is_frozen.set()
+            threading.Thread(
+                target=self._carry_out, args=(job, order, run), name="statekit-checkpoint"
+            ).start()
+            job._is_frozen.wait()
+            if job.error is not None and not job._is_taken_up:
+                raise job.error
+            return job
+        except BaseException:
+            job.cancel()
+            if run is not None:
+                run.frozen.close()
+            raise
+
+    def take(self, url: Any, base: Any = "auto", **options: Any) -> Checkpoint:
+        """Takes one and waits for it. A base that is gone is no error: then it is a full one."""
+        job = self.start(url, base, **options)
+        try:
+            return job.wait()
+        except CheckpointError:
+            if not job._is_base_gone:
+                raise
+        except BaseException:  # of an interrupt
+            job.cancel()
+            job._done.wait()
+            raise
+        return self.take(url, None, **options)
+
+    # ---- Whose turn it is
+
+    def _take_turn(self, job: CheckpointJob, url: str) -> None:
+        with self._turns:
+            self._jobs.add(job)
+            self._turns.wait_for(lambda: url not in self._writing or job._is_cancelled)
+            job._check_cancelled()
+            self._writing[url] = job
+
+    def _end(
+        self,
+        job: CheckpointJob,
+        url: str,
+        result: Checkpoint | None,
+        error: BaseException | None,
+    ) -> None:
+        with self._turns:
+            self._jobs.discard(job)
+            if self._writing.get(url) is job:
+                del self._writing[url]
+            job._finish(result, error)
+            self._turns.notify_all()
+
+    def _wake(self) -> None:
+        with self._turns:
+            self._turns.notify_all()
+
+    # ---- In the background
+
+    def _carry_out(self, job: CheckpointJob, order: "_Order", run: "_Run | None") -> None:
+        """All of a checkpoint, or all but the freezing."""
+        url = order.storage.url
+        result: Checkpoint | None = None
+        error: BaseException | None = None
+        try:
+            try:
+                self._take_turn(job, url)
+                if run is None:
+                    run = self._freeze(job, order)
+                    job._is_frozen.set()
+                    # The caller first: we would keep the GIL for a while if nothing made us wait.
+                    sleep(_YIELD_SECONDS)
+                result = run.write()
+            finally:
+                if run is not None:
+                    run.frozen.close()
+            if not order.is_extra:
+                self._remember(result, run.epoch)
+                with self._lock:
+                    oldest = min(known.epoch for known in self._lineages.values())
+                self._residence.store.track(oldest)
+        except _BaseGoneError as gone:
+            error = CheckpointError(str(gone))
+            job._is_base_gone = True
+            with self._lock:
+                if run is not None and self._lineages.get(url) is run.lineage:
+                    del self._lineages[url]
+        except BaseException as raised:
+            error = kept(raised)
+        if result is not None:
+            error = None
+        run = None  # an error may keep this call, and must not keep the state with it
+        if result is not None and order.keep is not None:
+            self._clean_up(job, order.storage, order.keep)
+        self._count(result, error)
+        self._end(job, url, result, error)
+
+    def _clean_up(self, job: CheckpointJob, storage: Storage, keep: int) -> None:
+        """Removes older ones. The new one is taken, and must not look as if it were not."""
+        try:
+            collect(storage, keep)
+            self._uncleaned.clear()
+        except Exception as left:
+            job.cleanup_error = kept(left)
+            cause = (storage.url, *cause_of(left))
+            if cause not in self._uncleaned:
+                self._uncleaned.add(cause)
+                _log.warning(
+                    "older checkpoints of %r could not be removed: %s The same cause is not logged "
+                    "again before it is gone.",
+                    storage.shown,
+                    left,
+                )
+
+    def _count(self, result: Checkpoint | None, error: BaseException | None) -> None:
+        with self._lock:
+            if result is not None:
+                self._taken += 1
+            elif not isinstance(error, NothingOwnedError | CheckpointCancelledError):
+                self._failed += 1
+
+    @property
+    def metrics(self) -> CheckpointMetrics:
+        """How many were taken, and how many could not be."""
+        with self._lock:
+            return CheckpointMetrics(self._taken, self._failed)
+
+    # ---- Freezing
+
+    def _freeze(self, job: CheckpointJob, order: "_Order") -> "_Run":
+        """Fixes the state at this moment."""
+        storage = order.storage
+        lineage = self._base(storage, order.base)
+        failpoints.visit("checkpoint.freeze")
+        frozen: Frozen | None = None
+        try:
+            with self._provider_lock:
+                holdings = self._holdings()
+                if order.must_own and not holdings.owned:
+                    raise NothingOwnedError("no key-group is owned")
+                if order.choose is not None:
+                    holdings = holdings._replace(owned=order.choose())
+                frozen = self._residence.freeze(
+                    lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, order.is_extra
+                )
+                if not self._lineages:
+                    self._residence.store.track(frozen.snapshot.epoch)
+            failpoints.visit("checkpoint.frozen")
+            with self._lock:
+                claim = self._claims.setdefault(storage.url, Claim(self._owner))
+            run = _Run(job, order, frozen, lineage, holdings, claim)
+        except BaseException:
+            if frozen is not None:
+                frozen.close()
+            raise
+        job._leaves_total = sum(map(len, run.parts))
+        job._is_taken_up = True
+        return run
+
+    def _base(self, storage: Storage, base: Any) -> _Lineage | None:
+        """The lineage to go on from; None for a full checkpoint."""
+        if base is None or base is False:
+            return None
+        lineage = self._lineages.get(storage.url)
+        if not (isinstance(base, str) and base == "auto"):
+            _check_base(storage, base, lineage)
+        if lineage is not None:
+            # One look, because without it the attempt would have to fail. If it is not possible
+            # to look, the attempt will say why.
+            with suppress(StorageError):
+                if not lineage.checkpoint.exists():
+                    return None
+        return lineage
+
+    def _plan(
+        self, store: Store, lineage: _Lineage | None, holdings: Holdings
+    ) -> "array[int] | None":
+        """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
+        since = None if lineage is None else self._changes(store, lineage, holdings)
+        owned = self._holdings().owned
+        if owned != holdings.owned or self._residence.shut_leaves:
+            # Not only of those that are owned: others may be shut, and in the snapshot too.
+            left_out = subtract((range(store.key_groups),), holdings.owned)
+            since = since or array("I", bytes(4 * store.leaves))
+            for part in leaf_ranges(left_out, store.subgroups):
+                since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none
+        return since
+
+    def _changes(self, store: Store, lineage: _Lineage, holdings: Holdings) -> "array[int]":
+        since = lineage.since[:]
+        base = lineage.checkpoint
+        covered = leaf_ranges(base.key_groups, base.subgroups)
+        owned = leaf_ranges(holdings.owned, store.subgroups)
+        if owned != covered:
+            # Leaves that came in the meantime are not in the base, or not as they are here.
+            for part in subtract(owned, covered):
+                since[part.start : part.stop] = array("I", bytes(4 * len(part)))
+        if self._came is not None:
+            # A leaf that was given away and came back, perhaps not loaded yet, from another
+            # checkpoint: the base has it, but not as it is.
+            for leaf, epoch in enumerate(self._came):
+                if epoch > since[leaf]:
+                    since[leaf] = 0
+        if self._residence.home is not None:
+            for leaf, is_changed in enumerate(store.changed_leaves(lineage.epoch)):
+                if is_changed:
+                    since[leaf] = 0
+        return since
+
+    def _remember(self, checkpoint: Checkpoint, epoch: int) -> None:
+        leaves = self._residence.store.leaves
+        since = array("I", [epoch]) * leaves
+        for leaf in _worn_chains(checkpoint.manifest):
+            since[leaf] = 0
+        with self._lock:
+            url = checkpoint.storage.url
+            self._lineages.pop(url, None)
+            self._lineages[url] = _Lineage(checkpoint, since, epoch)
+            while len(self._lineages) > _LINEAGES_MAX:
+                del self._lineages[next(iter(self._lineages))]
+
+    # ---- Periodic, and the end
+
+    def every(
+        self,
+        url: Any,
+        seconds: float,
+        keep: int,
+        background: bool,
+        on_error: Callable[[Exception], object] | None,
+        **options: Any,
+    ) -> "PeriodicCheckpoints":
+        """Takes one every so many seconds and keeps the newest."""
+        check_compression(options.get("compression"))
+        if not callable(metadata := options.get("metadata")):
+            options["metadata"] = plain_metadata(metadata)
+        periodic = PeriodicCheckpoints(self, url, seconds, keep, options, background, on_error)
+        with self._lock:
+            self._periodic.append(periodic)
+        return periodic
+
+    def forget(self, periodic: "PeriodicCheckpoints") -> None:
+        with self._lock, suppress(ValueError):  # it was stopped before
+            self._periodic.remove(periodic)
+
+    def close(self) -> None:
+        """Halts periodic checkpoints and lets those that are being written finish."""
+        with self._lock:
+            halted = [*self._periodic]
+        for periodic in halted:
+            periodic._halt()
+        with self._turns:
+            running = [*self._jobs]
+        for job in running:
+            job._done.wait()
+
+    def reopen(self) -> None:
+        """Goes on after close(), with the periodic checkpoints that were not stopped."""
+        with self._lock:
+            for periodic in self._periodic:
+                periodic._go_on()
+
+
+class _BaseGoneError(CheckpointError):
+    """The base was removed while its successor was being written."""
+
+
+def _check_base(storage: Storage, base: Any, lineage: _Lineage | None) -> None:
+    """Refuses what is not the last checkpoint there."""
+    advice = 'Leave base out (it is "auto"), or pass base=None for a full checkpoint.'
+    if type(base) is not int and not isinstance(base, Checkpoint):
+        raise ArgumentError(f"{shorten(base)} is no base of a checkpoint. {advice}")
+    known = None if lineage is None else lineage.checkpoint
+    if isinstance(base, Checkpoint) and base.storage.url == storage.url:
+        base = base.number
+    if known is None or base != known.number:
+        raise CheckpointError(
+            f"{shorten(base)} cannot be the base of a checkpoint to {storage.shown!r}: "
+            f"the changes since are known for checkpoint {known.number if known else 'none'} "
+            f"only. {advice}"
+        )
+
+
+class _Order(NamedTuple):
+    """What is asked for; see Checkpointer.start()."""
+
+    storage: Storage
+    base: Any
+    compression: str | None
+    metadata: dict[str, Any]
+    must_own: bool
+    gives_way: bool
+    choose: Callable[[], tuple[range, ...]] | None
+    is_extra: bool
+    keep: int | None
+
+
+class _Run:
+    """One checkpoint, from the frozen state to the manifest."""
+
+    def __init__(
+        self,
+        job: CheckpointJob,
+        order: _Order,
+        frozen: Frozen,
+        lineage: _Lineage | None,
+        holdings: Holdings,
+        claim: Claim,
+    ) -> None:
+        self.job = job
+        self.order = order
+        self.storage = order.storage
+        self.frozen = frozen
+        self.lineage = lineage
+        self.holdings = holdings
+        self.claim = claim
+        self.epoch: int = frozen.snapshot.epoch
+        self.store = frozen.store
+        # Leaves that are owned, as ranges: a list of them takes long, and the caller waits.
+        self.parts = leaf_ranges(holdings.owned, self.store.subgroups)
+        self._confirmed: set[Checkpoint] = set()  # origins that were looked for
+
+    def write(self) -> Checkpoint:
+        if self.lineage is None:
+            return self._write()
+        base = self.lineage.checkpoint
+        try:
+            with self.storage.pin(base.manifest.name):
+                # By its contents: the directory may have been emptied and used by another
+                # provider, which has come to the same number.
+                if not base.exists():
+                    raise self._base_gone()
+                return self._write()
+        except MissingFileError:
+            # Where other processes do not see the pin, publish() looks once more.
+            if base.exists():
+                raise
+            raise self._base_gone() from None
+
+    def _base_gone(self) -> _BaseGoneError:
+        assert self.lineage is not None
+        return _BaseGoneError(
+            f"checkpoint {self.lineage.checkpoint.number} of {self.storage.shown!r}, which this "
+            "one was to be based on, is gone. Take it again: it will be full."
+        )
+
+    def _write(self) -> Checkpoint:
+        with Attempt(
+            self.storage,
+            compression=self.order.compression,
+            gives_way=self.order.gives_way,
+            claim=self.claim,
+        ) as attempt:
+            self.job._begin(attempt)
+            if self.frozen.has_home:
+                self._add_completed(attempt)
+            else:
+                attempt.fill(self.frozen.snapshot, self.job._filled)
+                self._link_leaves(attempt)
+            store = self.store
+            return attempt.publish(
+                key_groups=store.key_groups,
+                subgroups=store.subgroups,
+                owned=self.holdings.owned,
+                schemas=self.holdings.schemas,
+                base=None if self.lineage is None else self.lineage.checkpoint.number,
+                watermark=self.frozen.snapshot.watermark,
+                metadata=self.order.metadata,
+            )
+
+    def _link_leaves(self, attempt: Attempt) -> None:
+        """Puts under the new segments what they are applied over."""
+        failpoints.visit("checkpoint.link")
+        # There may be a million leaves, most of them empty: the loops are about the others.
+        residencies = self.frozen.snapshot.residencies()
+        away = sum(residencies.count(_AWAY, part.start, part.stop) for part in self.parts)
+        assert not away, f"{away} leaves are owned and away"
+        if self.lineage is not None:
+            manifest = self.lineage.checkpoint.manifest
+            for leaf, chain in manifest.chains():
+                if self._is_based(leaf) and residencies[leaf] != _AWAY and self._has(leaf):
+                    attempt.refer(leaf, chain, manifest.packs)
+        unread = [
+            leaf
+            for part in self.parts
+            if residencies.count(_WHOLE, part.start, part.stop) < len(part)
+            for leaf in part
+            if residencies[leaf] != _WHOLE and not self._is_based(leaf)
+        ]
+        for at, leaf in enumerate(unread):
+            self.job._reach(len(unread) - at)
+            self._add_source(attempt, leaf)
+        self.job._reach(0)
+
+    def _has(self, leaf: int) -> bool:
+        """Whether the leaf belongs into this checkpoint."""
+        return any(leaf in part for part in self.parts)
+
+    def _is_based(self, leaf: int) -> bool:
+        since = self.frozen.since
+        return since is not None and since[leaf] > 0
+
+    def _refer_base(self, attempt: Attempt, leaf: int) -> None:
+        assert self.lineage is not None
+        manifest = self.lineage.checkpoint.manifest
+        attempt.refer(leaf, manifest.chain(leaf), manifest.packs)
+
+    def _add_source(self, attempt: Attempt, leaf: int) -> None:
+        """What a leaf that is not all here has in the checkpoint it is being restored from."""
+        source = self.frozen.source
+        assert source is not None, f"leaf {leaf} is not whole and comes from nowhere"
+        origin = source.checkpoint_of(leaf)
+        if origin is not None and origin.storage.url == self.storage.url:
+            self._confirm(origin)
+            attempt.refer(leaf, origin.manifest.chain(leaf), origin.manifest.packs)
+        elif origin is not None:
+            for segment in reversed(origin.manifest.chain(leaf)):
+                pack = origin.manifest.packs[segment.pack]
+                attempt.add_frames(leaf, read_frames(origin.storage, pack, segment), below=True)
+        else:  # not leaf for leaf: regrouped, so that what it holds is made of several
+            for blocks in source.read_leaf(leaf):
+                if blocks:
+                    attempt.add(leaf, blocks, below=True)
+
+    def _confirm(self, origin: Checkpoint) -> None:
+        """Its pin keeps it from being collected, but not from being wiped out with its place."""
+        if origin not in self._confirmed and not origin.exists():
+            raise CheckpointError(
+                f"checkpoint {origin.number} of {origin.url!r}, which this provider is still "
+                "being restored from, is gone. Restore another one."
+            )
+        self._confirmed.add(origin)
+
+    def _add_completed(self, attempt: Attempt) -> None:
+        """All leaves of a provider with a home, one by one."""
+        frozen = self.frozen
+        seen: set[int] = set()
+        for leaf, blocks in frozen.snapshot:
+            seen.add(leaf)
+            if self._has(leaf):
+                self._add_leaf(attempt, leaf, blocks)
+        residencies = frozen.snapshot.residencies()
+        for leaf in (leaf for part in self.parts for leaf in part):
+            if leaf in seen:
+                continue
+            if self._is_based(leaf):
+                self._refer_base(attempt, leaf)
+                self.job._leaves_done += 1
+            elif residencies[leaf] != _WHOLE:
+                self._add_leaf(attempt, leaf, b"")
+            else:
+                self.job._leaves_done += 1
+
+    def _add_leaf(self, attempt: Attempt, leaf: int, blocks: bytes) -> None:
+        if self._is_based(leaf):
+            attempt.add(leaf, blocks)
+            self._refer_base(attempt, leaf)
+        else:
+            if RESIDENCIES.index(self.frozen.snapshot.residency(leaf)) != _WHOLE:
+                blocks = self.frozen.complete(leaf, blocks)
+            if blocks:
+                attempt.add(leaf, blocks)
+        self.job._leaves_done += 1
+
+
+def _worn_chains(manifest: Manifest) -> list[int]:
+    """Leaves that the next checkpoint writes anew."""
+    worn = []
+    for leaf, chain in manifest.chains():
+        if len(chain) == 1:
+            continue
+        changes = sum(segment.length for segment in chain[1:])
+        if len(chain) >= CHAIN_MAX or changes > DELTA_SHARE * chain[0].length:
+            worn.append(leaf)
+    return worn

@@ -1,0 +1,52 @@
+"""Kinds of state, residencies and gates of leaves, clocks: names in Python, numbers in C."""
+
+from typing import Literal, TypeAlias
+
+from statekit._native import lib
+from statekit.errors import ArgumentError, native_error, shorten
+
+Kind: TypeAlias = Literal["i64", "f64", "bytes", "list", "map", "nested", "timers"]
+
+KIND_NUMBERS: dict[str, int] = {
+    name: getattr(lib, f"SK_{name.upper()}")
+    for name in ("i64", "f64", "bytes", "list", "map", "nested", "timers")
+}
+KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
+
+Clock: TypeAlias = Literal["processing", "event"]
+
+CLOCKS: dict[str, int] = {"processing": lib.SK_PROCESSING_TIME, "event": lib.SK_EVENT_TIME}
+NO_TIME = -(2**63)  # SK_NO_TIME: no time, not known yet
+
+Residency: TypeAlias = Literal["whole", "partial", "absent", "away"]
+
+RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent", "away")  # by number
+
+
+def residency_filter(*wanted: Residency) -> bytes:
+    """For bytes.translate() of residencies by number: 1 for these, 0 for all others."""
+    table = bytearray(256)
+    for residency in wanted:
+        table[RESIDENCIES.index(residency)] = 1
+    return bytes(table)
+
+
+Gate: TypeAlias = Literal["open", "shut", "expected"]
+
+GATES: tuple[Gate, ...] = ("open", "shut", "expected")  # by number
+
+
+def clock_number(clock: str) -> int:
+    try:
+        return CLOCKS[clock]
+    except (KeyError, TypeError):
+        raise ArgumentError(
+            f"{shorten(clock)} is no clock. Use one of {', '.join(CLOCKS)}."
+        ) from None
+
+
+def residency_name(answer: int) -> Residency:
+    """What a native function answered: a residency, or a negated status."""
+    if answer < 0:
+        raise native_error(-answer)
+    return RESIDENCIES[answer]

@@ -485,6 +485,12 @@ VALUE_OPERATIONS(f64, double, (double)NAN, IS_NAN)
 
 /* ---- Containers ---- */
 
+/* Whether an entry that was found (status) was read, be it that what was looked for is not in it.
+ */
+static bool was_looked_at(int status, int64_t result) {
+    return status == SK_OK && (result >= 0 || result == -SK_MISSING);
+}
+
 int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int op,
                 const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len, int64_t i,
                 int64_t j, sk_buf *buf) {
@@ -498,7 +504,7 @@ int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     int64_t result = status != SK_OK ? -status
                                      : sk_node_read(slot->value.obj, op, path, path_len, arg,
                                                     arg_len, i, j, buf);
-    if (result >= 0) sk_entry_read(&at, slot);
+    if (was_looked_at(status, result)) sk_entry_read(&at, slot);
     end(&at);
     return result;
 }
@@ -520,7 +526,7 @@ int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     int64_t result = status != SK_OK ? -status
                                      : sk_node_page(slot->value.obj, path, path_len, cursor,
                                                     version, elements_max, buf);
-    if (result >= 0) sk_entry_read(&at, slot);
+    if (was_looked_at(status, result)) sk_entry_read(&at, slot);
     end(&at);
     return result;
 }
@@ -537,6 +543,7 @@ int64_t sk_entry_write(sk_at *at, const sk_key *key, int op, const uint8_t *path
     sk_obj *obj = status == SK_OK ? slot->value.obj : NULL;
     int64_t result = sk_node_write(&at->table->mem, at->env.kind, &obj, op, path, path_len, shape,
                                    arg, arg_len, i, j, &at->leaf->seq, buf);
+    if (result < 0 && was_looked_at(status, result)) sk_entry_read(at, slot);
     if (result < 0) return result;
     if (status != SK_OK) {
         slot = make_live(at, key, slot);

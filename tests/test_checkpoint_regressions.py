@@ -32,8 +32,8 @@ from statekit.errors import (
 )
 from statekit.format.pack import PackBuilder
 from statekit.live import checkpointer
+from statekit.residence import frozen as frozen_module
 from statekit.residence.loading import Loading
-from statekit.residence.residence import frozen as frozen_module
 from statekit.storage import fsspec as remote
 from statekit.storage import local, open_storage
 

@@ -35,7 +35,7 @@ from servers import HOST, RedisServer, redis_server
 import statekit as sk
 from statekit.errors import HomeError
 from statekit.homes import ledger as ledger_module
-from statekit.residence.residence import residence as residence_module
+from statekit.residence import residence as residence_module
 
 NIGHTLY = os.environ.get("STATEKIT_NIGHTLY", "") not in ("", "0")
 KEYS = [f"key-{at}" for at in range(6)]

@@ -16,8 +16,8 @@ import statekit as sk
 from statekit import uninterrupted as uninterrupted_module
 from statekit.errors import ClosedError
 from statekit.homes import ledger as ledger_module
-from statekit.provider.provider import provider as provider_module
-from statekit.residence.residence import residence as residence_module
+from statekit.provider import provider as provider_module
+from statekit.residence import residence as residence_module
 
 KEYS = [f"key-{at}" for at in range(12)]
 FILES = [residence_module, ledger_module, provider_module, uninterrupted_module.__file__]

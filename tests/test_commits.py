@@ -19,7 +19,7 @@ import statekit as sk
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import ArgumentError, CommitError, HomeError, NotOwnedError
 from statekit.homes.ledger import PENDING, Ledger
-from statekit.residence.residence import residence as residence_module
+from statekit.residence import residence as residence_module
 
 SECONDS_MAX = 30.0
 TOKEN = "a-token-of-this-test"

@@ -25,8 +25,8 @@ from statekit.errors import HomeError
 from statekit.homes import HomeUrl, register_home
 from statekit.homes.rocksdb import open_rocksdb
 from statekit.native import Block, Store
+from statekit.residence import frozen as frozen_module
 from statekit.residence.frozen import Frozen
-from statekit.residence.residence import frozen as frozen_module
 
 MEMORY = "?memory=64KiB"
 HOMES = ["testdict", "rocksdb", "redis", "sqlite"]

@@ -14,6 +14,7 @@ import xxhash
 from small_checkpoint import LEAVES, Files, Line, dump, fill, new_store
 
 import statekit as sk
+from statekit.checkpoint.packs import check_header, read_frames, read_segment, verify_pack
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -25,11 +26,7 @@ from statekit.format import compression
 from statekit.format.manifest import Manifest, PackRef, Segment
 from statekit.format.pack import (
     PackBuilder,
-    check_header,
     pack_header,
-    read_frames,
-    read_segment,
-    verify_pack,
 )
 from statekit.native.block import Block
 from statekit.native.digest import crc32c

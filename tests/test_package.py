@@ -24,8 +24,8 @@ PACKAGE = ROOT / "statekit"
 # A package imports the floor and the packages before it, and the floor only itself.
 PACKAGES = [
     "native",  # the C store
-    "storage",
     "format",
+    "storage",
     "render",
     "protocol",
     "homes",

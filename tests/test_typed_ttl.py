@@ -288,3 +288,36 @@ def test_a_state_whose_ttl_is_gone_reads_its_stamped_rows(tmp_path: Path) -> Non
     with sk.open(url) as kv:
         assert kv.value("state", int)["a"] == 1
         assert dict(kv.value("text", str).items()) == {"a": "t"}
+
+
+LOOKS: dict[str, Any] = {
+    "map: in": lambda kv: "no" in kv["m"]["k"],
+    "map: get": lambda kv: kv["m"]["k"].get("no"),
+    "map: pop": lambda kv: kv["m"]["k"].pop("no", None),
+    "map: in nothing": lambda kv: list(kv["m"]["k"].items()),
+    "list: in": lambda kv: "no" in kv["l"]["k"],
+    "list: slice": lambda kv: kv["l"]["k"][7:9],
+    "set: in": lambda kv: "no" in kv["s"]["k"],
+    "set: discard": lambda kv: kv["s"]["k"].discard("no"),
+    "nested: get": lambda kv: kv["n"]["k"].get("no"),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("refresh", ["read", "write"])
+def test_looking_for_what_is_not_in_a_value_reads_it(look: str, refresh: str) -> None:
+    kv = sk.open("memory:")
+    clock = Clock(kv, "event")
+    ttl = sk.TTL(TTL_MS / 1000, time="event", refresh=refresh)  # type: ignore[arg-type]
+    states: dict[str, Any] = {
+        "m": kv.map("m", str, int, ttl=ttl),
+        "l": kv.list("l", str, ttl=ttl),
+        "s": kv.state("s", set[str], ttl=ttl),
+        "n": kv.state("n", dict[str, list[int]], ttl=ttl),
+    }
+    name = look[0]
+    states[name]["k"] = {"m": {"a": 1}, "l": ["a"], "s": {"a"}, "n": {"a": [1]}}[name]
+    clock.advance(TTL_MS - 1)
+    LOOKS[look](states)
+    clock.advance(TTL_MS - 1)
+    assert ("k" in states[name]) == (refresh == "read")

@@ -21,6 +21,7 @@ from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
 from statekit.assignment import show_groups
+from statekit.checkpoint.packs import check_header, read_segment, verify_pack
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -38,7 +39,6 @@ from statekit.format.manifest import (
     manifest_name,
     number_of,
 )
-from statekit.format.pack import check_header, read_segment, verify_pack
 from statekit.keys import decode_key, key_codec, leaf_of_encoded
 from statekit.native.block import Block
 from statekit.schema import StateSchema, show

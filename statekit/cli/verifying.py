@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import click
 
+from statekit.checkpoint.packs import verify_pack
 from statekit.checkpoint.reader import Checkpoint, find_checkpoints, open_checkpoint
 from statekit.cli.options import json_option
 from statekit.cli.output import numbers, plural, print_json, print_line, progress, show_bytes
 from statekit.cli.places import Place, expand_all, parse_place
 from statekit.errors import CheckpointError, DamagedError, NoCheckpointError, StorageError
 from statekit.format.manifest import PACK_HEADER, PackRef, Segment, number_of
-from statekit.format.pack import verify_pack
 from statekit.storage import Storage, is_temporary
 
 _EXIT_DAMAGED = 3

@@ -43,20 +43,19 @@ A frame is valid iff
 3. a compressed one has a known codec and zeros where there are to be; its payload fits, and gives
    exactly the size that is stated, and a block of that size with checksum 0;
 4. its block is of the leaf that the segment is about, and of one state only once in a segment.
-read_segment() checks all of these; what is inside a block is checked when it is decoded.
+unpack_segment() checks all of these; what is inside a block is checked when it is decoded.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
-from statekit.errors import CorruptBlockError, DamagedError, MissingFileError
+from statekit.errors import CorruptBlockError, DamagedError
 from statekit.format.compression import CODECS, decompress
 from statekit.format.manifest import FORMAT_LATEST, PACK_HEADER, PackRef, Segment, damaged
 from statekit.native.block import Block
 from statekit.native.digest import crc32c, xxh64
 from statekit.native.frames import Frames, bind, digest, seal, verify
-from statekit.storage import Storage
 
 PACK_BYTES = 16 << 20  # a pack is finished when it has so many
 
@@ -131,7 +130,7 @@ class PackBuilder:
         self._note(leaf, start, len(added), is_delta)
 
     def add_frames(self, leaf: int, frames: Any, is_delta: bool = False) -> None:
-        """Adds a segment of frames as read_frames() gives them: nothing is computed again."""
+        """Adds a segment of frames as unpack_frames() gives them: nothing is computed again."""
         start = len(self.buffer)
         self.buffer.append(frames)
         self._note(leaf, start, len(frames), is_delta)
@@ -218,12 +217,12 @@ def _envelope(codec: int, payload: bytes | None, inside: int) -> bytes | None:
 class _Reader(NamedTuple):
     """What messages say about who wanted the bytes."""
 
-    storage: Storage
+    file: str  # where the pack is, for people
     pack: PackRef
     wanted: str  # ", which leaf 7 of checkpoint 3 needs"
 
     def damaged(self, offset: int, what: str) -> DamagedError:
-        return damaged(self.storage.file(self.pack.name), offset, f"{what}{self.wanted}")
+        return damaged(self.file, offset, f"{what}{self.wanted}")
 
 
 def _wanted(leaf: int, number: int | None) -> str:
@@ -231,35 +230,34 @@ def _wanted(leaf: int, number: int | None) -> str:
     return f", which leaf {leaf}{checkpoint} needs"
 
 
-def read_segment(
-    storage: Storage, pack: PackRef, segment: Segment, *, number: int | None = None
+def unpack_segment(
+    data: bytes, file: str, pack: PackRef, segment: Segment, *, number: int | None = None
 ) -> bytes:
     """The blocks of a segment, one after the other, verified and decompressed.
 
-    Their checksum fields have no meaning. number: of the checkpoint that wants them, for messages.
-    DamagedError says at which offset of the pack the bad frame is.
+    data: what the pack has there; file: the pack's, for messages, as is `number`, that of the
+    checkpoint. The checksum fields of the blocks have no meaning. DamagedError says at which offset
+    of the pack the bad frame is.
     """
-    reader = _Reader(storage, pack, _wanted(segment.leaf, number))
-    return _blocks(reader, segment, _read_verified(reader, segment))
+    reader = _Reader(file, pack, _wanted(segment.leaf, number))
+    _verify(reader, segment, data)
+    return _blocks(reader, segment, data)
 
 
-def read_frames(
-    storage: Storage, pack: PackRef, segment: Segment, *, number: int | None = None
+def unpack_frames(
+    data: bytes, file: str, pack: PackRef, segment: Segment, *, number: int | None = None
 ) -> memoryview:
     """The frames of a segment as they are, verified, with plain checksums: for add_frames()."""
-    reader = _Reader(storage, pack, _wanted(segment.leaf, number))
-    frames = memoryview(bytearray(_read_verified(reader, segment)))
+    _verify(_Reader(file, pack, _wanted(segment.leaf, number)), segment, data)
+    frames = memoryview(bytearray(data))
     bind(frames, pack.id, segment.offset)  # twice undoes it
     return frames
 
 
-def _read_verified(reader: _Reader, segment: Segment) -> bytes:
-    pack = reader.pack
-    data = reader.storage.read(pack.name, segment.offset, segment.length)
-    bad = verify(data, pack.id, segment.offset)
+def _verify(reader: _Reader, segment: Segment, data: bytes) -> None:
+    bad = verify(data, reader.pack.id, segment.offset)
     if bad is not None:
         raise reader.damaged(segment.offset + bad, _BAD_FRAME)
-    return data
 
 
 _BAD_FRAME = "there is no good frame"
@@ -311,45 +309,40 @@ def _decompressed(reader: _Reader, offset: int, frame: memoryview) -> memoryview
     return memoryview(block)
 
 
-def check_header(storage: Storage, pack: PackRef) -> None:
-    """DamagedError if a pack does not begin as it should."""
-    _check_header(storage, pack, storage.read(pack.name, 0, PACK_HEADER))
-
-
-def _check_header(storage: Storage, pack: PackRef, found: Any) -> None:
+def check_header(found: Any, file: str, pack: PackRef) -> None:
+    """DamagedError if a pack does not begin as it should. found: its first PACK_HEADER bytes."""
     expected = pack_header(pack.id, pack.number)
     if found != expected:
         at = next((at for at in range(len(found)) if found[at] != expected[at]), len(found))
-        raise damaged(storage.file(pack.name), at, "its header is not that of this pack")
+        raise damaged(file, at, "its header is not that of this pack")
 
 
 # ---- Verifying
 
 
-def verify_pack(
-    storage: Storage, pack: PackRef, segments: Iterable[Segment] = (), *, number: int | None = None
+def damage_of(
+    data: memoryview,
+    file: str,
+    pack: PackRef,
+    segments: Iterable[Segment] = (),
+    *,
+    number: int | None = None,
 ) -> Iterator[DamagedError]:
-    """Reads a pack and gives all damage: of header, frames, and every entry in their blocks.
+    """All damage of a pack: of its header, its frames, and every entry in their blocks.
 
     The size of a bad frame cannot be trusted. After one it goes on where that size leads, and where
     it leads nowhere with the next segment. So the more segments are given, of all manifests that
     name the pack, the more is found at once. number: of the checkpoint, for messages.
     """
-    file = storage.file(pack.name)
     try:
-        data = memoryview(storage.read(pack.name))
-    except MissingFileError:
-        yield damaged(file, None, "it is not there")
-        return
-    try:
-        _check_header(storage, pack, data[:PACK_HEADER])
+        check_header(data[:PACK_HEADER], file, pack)
     except DamagedError as error:
         yield error
     if len(data) != pack.size:
         yield damaged(file, min(len(data), pack.size), f"it has {len(data)} bytes, not {pack.size}")
     for start, stop, leaf in _rows(segments, len(data)):
         wanted = "" if leaf is None else _wanted(leaf, number)
-        reader = _Reader(storage, pack, wanted)
+        reader = _Reader(file, pack, wanted)
         if start >= len(data):
             yield reader.damaged(len(data), "it ends before a segment")
         else:

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple, TypeAlias
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.ownership import Claim, draw_owner
+from statekit.checkpoint.packs import read_frames
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import check_keep, collect
 from statekit.checkpoint.writer import Attempt
@@ -52,7 +53,6 @@ from statekit.errors import (
 from statekit.format.compression import check_compression
 from statekit.format.description import plain_metadata
 from statekit.format.manifest import Manifest
-from statekit.format.pack import read_frames
 from statekit.live.job import CheckpointJob, NothingOwnedError, cause_of, kept
 from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import CheckpointMetrics

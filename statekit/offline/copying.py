@@ -17,10 +17,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from statekit.checkpoint.packs import check_header
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.writer import Attempt
 from statekit.format.manifest import PACK_HEADER, PackRef, Segment, damaged
-from statekit.format.pack import PACK_BYTES, PackBuilder, check_header, pack_header
+from statekit.format.pack import PACK_BYTES, PackBuilder, pack_header
 from statekit.native.digest import xxh64
 from statekit.native.frames import bind, digest, verify
 from statekit.storage import Storage

@@ -11,7 +11,7 @@ from typing import Any
 from harness import Kit
 
 import statekit as sk
-from statekit.residence.residence import residence
+from statekit.residence import residence
 
 KEYS = 300
 GEOMETRY = {"key_groups": 4, "subgroups": 2}

@@ -278,6 +278,21 @@ def test_a_begin_that_comes_again_after_all_was_taken_back_begins_nothing(
     assert source.key_groups == (range(GROUPS),)
 
 
+def test_who_has_had_a_leaf_before_takes_it_from_one_who_was_opened_anew(stack: ExitStack) -> None:
+    """It remembers epochs that the new owner, who has lost or never had them, must pass."""
+    other = opened(stack, owned=())
+    others_address = other.serve().address
+    for _ in range(4):  # each there and back makes the epochs higher
+        source, target, address = pair(stack)
+        target.fetch_from(address, strategy="all_at_once").wait()
+        other.fetch_from(target.serve().address, strategy="all_at_once").wait()
+        back = opened(stack, owned=())
+        back.fetch_from(others_address, strategy="all_at_once").wait()
+        assert content(back) == ALL
+        source.close()
+    assert content(other) == {}
+
+
 def test_nothing_to_fetch_is_still_said(stack: ExitStack) -> None:
     source, target, _ = pair(stack)
     empty = opened(stack, owned=())

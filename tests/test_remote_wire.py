@@ -60,7 +60,7 @@ leases = st.lists(
 ).map(tuple)
 begins = st.builds(
     BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers,
-    st.sampled_from((b"", bytes(range(32)))),
+    st.sampled_from((b"", bytes(range(32)))), numbers,
 )  # fmt: skip
 proposals = st.builds(ProposeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), names)
 state_names = names

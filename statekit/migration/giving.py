@@ -167,7 +167,7 @@ class Giver(Member):
         since: "array[int] | None",
     ) -> Departure:
         with self._lock:
-            actions = self._participant.begin(call.migration, call.target, leaves)
+            actions = self._participant.begin(call.migration, call.target, leaves, call.above)
         try:
             (offer,) = self._carry_out(actions)
             assert isinstance(offer, Offer)

@@ -180,7 +180,11 @@ class Taker(Member):
         groups = self._check_hello(hello, channel.address, key_groups)
         barrier = self._participant.barrier
         number = migration or self._new_id()
-        call = BeginCall(number, self.generation, self.name, groups, barrier, digest)
+        with self._lock:
+            parts = leaf_ranges(groups, self.subgroups)
+            heard = [epoch for part in parts for _, epoch in self._participant.leases(part)]
+        above = max(heard, default=0)
+        call = BeginCall(number, self.generation, self.name, groups, barrier, digest, above)
         new = _Unanswered(channel.address, hello.name, call, credentials)
         return self._begin(channel, new, strategy, base, is_ours=not migration)
 

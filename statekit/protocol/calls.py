@@ -71,6 +71,7 @@ class BeginCall(NamedTuple):
     key_groups: tuple[range, ...]
     barrier: int  # the last checkpoint the target has taken
     base: bytes = b""  # the digest of a checkpoint that the target can read; b"" if none
+    above: int = 0  # the highest epoch at which the target has ever had one of these leaves
 
 
 class BeginReply(NamedTuple):

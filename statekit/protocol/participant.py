@@ -216,8 +216,14 @@ class Participant:
             return []
         return [Send(self._coordinator, Recovered(self.name, self.generation))]
 
-    def begin(self, migration: str, target: str, leaves: Iterable[int]) -> list[Action]:
-        """Shuts leaves and offers them to the target. The same migration again: only the offer."""
+    def begin(
+        self, migration: str, target: str, leaves: Iterable[int], above: int = 0
+    ) -> list[Action]:
+        """Shuts leaves and offers them to the target. The same migration again: only the offer.
+
+        above: an epoch that the target knows. It takes none that is not higher; ours may be lower
+        if these leaves were lost since, and restored or opened anew here.
+        """
         if migration in self._departures:
             return [self._offer(migration)]
         leaves = tuple(leaves)
@@ -244,7 +250,7 @@ class Participant:
                 some,
                 known._replace(
                     state=OFFERED,
-                    epoch=known.epoch + 1,
+                    epoch=max(known.epoch, above) + 1,
                     peer=target,
                     migration=migration,
                     is_sent=False,

@@ -32,20 +32,22 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., version: _Optional[str] = ..., generation: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base")
+    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base", "above")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     target: str
     key_groups: _containers.RepeatedScalarFieldContainer[int]
     barrier: int
     base: bytes
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base: _Optional[bytes] = ...) -> None: ...
+    above: int
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base: _Optional[bytes] = ..., above: _Optional[int] = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based")

@@ -241,6 +241,7 @@ def put_begin(call: BeginCall) -> bytes:
         key_groups=_put_ranges(call.key_groups),
         barrier=call.barrier,
         base=call.base,
+        above=call.above,
     )
 
 
@@ -253,6 +254,7 @@ def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
         _read_ranges(found.key_groups, key_groups, "key-groups"),
         _number(found.barrier, "a checkpoint"),
         _digest(found.base),
+        _number(found.above, "an epoch"),
     )
 
 

@@ -76,7 +76,9 @@ class PeerRun(Run):
             leaves = rng.sample(free, rng.randint(1, len(free)))
             self.migrations += 1
             self.step("begins", source.name, (target.name, leaves))
-            source.act(participant.begin(f"m{self.migrations}", target.name, leaves))
+            heard = target.participant.leases(leaves) if self.migrations % 2 else ()
+            above = max((epoch for _, epoch in heard), default=0)
+            source.act(participant.begin(f"m{self.migrations}", target.name, leaves, above))
 
     def _fault(self) -> None:
         super()._fault()

@@ -244,6 +244,7 @@ def again(
     function: Callable[[], Any],
     *passing: type[BaseException],
     patience: float = SECONDS_MAX,
+    may_give_up: Callable[[], bool] = lambda: True,
 ) -> Any:
     """As a user would: tries again what a fault kept from being done. It ends, or it is a fault."""
     until = time.monotonic() + patience
@@ -251,7 +252,7 @@ def again(
         try:
             return function()
         except (*PASSING, *passing):
-            if time.monotonic() > until:
+            if time.monotonic() > until and may_give_up():
                 raise
             time.sleep(0.01)  # a user's patience; what is waited for is in the call itself
 
@@ -290,6 +291,8 @@ class Case:
         self.target("preload", keys_of([KEY_GROUPS - 1]), [], 0)
         self.oracle.preloaded(keys_of(range(KEY_GROUPS)))
         self.patience = PATIENCE_SECONDS  # with what fails
+        self.may_give_up = threading.Event()  # when that is over
+        self.may_give_up.set()
         self.given = ""  # the migration that is given back
         self.hand_overs: dict[int, int] = {}  # how often a key-group may have changed hands
         left = {*spare, self.QUIET} if quiet else {*spare}
@@ -320,7 +323,8 @@ class Case:
     # ---- What users do
 
     def again(self, function: Callable[[], Any], *passing: type[BaseException]) -> Any:
-        return again(function, *passing, patience=self.patience)
+        patience, may_give_up = self.patience, self.may_give_up.is_set
+        return again(function, *passing, patience=patience, may_give_up=may_give_up)
 
     def fetch(self, groups: Sequence[int], strategy: str, timeout: float = TIMEOUT_S) -> str:
         """The target takes over."""

@@ -81,9 +81,13 @@ class Killing:
         proxy = case.to_target if method == "Propose" else case.to_source
         rule = proxy.arm(Rule(fault, 1, method, direction))
         case.patience = 4 * TIMEOUT_S
+        case.may_give_up.clear()  # on a busy machine the message may take several tries to come
         with ThreadPoolExecutor(1) as pool:
             migration = pool.submit(cases.MIGRATIONS[self.name], case)
-            assert rule.wait_reached(), rule
+            try:
+                assert rule.wait_reached(), rule
+            finally:
+                case.may_give_up.set()
             side = case.source if victim == "source" else case.target
             side.process.kill()
             case.writers.lose(side)

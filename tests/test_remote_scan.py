@@ -205,19 +205,25 @@ def test_a_scan_that_breaks_off_is_an_error_and_not_the_half(
 
 
 def test_a_peer_that_is_lost_meanwhile_is_an_error(service: Service) -> None:
-    service.gate.clear()
+    is_lost = threading.Event()
+
+    def stuck(call: ScanCall) -> Iterator[Piece]:
+        yield from cut(3, 0, b"x")
+        is_lost.wait()
+
+    service.scan = stuck  # type: ignore[method-assign]
     server = PeerServer(service)
     with PeerChannel(server.address) as channel:
         scan = channel.scan(ALL)
-        closing = threading.Thread(target=lambda: server.close(0))
-        service.gate.set()
         next(scan)
-        service.gate.clear()
+        closing = threading.Thread(target=lambda: server.close(0))
         closing.start()
-        with pytest.raises((PeerLostError, PeerRefusedError)):
-            list(scan)
-        service.gate.set()
-        closing.join()
+        try:
+            with pytest.raises((PeerLostError, PeerRefusedError)):
+                list(scan)
+        finally:
+            is_lost.set()
+            closing.join()
 
 
 def test_requests_out_of_order_are_refused() -> None:

@@ -498,6 +498,30 @@ def test_a_leaf_that_is_evicted_as_a_scan_begins_is_read_from_home(
     kv.close()
 
 
+@pytest.mark.parametrize("moment", ["residency", "encode_leaf"])
+def test_a_scan_that_meets_the_end_of_a_hand_over_reads_nothing_of_it(
+    home: DictHome, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are at home for a while yet. They are another's, and old."""
+    kv = open_dict(key_groups=4, subgroups=1)
+    counts = kv.value("c", int)
+    counts.put_many([f"key-{i}" for i in range(100)], [1] * 100)
+    kv.flush()
+    residence, gone = kv._residence, range(2, 3)
+    if moment == "residency":
+        residence.shut([gone])
+    asked = getattr(sk.Store, moment)
+
+    def ends_now(store: sk.Store, leaf: int, *args: Any) -> Any:
+        answer = asked(store, leaf, *args) if moment == "residency" else None
+        if leaf in gone:
+            residence._drop_kept(leaf)
+        return asked(store, leaf, *args) if answer is None else answer
+
+    monkeypatch.setattr(sk.Store, moment, ends_now)
+    assert {sk.leaf_of(str, key, 4, 1) for key in counts} == {0, 1, 3}
+
+
 @pytest.mark.parametrize("url", ["testdict:t?memory=32KiB", "rocksdb:{path}/db?memory=32KiB"])
 def test_threads_adding_to_overlapping_keys_give_exact_sums(
     url: str, home: DictHome, tmp_path: Path

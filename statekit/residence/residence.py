@@ -629,10 +629,11 @@ class Residence:
     def leaves(self) -> Iterator[int]:
         """The leaves that are this provider's."""
         store, shut = self.store, self.shut_leaves
+        # In this order: one that was handed over is marked as away before it is no longer shut.
         return (
             leaf
             for leaf in range(store.leaves)
-            if store.residency(leaf) != "away" and leaf not in shut
+            if leaf not in shut and store.residency(leaf) != "away"
         )
 
     def scan(self, raw: State) -> Iterator[tuple[bytes, Any]]:
@@ -646,7 +647,10 @@ class Residence:
         self.load_leaves((leaf,))
         was_whole = self.store.residency(leaf) == "whole"
         seen: set[bytes] = set()
-        for block in Block.each(self.store.encode_leaf(leaf, raw)):
+        blocks = self.store.encode_leaf(leaf, raw)
+        if self.store.residency(leaf) == "away":
+            return  # it was handed over meanwhile: what is still at home is of the past
+        for block in Block.each(blocks):
             for (key, value), gone in zip(block, block.marks or repeat(0), strict=False):
                 seen.add(key)
                 if not gone:

@@ -22,8 +22,9 @@ from statekit.migration.departure import Departure
 from statekit.native import Store
 from statekit.native.ttl import TTL
 from statekit.protocol.calls import Limits
-from statekit.provider.opening import open, restore  # noqa: A004
+from statekit.provider.open import open  # noqa: A004
 from statekit.provider.provider import KVProvider
+from statekit.provider.restore import restore
 from statekit.remote.query import Remote, connect
 from statekit.remote.security import TLS
 from statekit.state import (

@@ -23,7 +23,8 @@ from statekit.checkpoint.ownership import Claim
 from statekit.checkpoint.reader import open_checkpoint
 from statekit.errors import CheckpointError, DamagedError, FencedError
 from statekit.format.manifest import Manifest, manifest_name
-from statekit.offline import rework
+from statekit.offline.compact import compact
+from statekit.offline.edit import edit
 from statekit.storage import open_storage
 
 SECONDS_MAX = 60.0
@@ -434,7 +435,7 @@ def test_compacting_leaves_the_place_to_its_owner(near: str) -> None:
     kv.checkpoint(near)
     counts(kv)["k1"] = 100
     owner = kv.checkpoint(near).manifest.owner
-    made = rework.compact(open_checkpoint(near))
+    made = compact(open_checkpoint(near))
     assert made is not None
     assert made.manifest.owner == owner
     counts(kv)["k2"] = 200
@@ -446,7 +447,7 @@ def test_compacting_leaves_the_place_to_its_owner(near: str) -> None:
 def test_an_edit_is_not_overridden_by_a_running_process(near: str) -> None:
     kv = small(a=1)
     kv.checkpoint(near)
-    rework.edit(open_checkpoint(near), "counts", "a", (7).to_bytes(8, "little"))
+    edit(open_checkpoint(near), "counts", "a", (7).to_bytes(8, "little"))
     counts(kv)["b"] = 2
     with pytest.raises(FencedError):
         kv.checkpoint(near)
@@ -458,7 +459,7 @@ def test_compacting_an_older_checkpoint_goes_back_to_it(near: str) -> None:
     for value in (1, 2, 3):
         counts(kv)["k1"] = value
         kv.checkpoint(near)
-    assert rework.compact(open_checkpoint(near, 2)) is not None
+    assert compact(open_checkpoint(near, 2)) is not None
     with pytest.raises(FencedError):
         kv.checkpoint(near)
     assert restored(near)["k1"] == 2

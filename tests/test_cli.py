@@ -640,7 +640,7 @@ ERRORS: list[tuple[str, int, str]] = [
     ("rescale {ck} --workers 2 --out {ck}", 1, "is not empty. Name a directory that is new"),
     ("rescale {ck} --workers 2", 2, "Missing option '--out'"),
     ("rescale {ck} --workers 2 --out {ck}/000000000001.manifest", 1, "no directory"),
-    ("merge {ck} {ck} --out {tmp}/o", 1, "which another one has too"),
+    ("merge {ck} {ck} --out {tmp}/o", 1, "have the same key-groups"),
     ("merge --out {tmp}/o", 2, "Missing argument"),
     ("regroup {ck} --key-groups 100", 1, "must be a power of 2. Use 64 or 128"),
     ("regroup {ck} --key-groups x", 2, "'x' is not a valid integer"),

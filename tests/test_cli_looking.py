@@ -186,7 +186,7 @@ def test_workers_that_do_not_go_together_are_told(place: Path, tmp_path: Path) -
         run("merge", place, "--out", tmp_path / "job" / f"worker-{number}")
     for args in (["inspect"], ["get", "visits", "x"], ["edit", "visits", "x", "1"]):
         command, *rest = args
-        assert "which another one has too" in complaint(command, tmp_path / "job", *rest)
+        assert "have the same key-groups" in complaint(command, tmp_path / "job", *rest)
 
 
 def test_a_worker_without_checkpoints_is_named(place: Path, tmp_path: Path) -> None:

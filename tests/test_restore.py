@@ -22,6 +22,7 @@ from test_residence import home as home  # a fixture
 import statekit as sk
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
+from statekit.checkpoint.union import Union, unite
 from statekit.errors import (
     ArgumentError,
     ClosedError,
@@ -36,7 +37,7 @@ from statekit.errors import (
 )
 from statekit.format.manifest import manifest_name
 from statekit.native import Block
-from statekit.provider.opening import _Plan, _restore_here
+from statekit.provider.restore import _restore_here
 from statekit.residence.loading import CheckpointSource, LeafSource, open_pinned
 from statekit.schema import StateSchema
 from statekit.storage import open_storage
@@ -126,7 +127,7 @@ class World:
         budget: int | None = None,
     ) -> sk.KVProvider:
         mine = (range(self.groups),) if owned is None else tuple(owned)
-        plan = _Plan((), self.groups, self.subgroups, mine, (), self.schemas(), None)
+        plan = Union((), self.groups, self.subgroups, mine, (), self.schemas(), None)
         return _restore_here(plan, mine, source or self.source(), budget, True, background)  # type: ignore[arg-type]
 
     def copy(self) -> Image:
@@ -1076,7 +1077,7 @@ def test_event_time_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 def untouched(url: str, at: int | None = None, regroup: int | None = None) -> sk.KVProvider:
     """A restored provider to which leaves come only when they are touched."""
     pinned = [open_pinned(url, at)]
-    plan = _Plan.make([checkpoint for checkpoint, _ in pinned], regroup)
+    plan = unite([checkpoint for checkpoint, _ in pinned], regroup)
     source = CheckpointSource(pinned, plan.leaves)
     return _restore_here(plan, plan.choose(None), source, None, True, background=False)
 

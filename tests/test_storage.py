@@ -21,7 +21,7 @@ import statekit as sk
 from statekit import Store, failpoints
 from statekit.checkpoint.retention import collect
 from statekit.errors import ArgumentError, DamagedError, MissingFileError, StorageError
-from statekit.offline import rework
+from statekit.offline.build import build
 from statekit.storage import Storage, open_storage
 
 PACK = f"{'ab' * 16}.pack"
@@ -1064,7 +1064,7 @@ def test_a_checkpoint_into_a_home_is_refused_and_leaves_it_untouched(
             with pytest.raises(ArgumentError, match=r"RocksDB database.*beside it"):
                 take(home / below)
     with pytest.raises(ArgumentError, match="RocksDB"):
-        rework.build(Store(), open_storage(home / "checkpoints"), [])
+        build(Store(), open_storage(home / "checkpoints"), [])
     if below == ".":
         with pytest.raises(ArgumentError, match="RocksDB"):
             collect(home)

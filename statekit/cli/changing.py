@@ -31,7 +31,11 @@ from statekit.cli.sources import CheckpointSource
 from statekit.errors import ArgumentError, NoCheckpointError, shorten
 from statekit.format.manifest import number_of
 from statekit.keys import encode_key, key_codec
-from statekit.offline import rework
+from statekit.offline.compact import compact as compact_checkpoint
+from statekit.offline.edit import edit as edit_checkpoint
+from statekit.offline.regroup import regroup as regroup_checkpoint
+from statekit.offline.rescale import merge as merge_checkpoints
+from statekit.offline.rescale import rescale as rescale_checkpoints
 from statekit.render import PlainCodec, parse_key
 
 out_option = click.option(
@@ -129,7 +133,7 @@ def edit(
     owner = source.owner(source.leaf_of(schema, parsed, encode_key(schema.key, parsed)))
     assert owner is not None
     _check_newest(owner, force)
-    _report([rework.edit(owner, state, parsed, encoded)], as_json)
+    _report([edit_checkpoint(owner, state, parsed, encoded)], as_json)
 
 
 def _parse_json(text: str, state: str) -> Any:
@@ -170,7 +174,7 @@ def rescale(urls: tuple[str, ...], workers: int, out: str, as_json: bool) -> Non
     target = parse_directory(out)
     sources = open_several(urls)
     with progress("copying", sum(source.bytes for source in sources)) as advance:
-        made = rework.rescale(sources, target, workers, on_bytes=advance)
+        made = rescale_checkpoints(sources, target, workers, on_bytes=advance)
     _report(made, as_json)
 
 
@@ -192,7 +196,7 @@ def merge(urls: tuple[str, ...], out: str, missing_ok: bool, as_json: bool) -> N
     target = parse_directory(out)
     sources = open_several(urls)
     with progress("copying", sum(source.bytes for source in sources)) as advance:
-        made = rework.merge(sources, target, may_miss=missing_ok, on_bytes=advance)
+        made = merge_checkpoints(sources, target, may_miss=missing_ok, on_bytes=advance)
     _report([made], as_json)
 
 
@@ -224,7 +228,7 @@ def regroup(url: str, key_groups: int, out: str | None, force: bool, as_json: bo
     if target is None:
         _check_newest(source, force)
     with progress("regrouping", source.bytes) as advance:
-        made = rework.regroup(source, key_groups, target, on_bytes=advance)
+        made = regroup_checkpoint(source, key_groups, target, on_bytes=advance)
     _report([made], as_json)
 
 
@@ -246,7 +250,7 @@ def compact(url: str, force: bool, as_json: bool) -> None:
     source = open_one(url)
     _check_newest(source, force)
     with progress("compacting", source.bytes) as advance:
-        made = rework.compact(source, on_bytes=advance)
+        made = compact_checkpoint(source, on_bytes=advance)
     if made is None:
         warn(f"checkpoint {source.number} of {source.url!r} is compact already")
     if made is not None or as_json:

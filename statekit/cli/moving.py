@@ -30,7 +30,10 @@ from statekit.errors import ArgumentError, StateKitError
 from statekit.homes import HomeUrl
 from statekit.keys import key_codec
 from statekit.native import Store
-from statekit.offline import rework
+from statekit.offline.build import build
+from statekit.offline.copying import check_empty
+from statekit.offline.fold import declare_timed
+from statekit.offline.regroup import check_key_groups
 from statekit.render import PlainCodec
 from statekit.schema import StateSchema
 from statekit.storage import Storage
@@ -178,7 +181,7 @@ def import_(
     given = {"--state": state, "--key": keys, "--value": value, "--type": type_, "--form": form}
     given["--key-type"] = key_type
     target = parse_directory(into)
-    rework.check_empty(target)
+    check_empty(target)
     with ExitStack() as copies:
         paths = [copies.enter_context(local_copy(name, files.SIDECAR)) for name in names]
         sources = [_Source.of(path, given) for path in paths]
@@ -208,7 +211,7 @@ def _build(
         counts[schema.name] = counts.get(schema.name, 0) + _load(store, source)
     store.mark(0, store.leaves, "whole")
     marks = [source.watermark for source in sources]
-    made = rework.build(
+    made = build(
         store,
         target,
         list(schemas.values()),
@@ -306,13 +309,13 @@ def _geometry(sources: list[_Source], key_groups: int | None) -> tuple[int, int]
     groups, subgroups = found.pop() if len(found) == 1 else (_KEY_GROUPS, _LEAVES // _KEY_GROUPS)
     if key_groups is None:
         return groups, subgroups
-    rework.check_key_groups(key_groups)
+    check_key_groups(key_groups)
     return key_groups, max(1, groups * subgroups // max(key_groups, 1))
 
 
 def _load(store: Store, source: _Source) -> int:
     schema = source.schema
-    raw = rework.declare_timed(store, schema)
+    raw = declare_timed(store, schema)
     rows = files.read_rows(source.file, schema, source.columns, is_ours=source.meta is not None)
     count = 0
     timed: dict[Any, tuple[bytes, int | None]] = {}

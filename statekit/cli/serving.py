@@ -35,7 +35,7 @@ from statekit.cli.peers import (
 from statekit.cli.places import expand, is_home, parse_directory
 from statekit.errors import ArgumentError, CheckpointError, MigrationError, StateKitError, shorten
 from statekit.migration.arrival import STRATEGIES
-from statekit.offline import rework
+from statekit.offline.copying import check_empty
 from statekit.remote.security import TLS, check_server, parse_address
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def fetch(
             "--into DIR, or --discard to throw it away; one of them."
         )
     if into is not None:
-        rework.check_empty(parse_directory(into))
+        check_empty(parse_directory(into))
     with access.connect(address) as channel:
         hello = channel.hello()
     groups = _groups_of(hello, address, key_groups)

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import statekit
 from statekit.assignment import show_groups
 from statekit.checkpoint.reader import Checkpoint, Row
+from statekit.checkpoint.union import check_alike, unite
 from statekit.cli.output import show_bytes, show_time
 from statekit.cli.peers import Access
 from statekit.cli.places import is_address, is_home, open_several, parse_place
@@ -33,7 +34,6 @@ from statekit.homes.record import Meta
 from statekit.homes.rows import native_read, read_value, split_stamp
 from statekit.keys import encode_key, key_codec, leaf_of_encoded
 from statekit.native import Block
-from statekit.offline.rework import unite
 from statekit.protocol.calls import QueryCall, ScanCall
 from statekit.render import PlainCodec
 from statekit.schema import StateSchema
@@ -187,12 +187,13 @@ class CheckpointSource(Source):
     """One checkpoint, or those of several workers."""
 
     def __init__(self, place: str, checkpoints: Sequence[Checkpoint]) -> None:
+        check_alike(checkpoints)
         union = unite(checkpoints)
-        self.checkpoints = union.sources
-        first = union.first
-        self.is_one = len(union.sources) == 1
+        self.checkpoints = union.checkpoints
+        first = self.checkpoints[0]
+        self.is_one = len(self.checkpoints) == 1
         self.url = first.url if self.is_one else place
-        count = len(union.sources)
+        count = len(self.checkpoints)
         self.name = f"the checkpoints of {count} workers in {place!r}"
         self.title = f"checkpoints of {count} workers in {place}"
         if self.is_one:
@@ -200,11 +201,11 @@ class CheckpointSource(Source):
             self.title = f"checkpoint {first.number} of {first.url}"
         self.states = {schema.name: schema for schema in union.schemas}
         self.key_group_count, self.subgroups = first.key_group_count, first.subgroups
-        self.key_groups = union.owned
+        self.key_groups = union.covered
         self.watermark = union.watermark
-        self.size = sum(one.bytes for one in union.sources)
+        self.size = sum(one.bytes for one in union.checkpoints)
         self._owners = {
-            group: one for one in union.sources for part in one.key_groups for group in part
+            group: one for one in union.checkpoints for part in one.key_groups for group in part
         }
 
     def owner(self, leaf: int) -> Checkpoint | None:

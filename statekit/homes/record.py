@@ -2,9 +2,11 @@
 
 import json
 import threading
+from collections.abc import Callable
+from uuid import uuid4
 
 from statekit.assignment import group_ranges, subtract
-from statekit.errors import SchemaError
+from statekit.errors import ArgumentError, SchemaError
 from statekit.homes import Home
 from statekit.homes.ledger import Ledger
 from statekit.protocol.messages import Leases, renew_leases
@@ -13,6 +15,8 @@ from statekit.schema import StateSchema
 #: 2: homes have pending rows and records of commits (homes/ledger.py), which version 1 would
 #: not see. A home of version 1 is one that was never committed.
 META_VERSION, META_VERSION_MIN = 2, 1
+
+_KEY_GROUPS, _SUBGROUPS = 128, 16  # unless told
 
 
 class Meta:
@@ -128,3 +132,44 @@ class HomeShare:
             if self._users or self.ledger is None:
                 return
         self.ledger.home.close()
+
+
+def change_record(home: Home, url: str, meta: Meta, change: Callable[[Meta], None]) -> bool:
+    """Changes the home's record, which others may be changing too; whether there was none."""
+    while True:
+        expected = home.read_meta()
+        if expected is not None:
+            stored = Meta.decode(expected, url)
+            theirs = (stored.key_groups, stored.subgroups)
+            if theirs != (meta.key_groups, meta.subgroups):  # it was new a moment ago
+                raise ArgumentError(
+                    f"{url!r} was just made by another process with {theirs[0]} key-groups x "
+                    f"{theirs[1]} sub-groups; asked for was {meta.key_groups} x {meta.subgroups}. "
+                    "Open it with the same numbers everywhere."
+                )
+            meta.refresh(stored)
+        meta.id = meta.id or uuid4().hex
+        change(meta)
+        if home.write_meta(meta.encode(), expected):
+            meta.is_current = True
+            return expected is None
+
+
+def fix_geometry(
+    meta: Meta, url: str, key_groups: int | None, subgroups: int | None
+) -> tuple[int, int]:
+    """Key-groups and sub-groups of a home: those it has, those asked for, or the usual ones."""
+    geometry = []
+    for name, asked, stored, default in (
+        ("key_groups", key_groups, meta.key_groups, _KEY_GROUPS),
+        ("subgroups", subgroups, meta.subgroups, _SUBGROUPS),
+    ):
+        if asked is not None and stored is not None and asked != stored:
+            raise ArgumentError(
+                f"{url!r} was made with {name}={stored}; asked for was {name}={asked}. "
+                "Leave it out, or copy the state into a new home."
+            )
+        known = default if stored is None else stored
+        geometry.append(known if asked is None else asked)
+    meta.key_groups, meta.subgroups = geometry
+    return geometry[0], geometry[1]

@@ -14,12 +14,15 @@ published then, as if the process had been killed.
 
 import mmap
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 from statekit.checkpoint.packs import check_header
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.writer import Attempt
+from statekit.errors import ArgumentError
 from statekit.format.manifest import PACK_HEADER, PackRef, Segment, damaged
 from statekit.format.pack import PACK_BYTES, PackBuilder, pack_header
 from statekit.native.digest import xxh64
@@ -194,3 +197,63 @@ def _writable(storage: Storage, pack: PackRef) -> memoryview:
             os.close(fd)
     except OSError as error:
         raise storage.failed("read", pack.name, error) from error
+
+
+# ---- What all that is made of checkpoints has in common
+
+
+def ignore(_: int) -> None:
+    """For on_bytes: nobody wants to know."""
+
+
+@contextmanager
+def pinned(sources: Iterable[Checkpoint]) -> Iterator[None]:
+    """Keeps garbage collection from taking them away."""
+    with ExitStack() as stack:
+        for source in sources:
+            stack.enter_context(source.storage.pin(source.manifest.name))
+        yield
+
+
+def check_empty(out: Storage) -> None:
+    """ArgumentError if a directory that a new line of checkpoints is to be in has files."""
+    is_empty = not out.list()
+    for name in out.subdirectories() if is_empty else ():
+        # What a rescale that failed leaves behind is a directory with a lock in it.
+        is_empty = name.startswith("worker-") and not out.sub(name).list()
+        if not is_empty:
+            break
+    if not is_empty:
+        raise ArgumentError(f"{out.shown!r} is not empty. Name a directory that is new.")
+
+
+def segments_of(source: Checkpoint, leaves: Iterable[range]) -> list[Segment]:
+    """The segments of leaves, by leaf, oldest first."""
+    segments = source.manifest.segments
+    found: list[Segment] = []
+    for part in leaves:
+        start = bisect_left(segments.leaves, part.start)
+        found += segments[start : bisect_left(segments.leaves, part.stop, start)]
+    return found
+
+
+def refer(
+    attempt: Attempt, source: Checkpoint, chains: Iterable[tuple[int, Sequence[Segment]]]
+) -> None:
+    """Takes chains over as they are, without copying them."""
+    packs = source.manifest.packs
+    for leaf, chain in chains:
+        attempt.refer(leaf, chain, packs)
+
+
+def publish_like(attempt: Attempt, source: Checkpoint) -> Checkpoint:
+    """Publishes what is the same state in another shape, or nearly so."""
+    return attempt.publish(
+        key_groups=source.key_group_count,
+        subgroups=source.subgroups,
+        owned=source.key_groups,
+        schemas=source.manifest.schemas,
+        base=source.number,
+        watermark=source.watermark,
+        metadata=source.metadata,
+    )

@@ -26,7 +26,7 @@ from statekit.checkpoint import writer
 from statekit.checkpoint.reader import Checkpoint, checkpoints, open_checkpoint
 from statekit.checkpoint.retention import collect as collect_garbage
 from statekit.checkpoint.writer import Attempt
-from statekit.offline.rework import compact as compact_checkpoint
+from statekit.offline.compact import compact as compact_checkpoint
 from statekit.storage import open_storage
 
 LOCKS = {".lock"}

@@ -1,0 +1,151 @@
+"""statekit.open(): a provider from the URL of its home."""
+
+import logging
+from typing import Any
+
+from statekit.assignment import (
+    KeyGroups,
+    common,
+    group_ranges,
+    leaf_ranges,
+    show_groups,
+    subtract,
+)
+from statekit.errors import ArgumentError, HomeError, NotOwnedError, shorten
+from statekit.homes import Home, HomeUrl
+from statekit.homes.ledger import Ledger
+from statekit.homes.record import HomeShare, Meta, change_record, fix_geometry
+from statekit.native import Store
+from statekit.provider.home import home_of
+from statekit.provider.provider import Family, KVProvider
+from statekit.provider.restore import CHECKPOINT, restore
+from statekit.residence.residence import Residence
+
+_log = logging.getLogger("statekit")
+
+_LEAVES_MAX = 1 << 20
+
+
+def open(  # noqa: A001  (sk.open, as in gzip.open)
+    url: str = "memory:",
+    *,
+    key_groups: int | None = None,
+    subgroups: int | None = None,
+    owned: KeyGroups | None = None,
+    reclaim: bool = False,
+) -> KVProvider:
+    """Opens a provider.
+
+    url: "memory:", "rocksdb:/path?memory=2GiB", "redis://host:port/db", or a home that another
+    package brings. `memory=` is how much memory may hold; the rest is at home.
+    "checkpoint:URL" restores the newest checkpoint there; see restore().
+    key_groups, subgroups: powers of two; 128 and 16 unless the home has others already.
+    owned: the key-groups that are this provider's; unless told, all that were not handed over to
+    another process.
+    reclaim: take back what was handed over, as the home has it: as it was at the last commit. To be
+    said when the new owner is gone for good, and only you can know that.
+
+    >>> kv = open("memory:")
+    >>> visits = kv.value("visits", int, default=0)
+    >>> visits["alice"] += 1
+    >>> visits["alice"]
+    1
+    """
+    for name, number in (("key_groups", key_groups), ("subgroups", subgroups)):
+        if number is not None:
+            _check_count(name, number)
+    if isinstance(url, str) and url.startswith(CHECKPOINT):
+        if subgroups is not None:
+            raise ArgumentError(f"the sub-groups of {url!r} are given. Leave subgroups out.")
+        if reclaim:
+            raise ArgumentError(f"nothing was handed over by {url!r}. Leave reclaim out.")
+        return restore(url.removeprefix(CHECKPOINT), key_groups=owned, regroup=key_groups)
+    parsed = HomeUrl.parse(url)
+    if reclaim and parsed.scheme == "memory":
+        raise ArgumentError("memory: keeps nothing that was handed over. Leave reclaim out.")
+    home, budget = home_of(parsed)
+    try:
+        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
+    except BaseException:
+        if home is not None:
+            home.close()
+        raise
+
+
+def _check_count(name: str, number: Any) -> None:
+    """ArgumentError for what cannot be a number of key-groups or sub-groups."""
+    if type(number) is not int or not 0 < number <= _LEAVES_MAX or number & (number - 1):
+        what = "key-groups" if name == "key_groups" else "sub-groups"
+        which = " `owned` says which of them are this provider's." if name == "key_groups" else ""
+        raise ArgumentError(
+            f"{name}={shorten(number)} is no number of {what}. Pass a power of two, "
+            f"{_LEAVES_MAX} at most.{which}"
+        )
+
+
+def _open_with(
+    home: Home | None,
+    url: str,
+    key_groups: int | None,
+    subgroups: int | None,
+    owned: KeyGroups | None,
+    budget: int | None,
+    reclaim: bool,
+) -> KVProvider:
+    meta = Meta.read(home, url)
+    is_new = home is None
+    groups, subs = fix_geometry(meta, url, key_groups, subgroups)
+    mine = group_ranges(range(groups) if owned is None else owned, groups)
+    if given := common(mine, meta.given):
+        if reclaim:
+            _check_kept(url, meta, given)
+        elif owned is None:
+            mine = subtract(mine, given)
+            _log.warning("%s", _handed_over(url, given))
+        else:
+            raise NotOwnedError(_handed_over(url, given))
+    if torn := common(mine, meta.restoring):
+        raise HomeError(
+            f"a restore of key-groups {show_groups(torn)} into {url!r} is going on or was "
+            "interrupted, so they are there only in part. Wait for it, or restore them again."
+        )
+    ledger = None
+    if home is not None:
+        if not meta.is_current:
+            # The geometry is fixed from now on.
+            is_new = change_record(home, url, meta, lambda found: None)
+        ledger = Ledger(home, subs, len(meta.schemas), is_bare=is_new)
+        ledger.recover(mine)
+    store = Store(groups, subs)
+    if not is_new:
+        store.mark(0, store.leaves, "absent")
+    for part in leaf_ranges(subtract((range(groups),), mine), subs):
+        store.mark(part.start, part.stop, "away")
+    residence = Residence(store, ledger, budget)
+    kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
+    if given and reclaim:
+        kv._record_taken(given, ())  # before anything is done with them
+    return kv
+
+
+def _handed_over(url: str, given: tuple[range, ...]) -> str:
+    return (
+        f"key-groups {show_groups(given)} of {url!r} were handed over to another process, and are "
+        "not this provider's any more. To have them back, fetch them from there into a provider "
+        'of "memory:", and merge() that. If the other process is gone for good, '
+        "open(..., reclaim=True) takes them back as they were at the last commit."
+    )
+
+
+def _check_kept(url: str, meta: Meta, given: tuple[range, ...]) -> None:
+    """NotOwnedError if of key-groups that are to be taken back not all is there any more."""
+    gone = common(given, meta.deleted)
+    if not gone:
+        return
+    kept = subtract(given, gone)
+    others = f" {show_groups(kept)} can: name these as owned=, and reclaim them." if kept else ""
+    raise NotOwnedError(
+        f"key-groups {show_groups(gone)} of {url!r} cannot be taken back: they were handed over to "
+        "another process, which had them, and so they were deleted here, at least a part of them. "
+        f"Restore them from a checkpoint: restore(..., home={url!r}).{others}"
+    )

@@ -1,0 +1,284 @@
+"""statekit.restore(): a provider from checkpoints.
+
+It makes a provider of one or several checkpoints, which may be those of other key-groups,
+of another number of workers, or of another number of key-groups:
+
+    coverage   the leaves that the checkpoints have. No leaf may be in two of them; a key-group is
+               covered if all its leaves are.
+    geometry   the largest number of leaves among the checkpoints, and no less than the number of
+               key-groups asked for. A leaf is a prefix of the key's hash, so a leaf of the
+               provider is a leaf of a checkpoint or a slice of one, never made of several.
+    time       the least watermark of them: nothing expires too early. Timers and entries are as
+               they were.
+
+Into memory, a restore is lazy: the provider is ready when the manifests are read, and leaves come
+when they are touched and in the background (residence/loading.py). Into a home, leaves are written
+one by one, so it takes the memory of a leaf. Meanwhile the home's record names the key-groups that
+are on their way; they cannot be opened before they have all arrived, and an interrupted restore
+can be started again. All of it happens in a thread that no signal reaches (uninterrupted.py).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from os import PathLike
+from typing import Any, Literal, TypeAlias
+
+from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, subtract
+from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.union import Union, unite
+from statekit.errors import ArgumentError, CheckpointCancelledError, shorten
+from statekit.homes import Home, HomeUrl
+from statekit.homes.ledger import Ledger
+from statekit.homes.record import HomeShare, Meta, change_record, fix_geometry
+from statekit.native import Store
+from statekit.provider.home import home_of
+from statekit.provider.provider import Family, KVProvider
+from statekit.residence.loading import CheckpointSource, open_pinned
+from statekit.residence.residence import Residence
+from statekit.uninterrupted import uninterrupted
+
+Place: TypeAlias = str | PathLike[str] | Checkpoint
+
+CHECKPOINT = "checkpoint:"  # what the URL of a provider from checkpoints begins with
+_LOOK_SECONDS = 0.1  # how soon a restore notices that it was interrupted
+
+
+def restore(
+    url: Place | Sequence[Place],
+    *,
+    key_groups: KeyGroups | None = None,
+    lazy: bool = True,
+    at: int | datetime | None = None,
+    home: str = "memory:",
+    regroup: int | None = None,
+    missing: Literal["error", "ok"] = "error",
+    replace: bool = False,
+) -> KVProvider:
+    """Makes a provider of a checkpoint, or of several that have different key-groups.
+
+    url: where kv.checkpoint() wrote, or what it returned; a list of these to merge what is in them.
+    key_groups: those to restore; all that the checkpoints have unless told.
+    lazy: be ready at once, and bring state when it is touched and in the background; see
+    KVProvider.loading. False: return when everything is here.
+    at: the number of a checkpoint, or the newest one of a time; the newest unless told.
+    home: where the state is to live, as in open(). A home other than memory must have no state of
+    these key-groups, and is complete when this returns.
+    regroup: another number of key-groups, a power of two, in which key_groups counts then.
+    missing: "ok" restores several places also if they do not have all key-groups together. A single
+    place may be that of one worker, so of that one nothing is missed.
+    replace: whatever the home holds of these key-groups is deleted.
+    """
+    if missing not in ("error", "ok"):
+        raise ArgumentError(
+            f'missing={shorten(missing)} is neither "error" nor "ok". Pass "ok" to go on without '
+            "key-groups that are in none of the places."
+        )
+    if replace and HomeUrl.parse(home).scheme == "memory":
+        raise ArgumentError('replace=True is for a home: there is nothing to replace in "memory:".')
+    places = _places(url)
+    is_strict = key_groups is None and missing == "error" and len(places) > 1
+
+    def work(is_abandoned: Callable[[], bool]) -> KVProvider:
+        parsed = HomeUrl.parse(home)
+        if parsed.options.get("look", "0") != "0":
+            raise ArgumentError(
+                f"{parsed.shown!r} is a copy to look at, which is gone when it is closed. "
+                "Restore into the home itself: leave look out."
+            )
+        is_memory = parsed.scheme == "memory"
+        budget = home_of(parsed)[1] if is_memory else None  # before anything is pinned
+        plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
+        if is_memory:
+            return _restore_here(plan, mine, source, budget, lazy, is_abandoned=is_abandoned)
+        try:
+            return _restore_home(plan, mine, source, parsed, replace, is_abandoned)
+        finally:
+            source.release()
+
+    return uninterrupted(work, KVProvider.close)
+
+
+def _open_source(
+    places: Sequence[Place],
+    at: int | datetime | None,
+    regroup: int | None,
+    key_groups: KeyGroups | None,
+    is_strict: bool,
+) -> "tuple[Union, tuple[range, ...], CheckpointSource]":
+    """What several checkpoints are together, what is wanted of it, and where it comes from."""
+    with ExitStack() as undo:
+        pinned = []
+        for place in places:
+            if isinstance(place, Checkpoint):
+                pinned.append(open_pinned(place.url, place.number))
+            else:
+                pinned.append(open_pinned(place, at))
+            undo.callback(pinned[-1][1].release)
+        plan = unite([checkpoint for checkpoint, _ in pinned], regroup)
+        if is_strict:
+            plan.check_whole(
+                "Name the checkpoints that have them too, or say which key-groups are wanted "
+                '(key_groups=), or missing="ok" (--missing-ok) to go on without them.'
+            )
+        mine = plan.choose(key_groups)
+        source = CheckpointSource(pinned, plan.leaves)
+        undo.pop_all()
+    return plan, mine, source
+
+
+def _places(url: Any) -> list[Place]:
+    if isinstance(url, str | PathLike | Checkpoint):
+        return [url]
+    if isinstance(url, Iterable) and not isinstance(url, bytes | bytearray | memoryview):
+        return [*url]
+    raise ArgumentError(
+        f"{shorten(url)} names no checkpoints. Give the place that kv.checkpoint() wrote to, a "
+        "path or a URL as str, or a list of such places."
+    )
+
+
+def _restore_here(
+    plan: Union,
+    mine: tuple[range, ...],
+    source: CheckpointSource,
+    budget: int | None,
+    lazy: bool,
+    background: bool = True,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> KVProvider:
+    """A provider in memory. The source is its own, also if this fails."""
+    try:
+        store = Store(plan.key_groups, plan.subgroups)
+        residence = Residence(store, None, budget)
+        residence.restore_from(source, background)
+    except BaseException:
+        source.release()
+        raise
+    meta = Meta(plan.key_groups, plan.subgroups, [*plan.schemas])
+    url = CHECKPOINT + ", ".join(one.url for one in plan.checkpoints)
+    kv = KVProvider(url, residence, meta, mine, HomeShare(None), Family())
+    try:
+        _prepare(kv, plan, mine)
+        if lazy:
+            residence.resume_loading()
+        else:
+            _wait_loaded(residence, is_abandoned)
+    except BaseException:
+        kv.close()
+        raise
+    return kv
+
+
+def _wait_loaded(residence: Residence, is_abandoned: Callable[[], bool]) -> None:
+    while True:
+        try:
+            residence.wait_loaded(_LOOK_SECONDS)
+            return
+        except TimeoutError:
+            if is_abandoned():
+                raise
+
+
+def _wanted(leaves: Iterable[int], is_abandoned: Callable[[], bool]) -> Iterator[int]:
+    for leaf in leaves:
+        if is_abandoned():
+            raise CheckpointCancelledError("the restore was interrupted. Start it again.")
+        yield leaf
+
+
+def _prepare(kv: KVProvider, plan: Union, mine: tuple[range, ...]) -> None:
+    """The provider's store with nothing in it yet, but with types, time and a past."""
+    store = kv._residence.store
+    if plan.watermark is not None:
+        store.set_time("event", plan.watermark)  # before anything is read
+    for schema in plan.schemas:
+        # All of them, in their order: then equal state is encoded as equal bytes, whoever is
+        # quicker at it, the user who declares states or the threads that load them.
+        store.state(schema.name, schema.kind, schema.key, timed=schema.timed)  # type: ignore[call-overload]
+    store.mark(0, store.leaves, "away")
+    owned = leaf_ranges(mine, plan.subgroups)
+    for part in owned:
+        store.mark(part.start, part.stop, "whole")
+    source = kv._residence.source  # None if it goes into a home, which is to be asked then
+    filled = (range(store.leaves),) if source is None else source.filled(store.leaves)
+    for part in filled:  # the others are empty, and need not be asked for
+        for own in owned:
+            start, stop = max(part.start, own.start), min(part.stop, own.stop)
+            if start < stop:
+                store.mark(start, stop, "absent")
+    epoch = store.advance_epoch()  # changes from here on are changes to the checkpoints
+    for one in plan.checkpoints:
+        kv._checkpointer.succeed(one)
+        if one.manifest.leaves == plan.leaves:
+            kv._checkpointer.adopt(one, epoch)
+
+
+def _restore_home(
+    plan: Union,
+    mine: tuple[range, ...],
+    source: CheckpointSource,
+    parsed: HomeUrl,
+    replace: bool,
+    is_abandoned: Callable[[], bool],
+) -> KVProvider:
+    home, budget = home_of(parsed)
+    assert home is not None
+    kv = None
+    try:
+        url = parsed.shown
+        meta = Meta.read(home, url)
+        fix_geometry(meta, url, plan.key_groups, plan.subgroups)
+        ledger = Ledger(home, plan.subgroups, len(meta.schemas))
+        ledger.recover(mine)  # what was committed is in its place now
+        if not replace:
+            torn = (*meta.restoring, *meta.deleted)  # of which nobody expects to find all
+            _check_empty(home, url, meta, subtract(mine, torn), plan.subgroups)
+        _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
+        residence = Residence(Store(plan.key_groups, plan.subgroups), ledger, budget)
+        kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
+        for schema in plan.schemas:
+            kv._register(schema)
+        _prepare(kv, plan, mine)
+        leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
+        residence.fill_home(source, _wanted(leaves, is_abandoned))
+        # From now on they are at the position of the checkpoint.
+        positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
+        residence.commit(mine, [one for one in positions if one[1]])
+        _change_restoring(home, url, meta, lambda there: subtract(there, mine), mine)
+    except BaseException:
+        if kv is None:
+            home.close()
+        else:
+            kv._let_go()  # nobody has it, or can be told to close it
+        raise
+    return kv
+
+
+def _check_empty(
+    home: Home, url: str, meta: Meta, groups: tuple[range, ...], subgroups: int
+) -> None:
+    for number, schema in enumerate(meta.schemas):
+        for leaf in (leaf for part in leaf_ranges(groups, subgroups) for leaf in part):
+            if next(iter(home.load(leaf, number)), None) is not None:
+                raise ArgumentError(
+                    f"{url!r} is not empty: it has entries of state {schema.name!r} in key-group "
+                    f"{leaf // subgroups}. Restore into a new home, or pass replace=True "
+                    "(--replace) to have what is there deleted."
+                )
+
+
+def _change_restoring(
+    home: Home,
+    url: str,
+    meta: Meta,
+    change: Callable[[tuple[range, ...]], tuple[range, ...]],
+    done: tuple[range, ...] = (),
+) -> None:
+    """Changes the key-groups in the home's record that are on their way; done: they are here."""
+
+    def set_restoring(found: Meta) -> None:
+        found.restoring = group_ranges(change(found.restoring))
+        found.take(done)
+
+    change_record(home, url, meta, set_restoring)

@@ -41,3 +41,17 @@ def test_make_targets_that_a_page_names_exist(name: str) -> None:
     named = set(re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", (ROOT / name).read_text(), re.M))
     targets = {first or second for first, second in named}
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets), targets
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:statekit|csrc|tests|docs)/[\w./]+)`", text)
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_package_is_in_the_picture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = re.findall(r"^ (\w+)  +\w", text, re.MULTILINE)
+    packages = {path.parent.name for path in (ROOT / "statekit").glob("*/__init__.py")}
+    assert {*drawn} - {"the"} == packages

@@ -31,9 +31,10 @@
  *   key offsets    4 or 8 (n + 1)   key width 0; the first is 0, the last key_bytes
  *   keys           key_bytes        always
  *   marks          n                delta; 0 = entry, 1 = deletion (then the value is empty or 0)
- *   stamps         8 n              timed; when the entry was last touched, in ms; INT64_MIN =
- * before the first watermark; 0 for a deletion value offsets  4 or 8 (n + 1)   kinds other than i64
- * and f64 values         value_bytes      always
+ *   stamps         8 n              timed; when the entry was last touched, in ms;
+ *                                   INT64_MIN = before the first watermark; 0 for a deletion
+ *   value offsets  4 or 8 (n + 1)   kinds other than i64 and f64
+ *   values         value_bytes      always
  *
  * A block is valid iff
  *  1. magic, version, kind, flags, key width and key type are known, the name is UTF-8, and zero

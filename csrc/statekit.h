@@ -339,9 +339,10 @@ typedef struct sk_column {
 
 /*
  *   op           kinds          values                  results
- *   SK_B_GET     any            -                       numbers: `out`; else `buf` and
- * `out_offsets` SK_B_PUT     any            one per key             - SK_B_ADD     i64, f64 one per
- * key or operand  `out` (may be NULL): the new values SK_B_HAS     any            - `status` only
+ *   SK_B_GET     any            -                       numbers: `out`; else `buf` and `out_offsets`
+ *   SK_B_PUT     any            one per key             -
+ *   SK_B_ADD     i64, f64       one per key or operand  `out` (may be NULL): the new values
+ *   SK_B_HAS     any            -                       `status` only
  *   SK_B_DELETE  any            -                       `status` only
  *   SK_B_APPEND  list           one per key             -
  *   SK_B_MAP_PUT map            one per key, map_keys   -

@@ -273,7 +273,7 @@ class Bench:
         p99 = {
             name: statistics.median(one.p99_ms for one in waits) for name, waits in found.items()
         }
-        self.report.series["waits"] = {
+        waits: dict[str, Any] = {
             "slot_s": SLOT_S,
             "records_per_second": rate,
             "bytes": n * COUNT_BYTES,
@@ -281,7 +281,10 @@ class Bench:
             "longest_ms": longest,
             "runs": {name: [asdict(one) for one in waits] for name, waits in found.items()},
         }
-        plot(self.report.series["waits"], RESULTS / f"{self.report.name}.png")
+        plot(waits, RESULTS / f"{self.report.name}.png")
+        for run in (run for runs in waits["runs"].values() for run in runs):
+            del run["slots"]  # thousands of samples: the picture has them
+        self.report.series["waits"] = waits
 
     def _wait(self, strategy: str, load: Load) -> Waits:
         with (

@@ -19,8 +19,8 @@
  * plain checksum = CRC32C of bytes 8 .. size. It is what a frame has in memory, and 0 stands for
  *                  one that is not known yet.
  * bound checksum = plain checksum XOR mix(id of the pack, offset of the frame in the file). It is
- *                  what a frame has in a file, so that a frame of another pack or from another
- *                  place in it, be it ever so intact, is found out.
+ *                  what a frame has in a file. So a frame that is intact, but of another pack or
+ *                  from another place, has a wrong checksum.
  * XOR and not a CRC that starts from the mix, so that a frame can be moved to another pack by its
  * header alone: binding twice is the way back.
  *

@@ -277,5 +277,5 @@ def check_id(migration: str) -> None:
 
 
 def life_and_number(migration: str) -> tuple[str, int]:
-    """Who made a migration, in which life; and the how many-th it was there."""
+    """Which process made a migration, in which life; and its number among those of that life."""
     return migration[:_LIFE_DIGITS], int(migration[_LIFE_DIGITS:], 16)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import Any
 
 import numpy as np
 from compare import RESULTS, Contender, Report, Row, measure, medians, ratio

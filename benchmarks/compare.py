@@ -36,22 +36,24 @@ class Row:
     what: str
     value: float
     unit: str
-    floor: float
+    floor: float | None  # None: it is told, and not held against anything
     at_most: bool = False  # the floor is a ceiling
     figures: dict[str, float] = field(default_factory=dict)  # what the value was made from
 
     @property
     def holds(self) -> bool:
+        if self.floor is None:
+            return True
         return self.value <= self.floor if self.at_most else self.value >= self.floor
 
     def __str__(self) -> str:
         bound = "at most" if self.at_most else "at least"
         made_of = ", ".join(f"{name} {_short(figure)}" for name, figure in self.figures.items())
         verdict = "ok  " if self.holds else "MISS"
-        return (
-            f"{verdict} {self.what}: {_short(self.value)}{self.unit} "
-            f"({bound} {_short(self.floor)}{self.unit})   [{made_of}]"
-        )
+        told = f"{self.what}: {_short(self.value)}{self.unit}"
+        if self.floor is None:
+            return f"     {told}   [{made_of}]"
+        return f"{verdict} {told} ({bound} {_short(self.floor)}{self.unit})   [{made_of}]"
 
 
 def _short(number: float) -> str:

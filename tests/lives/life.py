@@ -335,6 +335,8 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
         return wrong
 
     def check_metrics(self, kv: Kv) -> None:
+        if not self.world.moves_of(kv):
+            self.call(kv, "let_go")  # what was handed over is counted as long as it is in memory
         found = self.call(kv, "metrics")
         leaves = sum(found["leaves"].values())
         if leaves != self.world.groups * self.world.subgroups:

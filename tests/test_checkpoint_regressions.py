@@ -34,6 +34,7 @@ from statekit.format.pack import PackBuilder
 from statekit.live import checkpointer
 from statekit.residence import frozen as frozen_module
 from statekit.residence.loading import Loading
+from statekit.residence.residence import Residence
 from statekit.storage import fsspec as remote
 from statekit.storage import local, open_storage
 
@@ -168,7 +169,7 @@ def test_what_a_lazy_restore_has_not_read_is_not_referred_to_once_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small(a=1).checkpoint(tmp_path)
-    monkeypatch.setattr(sk.residence.Residence, "resume_loading", lambda residence: None)
+    monkeypatch.setattr(Residence, "resume_loading", lambda residence: None)
     with sk.restore(tmp_path) as back:
         shutil.rmtree(tmp_path)
         with pytest.raises(CheckpointError, match="still being restored from, is gone"):
@@ -472,7 +473,7 @@ def test_progress_rises_while_leaves_are_copied_that_are_not_loaded_yet(
     kv = sk.open("memory:", key_groups=8, subgroups=4)
     kv.value("counts", int).put_many([f"k{i}" for i in range(1000)], [1] * 1000)
     kv.checkpoint(tmp_path / "one")
-    monkeypatch.setattr(sk.residence.Residence, "resume_loading", lambda residence: None)
+    monkeypatch.setattr(Residence, "resume_loading", lambda residence: None)
     begin, add = checkpointer.CheckpointJob._begin, writer.Attempt.add_frames
     jobs, fractions = [], []
 

@@ -485,8 +485,7 @@ VALUE_OPERATIONS(f64, double, (double)NAN, IS_NAN)
 
 /* ---- Containers ---- */
 
-/* Whether an entry that was found (status) was read, be it that what was looked for is not in it.
- */
+/* Whether an entry was read. If it has no such element, it was: that answer came from it. */
 static bool was_looked_at(int status, int64_t result) {
     return status == SK_OK && (result >= 0 || result == -SK_MISSING);
 }

@@ -519,6 +519,8 @@ def test_a_scan_that_meets_the_end_of_a_hand_over_reads_nothing_of_it(
         return asked(store, leaf, *args) if answer is None else answer
 
     monkeypatch.setattr(sk.Store, moment, ends_now)
+    if moment == "residency":
+        assert [*residence.leaves()] == [0, 1, 3]
     assert {sk.leaf_of(str, key, 4, 1) for key in counts} == {0, 1, 3}
 
 

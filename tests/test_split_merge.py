@@ -309,6 +309,27 @@ def test_a_refused_merge_changes_nothing(home: str, tmp_path: Path) -> None:
     kv.close()
 
 
+@pytest.mark.parametrize("is_target", [True, False], ids=["into", "from"])
+def test_a_merge_sees_what_a_sibling_has_declared_since(is_target: bool, tmp_path: Path) -> None:
+    """Siblings share their home, and its states."""
+    kv = open_at("rocksdb:", tmp_path, owned=range(8))
+    (sibling,) = kv.split([range(4)])
+    other = open_at("memory:", tmp_path, owned=range(8, 16))
+    items, others = sibling.list("l", int), other.list("l", float)
+    of_group = {sk.leaf_of(str, key, GROUPS, SUBGROUPS): key for key in map(str, range(1000))}
+    a, b = of_group[0], of_group[8]
+    items[a].extend([1, 2])
+    others[b].append(0.5)
+    target, source = (kv, other) if is_target else (other, kv)
+    with pytest.raises(SchemaError, match=r"'l' is .* here and .* there. Nothing was merged"):
+        target.merge(source)
+    assert (kv.key_groups, other.key_groups) == ((range(4, 8),), (range(8, 16),))
+    assert sibling.schemas["l"].type == ["list", "int"]
+    assert (items[a].copy(), others[b].copy()) == ([1, 2], [0.5])
+    for one in (other, sibling, kv):
+        one.close()
+
+
 # ---- Ownership
 
 

@@ -432,6 +432,14 @@ class KVProvider(InProcess, MovingProvider):
                 break
         residence.register(self._meta.schemas)
 
+    def _see_siblings(self) -> None:
+        """Takes on what siblings have declared since: they share the home, and its states."""
+        home = self._residence.home
+        if home is not None:
+            with self._lock:
+                self._meta.schemas = Meta.read(home, self.url).schemas
+                self._residence.register(self._meta.schemas)
+
     def _check_geometry(self, stored: Meta) -> None:
         """Two processes may have found a home new at the same time."""
         ours, theirs = self._meta, (stored.key_groups, stored.subgroups)
@@ -1119,6 +1127,8 @@ class KVProvider(InProcess, MovingProvider):
                 f"both providers have key-groups {show_groups(common)}. "
                 "Merge providers that own different ones."
             )
+        self._see_siblings()
+        other._see_siblings()
         mine = self.schemas
         for name, schema in other.schemas.items():
             if name in mine and mine[name] != schema:

@@ -11,8 +11,8 @@ import pytest
 from remote_util import wait_until
 
 import statekit as sk
-from statekit.migration.member import EFFECTS, SEEN_TO, Member
 from statekit.migration.peer import Peer
+from statekit.migration.shell import EFFECTS, SEEN_TO, Shell
 from statekit.protocol.messages import (
     Action,
     AddToPart,
@@ -26,6 +26,7 @@ from statekit.protocol.messages import (
     Send,
     Serve,
     Shut,
+    TakeBack,
     Unexpect,
     WritePart,
 )
@@ -34,7 +35,12 @@ from statekit.protocol.participant import Participant
 SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(500)]
 #: What the participant is asked or told, and answers with actions.
-ASKED = ("on", "begin", "abort", "declare_dead", "fence", "give_back", "take", "send", "own")
+ASKED = (
+    *("on", "own", "fence", "take", "declare_dead"),
+    *("begin", "abort", "make_way", "taken_back", "send"),
+    *("ask", "unask", "want", "give_back", "decline", "open_stream", "stream_ended", "received"),
+    *("unreported", "unreturned", "uncompleted"),
+)
 
 
 @pytest.fixture
@@ -80,14 +86,14 @@ class Recorder:
         self.taken: Counter[tuple[type, Action]] = Counter()
         for name in ASKED:
             monkeypatch.setattr(Participant, name, self._listening(getattr(Participant, name)))
-        carry_out = Member._carry_out
+        carry_out = Shell._carry_out
 
-        def taking(peer: Member, actions: Any, *seen_to: type) -> Any:
+        def taking(peer: Shell, actions: Any, *seen_to: type) -> Any:
             actions = list(actions)
             self.taken.update((type(action), action) for action in actions)
             return carry_out(peer, actions, *seen_to)
 
-        monkeypatch.setattr(Member, "_carry_out", taking)
+        monkeypatch.setattr(Shell, "_carry_out", taking)
         self._depth = threading.local()
 
     def _listening(self, method: Any) -> Any:
@@ -132,8 +138,8 @@ def test_all_that_participants_ask_for_in_hand_overs_is_taken_on(
     a.migrations[0].abort(target_is_dead=True)
     b.fence(3)
     kinds = {kind for kind, _ in recorder.asked}
-    wanted = {AddToPart, Drop, Expect, Fence, Install, Reopen, Send, Serve, Shut, Unexpect}
-    assert kinds >= wanted | {WritePart}
+    wanted = {AddToPart, Drop, Expect, Fence, Install, Reopen, Send, Serve, Shut, TakeBack}
+    assert kinds >= wanted | {Unexpect, WritePart}
     assert not kinds & {Lost, Restore}
     # Threads that report what has come may be between the two. Serve is read out.
     wait_until(lambda: {kind for kind, _ in recorder.asked - recorder.taken} <= {Serve})

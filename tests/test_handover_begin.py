@@ -12,8 +12,8 @@ from remote_util import wait_until
 
 import statekit as sk
 from statekit.errors import ArgumentError, MigrationError, PeerLostError, SchemaError
-from statekit.migration.giving import Giver
-from statekit.migration.taking import Taker
+from statekit.migration.new_owner import NewOwnerShell
+from statekit.migration.old_owner import OldOwnerShell
 from statekit.remote.channel import PeerChannel
 
 GROUPS, SUBGROUPS = 8, 2
@@ -63,9 +63,9 @@ class Held:
         self._where = where
         self._came, self._release = threading.Semaphore(0), threading.Event()
         self._calls: list[threading.Thread] = []
-        answer, call = Giver.begin, PeerChannel.begin
+        answer, call = OldOwnerShell.begin, PeerChannel.begin
 
-        def held(peer: Giver, asked: Any) -> Any:
+        def held(peer: OldOwnerShell, asked: Any) -> Any:
             self.ids.append(asked.migration)
             is_held = self.is_impatient
             if is_held and where == "before":
@@ -86,7 +86,7 @@ class Held:
             assert self._came.acquire(timeout=SECONDS_MAX)
             raise PeerLostError("it has not answered", peer=channel.address, seconds=0.1)
 
-        monkeypatch.setattr(Giver, "begin", held)
+        monkeypatch.setattr(OldOwnerShell, "begin", held)
         monkeypatch.setattr(PeerChannel, "begin", ask)
 
     def _hold(self) -> None:
@@ -136,13 +136,13 @@ def test_nobody_who_retries_waits_for_a_slow_begin_twice(
     source, target, address = pair(stack)
     held = Held(monkeypatch, "before")
     begun: list[str] = []
-    depart = Giver._depart
+    depart = OldOwnerShell._depart
 
-    def counted(peer: Giver, call: Any, *rest: Any) -> Any:
+    def counted(peer: OldOwnerShell, call: Any, *rest: Any) -> Any:
         begun.append(call.migration)
         return depart(peer, call, *rest)
 
-    monkeypatch.setattr(Giver, "_depart", counted)
+    monkeypatch.setattr(OldOwnerShell, "_depart", counted)
     for _ in range(3):
         held.fail(target, address)
     held.let_go()
@@ -246,16 +246,16 @@ def test_what_cannot_be_taken_over_is_the_old_owners_again(
 ) -> None:
     """The answer came, but could not be used, and what was given back did not arrive at first."""
     source, target, address = pair(stack)
-    accept, tries = Taker._accept, []
+    accept, tries = NewOwnerShell._accept, []
 
-    def failing(peer: Taker, channel: Any, *rest: Any) -> Any:
+    def failing(peer: NewOwnerShell, channel: Any, *rest: Any) -> Any:
         tries.append(channel)
         if len(tries) == 1:
             channel.close()
             raise SchemaError("on purpose")
         return accept(peer, channel, *rest)
 
-    monkeypatch.setattr(Taker, "_accept", failing)
+    monkeypatch.setattr(NewOwnerShell, "_accept", failing)
     with pytest.raises(SchemaError, match="on purpose"):
         target.fetch_from(address)
     assert source.key_groups == ()
@@ -268,7 +268,7 @@ def test_a_begin_that_comes_again_after_all_was_taken_back_begins_nothing(
 ) -> None:
     source, target, address = pair(stack)
     calls: list[Any] = []
-    begin = Giver.begin
+    begin = OldOwnerShell.begin
     peer = source._as_peer()
     peer.begin = lambda call: calls.append(call) or begin(peer, call)  # type: ignore[method-assign, func-returns-value]
     migration = target.fetch_from(address, strategy="on_demand")
@@ -338,7 +338,7 @@ def test_no_step_of_beginning_is_done_leaf_by_leaf(
     if has_timers:
         a.timers("t").set(KEYS[0], 10)
     lines: dict[str, int] = {}
-    begin, take_on = Giver.begin, Taker._begin_any
+    begin, take_on = OldOwnerShell.begin, NewOwnerShell._begin_any
 
     def giving(*args: Any) -> Any:
         found, lines["giving"] = lines_in(begin, *args)
@@ -348,8 +348,8 @@ def test_no_step_of_beginning_is_done_leaf_by_leaf(
         found, lines["taking"] = lines_in(take_on, *args)
         return found
 
-    monkeypatch.setattr(Giver, "begin", giving)
-    monkeypatch.setattr(Taker, "_begin_any", taking)
+    monkeypatch.setattr(OldOwnerShell, "begin", giving)
+    monkeypatch.setattr(NewOwnerShell, "_begin_any", taking)
     peers, lines["owning"] = lines_in(lambda: (a._as_peer(), b._as_peer()))
     b.fetch_from(a.serve().address, strategy="on_demand")
     assert len(peers) == 2

@@ -28,7 +28,7 @@ from statekit.errors import (
 )
 from statekit.homes import Home
 from statekit.homes.record import Meta
-from statekit.migration import arrival as arrival_module
+from statekit.migration import report as report_module
 
 pytest.importorskip("rocksdict")
 
@@ -548,7 +548,7 @@ def test_a_hand_over_that_the_home_cannot_record_does_not_begin(
 def test_what_is_given_back_stays_shut_until_the_home_says_that_it_is_back(
     stack: ExitStack, home: RocksHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(report_module, "RETRY_SECONDS", 0.01)
     a, b = filled(stack, home.url), opened(stack, owned=())
     disk = broken(a, monkeypatch)
     migration = b.fetch_from(a.serve().address, key_groups=HIGH, strategy="on_demand")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_util import TOKEN
+from remote_util import TOKEN, wait_until
 
 import statekit as sk
 from statekit.errors import (
@@ -22,8 +22,11 @@ from statekit.errors import (
     PeerLostError,
     StateKitError,
 )
-from statekit.migration import arrival as arrival_module
-from statekit.migration.taking import Taker
+from statekit.migration import fetch as fetch_module
+from statekit.migration.fetch import Fetching
+from statekit.migration.new_owner import NewOwnerShell
+from statekit.migration.report import Reports
+from statekit.migration.stream import Streaming
 from statekit.residence.residence import Residence
 
 SECONDS_MAX = 120.0
@@ -128,15 +131,15 @@ def test_an_earlier_arrival_does_not_fill_what_was_given_back_and_fetched_again(
     numbers.put_many(KEYS, [1] * len(KEYS))
     address = a.serve().address
     come, go = threading.Event(), threading.Event()
-    fill = sk.Arrival._fill
+    fill = Streaming._fill
 
-    def slowly(self: sk.Arrival, batch: Any) -> None:
+    def slowly(self: Streaming, batch: Any) -> None:
         if not go.is_set():
             come.set()
             go.wait(SECONDS_MAX)
         fill(self, batch)
 
-    monkeypatch.setattr(sk.Arrival, "_fill", slowly)
+    monkeypatch.setattr(Streaming, "_fill", slowly)
     migration = b.fetch_from(address)
     assert come.wait(SECONDS_MAX)
     back = migration.give_back()
@@ -191,15 +194,15 @@ def test_a_target_that_was_wrongly_declared_dead_gives_way(
     a, c = opened(stack), opened(stack, owned=())
     numbers = a.value("n", int)
     numbers.put_many(KEYS, [1] * len(KEYS))
-    report, is_cut = sk.Arrival._report, threading.Event()
+    report, is_cut = Reports.report, threading.Event()
     is_cut.set()
 
-    def cut(self: sk.Arrival) -> None:
+    def cut(self: Reports) -> None:
         if is_cut.is_set():
             raise PeerLostError("a partition", peer="", seconds=0.1)
         report(self)
 
-    monkeypatch.setattr(sk.Arrival, "_report", cut)
+    monkeypatch.setattr(Reports, "report", cut)
     migration = c.fetch_from(a.serve().address)
     there = c.value("n", int)
     there[KEYS[0]] = 2
@@ -207,8 +210,8 @@ def test_a_target_that_was_wrongly_declared_dead_gives_way(
     a.migrations[0].abort(target_is_dead=True)
     assert numbers[KEYS[0]] == 1  # as it was at the hand-over
     is_cut.clear()
-    with migration._moved:
-        assert migration._moved.wait_for(lambda: migration._is_settled, SECONDS_MAX)
+    with migration.lock:
+        assert migration.lock.wait_for(lambda: migration.reports.is_done, SECONDS_MAX)
     assert c.key_groups == ()
     with pytest.raises(NotOwnedError):
         there[KEYS[0]]
@@ -220,9 +223,10 @@ def test_fencing_ends_arrivals(stack: ExitStack) -> None:
     a.value("n", int).put_many(KEYS, range(len(KEYS)))
     migration = b.fetch_from(a.serve().address, strategy="on_demand")
     b.fence(7)
-    migration.wait(SECONDS_MAX)
+    with pytest.raises(FencedError, match="later generation"):
+        migration.wait(SECONDS_MAX)
     assert b.key_groups == ()
-    assert b.migrations == ()
+    wait_until(lambda: b.migrations == ())
 
 
 def test_who_meets_a_later_generation_owns_nothing_any_more(stack: ExitStack) -> None:
@@ -334,9 +338,9 @@ def test_fencing_and_the_end_of_an_arrival_do_not_wait_for_each_other(
     a, b = opened(stack), opened(stack, owned=())
     a.value("n", int).put_many(KEYS, range(len(KEYS)))
     ending, fencing = threading.Event(), threading.Event()
-    forget, forget_shut = Taker.forget, Residence.forget_shut
+    forget, forget_shut = NewOwnerShell.forget, Residence.forget_shut
 
-    def forget_slowly(self: Taker, arrival: sk.Arrival) -> None:
+    def forget_slowly(self: NewOwnerShell, arrival: sk.Arrival) -> None:
         ending.set()
         fencing.wait(1)
         forget(self, arrival)
@@ -345,7 +349,7 @@ def test_fencing_and_the_end_of_an_arrival_do_not_wait_for_each_other(
         fencing.set()
         forget_shut(self)
 
-    monkeypatch.setattr(Taker, "forget", forget_slowly)
+    monkeypatch.setattr(NewOwnerShell, "forget", forget_slowly)
     monkeypatch.setattr(Residence, "forget_shut", forget_shut_late)
     b.fetch_from(a.serve().address)
     assert ending.wait(SECONDS_MAX)  # its thread has the residence's lock, and wants the peer's
@@ -363,16 +367,16 @@ def test_leaves_that_are_given_back_while_a_batch_fetches_them_are_not_owned(
     b = stack.enter_context(sk.open("memory:", key_groups=4, subgroups=1, owned=()))
     a.value("v", str).put_many(KEYS, ["x" * 100] * len(KEYS))
     migration = b.fetch_from(a.serve().address, strategy="on_demand")
-    monkeypatch.setattr(arrival_module, "REQUEST_BYTES", 1)  # a request for each leaf
-    pieces = sk.Arrival._pieces
+    monkeypatch.setattr(fetch_module, "REQUEST_BYTES", 1)  # a request for each leaf
+    pieces = Fetching._pieces
     back: list[Any] = []
 
-    def give_back_in_between(self: sk.Arrival, leaves: Any) -> Any:
+    def give_back_in_between(self: Fetching, leaves: Any) -> Any:
         yield from pieces(self, leaves)
         if not back:
             back.extend(migration.give_back())
 
-    monkeypatch.setattr(sk.Arrival, "_pieces", give_back_in_between)
+    monkeypatch.setattr(Fetching, "_pieces", give_back_in_between)
     b._residence.load_leaves(range(4))
     monkeypatch.undo()
     gone = {group for part in back for group in part}

@@ -34,7 +34,8 @@ from statekit.errors import (
     SchemaError,
 )
 from statekit.migration.arrival import STRATEGIES
-from statekit.migration.member import Credentials
+from statekit.migration.report import Reports
+from statekit.migration.shell import Credentials
 from statekit.protocol.calls import (
     FetchCall,
     GiveBackCall,
@@ -244,8 +245,8 @@ def test_a_batch_asks_for_all_its_leaves_at_once(stack: ExitStack) -> None:
     source.value("numbers", int).put_many(KEYS, range(len(KEYS)))
     migration = target.fetch_from(address, strategy="on_demand")
     calls = []
-    fetch = migration._channel.fetch
-    migration._channel.fetch = lambda call: calls.append(call) or fetch(call)  # type: ignore[method-assign]
+    fetch = migration.channel.fetch
+    migration.channel.fetch = lambda call: calls.append(call) or fetch(call)  # type: ignore[method-assign]
     assert many(target.value("numbers", int), KEYS) == list(range(len(KEYS)))
     assert len(calls) == 1
     assert len(calls[0].leases) == GROUPS * SUBGROUPS
@@ -256,14 +257,14 @@ def test_threads_that_miss_the_same_leaf_share_one_fetch(stack: ExitStack) -> No
     source.value("numbers", int)["alice"] = 1
     migration = target.fetch_from(address, strategy="on_demand")
     calls = []
-    fetch = migration._channel.fetch
+    fetch = migration.channel.fetch
     start = threading.Barrier(8)
 
     def slowly(call: Any) -> Any:
         calls.append(call)
         return fetch(call)
 
-    migration._channel.fetch = slowly  # type: ignore[method-assign]
+    migration.channel.fetch = slowly  # type: ignore[method-assign]
     numbers = target.value("numbers", int)
     found: list[int] = []
 
@@ -302,7 +303,7 @@ def test_of_a_large_leaf_the_wanted_entries_come_first(stack: ExitStack) -> None
 def test_of_a_leaf_of_which_some_entries_are_here_the_others_are_absent(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sk.Arrival, "_bring_rest", lambda *_: None)  # the leaves would follow
+    monkeypatch.setattr(Reports, "_bring_rest", lambda *_: None)  # the leaves would follow
     source, target = (
         stack.enter_context(sk.open("memory:", key_groups=2, subgroups=1, **owned))
         for owned in ({}, {"owned": ()})
@@ -327,7 +328,7 @@ def test_single_entries_are_given_for_their_lease_only(stack: ExitStack) -> None
     address = source.serve().address
     migration = target.fetch_from(address, strategy="on_demand")
     leaf = sk.leaf_of(str, "a", GROUPS, SUBGROUPS)
-    (epoch,) = (grant.epoch for grant in migration._offer.grants if leaf in grant.leaves)
+    epoch = migration.epoch_of(leaf)
     call = PickCall(migration.id, 0, ((leaf, epoch),), (("v", (b"a",)),))
     peer = source._as_peer()
     for wrong in (
@@ -618,7 +619,7 @@ def test_what_was_sent_is_taken_back_only_from_the_dead(stack: ExitStack) -> Non
     touched = keys_of(source, HIGH)[0]
     departure = source.migrations[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sk.Arrival, "_report", lambda self: None)  # the source is not told
+        patch.setattr(Reports, "report", lambda self: None)  # the source is not told
         assert target.value("n", int)[touched] == KEYS.index(touched)
         with pytest.raises(MigrationError, match="target_is_dead"):
             departure.abort()
@@ -669,7 +670,7 @@ def test_a_dead_source_is_abandoned_and_what_has_not_come_is_named(
         target._residence.load_leaves([leaf])
     torn = keys_of(target, [group for group in HIGH if group != kept])[0]
     assert numbers[torn] == KEYS.index(torn)  # one leaf of another key-group
-    migration._channel.timeout_s = 0.3
+    migration.channel.timeout_s = 0.3
     source.close()
     lost = migration.abandon()
     assert {group for part in lost for group in part} == set(HIGH) - {kept}

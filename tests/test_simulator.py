@@ -15,7 +15,18 @@ from simulator.run import CLOCKS, Run
 from simulator.script import Crash, ScriptedRun, events, single_crashes
 from simulator.transitions import HANDLED, VISITED, CountingCoordinator, CountingParticipant
 
-from statekit.protocol import coordinator, known, messages, participant
+from statekit.protocol import (
+    coordinator,
+    handover,
+    known,
+    machine,
+    messages,
+    new_owner,
+    old_owner,
+    participant,
+)
+
+MACHINES = [participant, old_owner, new_owner, machine, handover, coordinator, known, messages]
 
 IS_NIGHTLY = os.environ.get("STATEKIT_NIGHTLY") == "1"
 SEEDS = 1_000_000 if IS_NIGHTLY else 20_000
@@ -43,7 +54,7 @@ def test_nothing_depends_on_clocks(clock: float | None) -> None:
         run.play()
 
 
-@pytest.mark.parametrize("module", [participant, coordinator, known, messages])
+@pytest.mark.parametrize("module", MACHINES)
 def test_machines_have_no_clock_socket_thread_or_chance(module: object) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())  # type: ignore[attr-defined]
     imported = {
@@ -54,7 +65,7 @@ def test_machines_have_no_clock_socket_thread_or_chance(module: object) -> None:
             [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         )
     }
-    own = {"statekit.errors", "statekit.protocol.known", "statekit.protocol.messages"}
+    own = {"statekit.errors", "statekit.assignment", *(str(one.__name__) for one in MACHINES)}
     assert imported <= {"bisect", "collections.abc", "itertools", "typing", *own}
 
 
@@ -120,17 +131,14 @@ def visited() -> None:
 
 
 def visit_what_chance_seldom_does() -> None:
-    """Two transitions that take a rare order of events: seen once in some 10,000 runs."""
+    """Transitions that take a rare order of events: seen once in some 10,000 runs."""
     source = CountingParticipant("a")
     source.own([0, 1])
     target = CountingParticipant("b")
     target.own([])
     for leaf in (0, 1):
         target.on("a", source.begin(f"m{leaf}", "b", [leaf])[1].message)
-    source.abort("m0")
-    target.refuses = "no memory"
-    target.on("a", source.begin("m2", "b", [0])[1].message)
-    assert target.declare_dead("a")[1] == (1,)
+    assert target.declare_dead("a")[1] == (0, 1)
 
 
 @pytest.mark.usefixtures("visited")

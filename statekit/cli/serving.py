@@ -235,7 +235,7 @@ class _Serving:
     def _picture(self, note: str = "") -> str:
         kv = self._kv
         going = Counter(
-            leaf // kv.subgroups for one in self._unfinished for leaf in one.unfinished()
+            leaf // kv.subgroups for one in self._unfinished for leaf in [*one.state.leaves]
         )
         shades = {group: min(n / kv.subgroups, _GOING) for group, n in going.items()}
         shades |= dict.fromkeys((group for part in kv.key_groups for group in part), 1.0)

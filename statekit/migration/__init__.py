@@ -1,10 +1,14 @@
 """Moving leaves between live processes: lazy, prioritised, exact. See docs/protocol.md.
 
-departure.py    the old owner's side: leaves are shut, and read out
-arrival.py      the new owner's side: leaves come when they are touched, and by themselves
-member.py       what a process is among others: its participant, generation, barriers
-giving.py       the old owner's part of a peer: offers, answers, takes back
-taking.py       the new owner's part: takes on, gives back
-peer.py         both, to be reached: a provider among others
-moving.py       the part of KVProvider that users see: serve, fetch_from, migrate, prefetch
+api.py          the part of KVProvider that users see: serve, fetch_from, migrate, prefetch
+peer.py         a provider among others: it is reached, and answers
+shell.py        carries out what its participant (statekit/protocol) says
+old_owner.py    the old owner's side of that
+departure.py    one hand-over as the old owner sees it: leaves are shut, and read out
+new_owner.py    the new owner's side
+arrival.py      one hand-over as the new owner sees it
+fetch.py        leaves that come because somebody needs them
+stream.py       leaves that come by themselves
+report.py       what the old owner is told
+kept.py         leaves as they came, for a checkpoint that was begun before
 """

@@ -25,6 +25,7 @@ from statekit.native.frames import bind, seal
 from statekit.native.kinds import residency_filter
 from statekit.native.states import State
 from statekit.protocol.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
+from statekit.protocol.handover import Outgoing
 from statekit.protocol.messages import Offer, runs_of
 from statekit.residence.residence import Residence
 
@@ -60,6 +61,7 @@ class Departure:
         key_groups: tuple[range, ...],
         target: str,
         residence: Residence,
+        state: Outgoing,
         since: "array[int] | None",
         abort: Callable[["Departure", bool], None],
     ) -> None:
@@ -68,6 +70,7 @@ class Departure:
         self.target = target
         self.offer = offer
         self.since = since  # per leaf: the epoch that the target's base has it of; 0: all of it
+        self.state = state  # as the participant knows it: only read here
         self._residence = residence
         self._abort = abort
         self._pack_id = bytes.fromhex(offer.migration)
@@ -79,8 +82,6 @@ class Departure:
             self.sizes += sizes[grant.leaves.start : grant.leaves.stop]
         self.timer_leaves = _timer_leaves(residence, self.leaves)
         self._moved = threading.Condition()
-        self._open = set(self.leaves)  # that the target has not reported as installed
-        self._returned = 0
         self._waiting = 0  # fetches that are being answered
         self.bytes_sent = 0
 
@@ -88,13 +89,13 @@ class Departure:
 
     @property
     def progress(self) -> Progress:
-        total = len(self.leaves) - self._returned
-        return Progress(total - len(self._open), total, self.bytes_sent)
+        total = len(self.leaves) - self.state.returned
+        return Progress(self.state.gone, total, self.bytes_sent)
 
     @property
     def done(self) -> bool:
         """Whether nothing is left here that the new owner may still ask for."""
-        return not self._open
+        return self.state.is_over
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the new owner has everything. TimeoutError if that takes longer."""
@@ -132,23 +133,11 @@ class Departure:
     @property
     def is_returned(self) -> bool:
         """Whether all of it was taken back."""
-        return self._returned == len(self.leaves)
+        return self.state.is_over and not self.state.gone
 
-    def unfinished(self) -> set[int]:
-        return set(self._open)
-
-    def gone(self, leaf: int) -> None:
-        """The target has the leaf."""
+    def changed(self) -> None:
+        """What the participant knows of this hand-over has changed, or may have."""
         with self._moved:
-            self._open.discard(leaf)
-            self._moved.notify_all()
-
-    def returned(self, leaves: Iterable[int]) -> None:
-        """Leaves are not to go any more."""
-        with self._moved:
-            for leaf in leaves:
-                self._returned += leaf in self._open
-                self._open.discard(leaf)
             self._moved.notify_all()
 
     @contextmanager

@@ -9,7 +9,8 @@ A call is a message and its reply: Begin makes the source's participant offer, a
 reply; Fetch is answered by the leaf; Installed by Released; GiveBack by GivenBack. So every message
 of the protocol passes through Participant.on(), here as in the simulator.
 
-The two sides of a hand-over are in giving.py and taking.py; what is here is about being reached.
+The two sides of a hand-over are in old_owner.py and new_owner.py; what is here is about being
+reached.
 """
 
 import logging
@@ -32,9 +33,9 @@ from statekit.errors import (
 )
 from statekit.metrics import MovedMetrics, StateCounters
 from statekit.migration.departure import Departure, pieces_of
-from statekit.migration.giving import Giver
-from statekit.migration.member import Credentials, Owner, check_id, leaves_of
-from statekit.migration.taking import Taker, check_strategy
+from statekit.migration.new_owner import NewOwnerShell, check_strategy
+from statekit.migration.old_owner import OldOwnerShell
+from statekit.migration.shell import Credentials, Owner, check_id, leaves_of
 from statekit.native.states import State
 from statekit.protocol.calls import (
     Limits,
@@ -62,7 +63,7 @@ TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
 WARM_SECONDS = 1.0  # for a server to be reached by the process that it is in
 
 
-class Peer(Giver, Taker):
+class Peer(OldOwnerShell, NewOwnerShell):
     """One per provider, from the first time it serves, fetches or passes a barrier."""
 
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
@@ -134,7 +135,7 @@ class Peer(Giver, Taker):
                 barrier = self._participant.barrier
                 owned = self._owner.owned()
                 leases = self.leases(owned)
-                self._participant = Participant(self.name, generation)
+                self._participant = Participant(self.name, generation, self.subgroups)
                 leaves = leaves_of(owned, self.subgroups)
                 self._participant.own(leaves, barrier, leases=leases)
 
@@ -155,7 +156,7 @@ class Peer(Giver, Taker):
         try:
             channel.propose(ProposeCall(migration, self.generation, address, key_groups, strategy))
         except StateKitError:
-            self._withdraw(migration)
+            self._withdraw(migration, key_groups)
             raise
         finally:
             channel.close()
@@ -164,7 +165,7 @@ class Peer(Giver, Taker):
             raise PeerError(f"{to} says that it has begun, and has not. Nothing was handed over.")
         return departure
 
-    # ---- Calls of others (PeerService); the rest is in giving.py
+    # ---- Calls of others (PeerService); the rest is in old_owner.py
 
     def hello(self) -> PeerHello:
         store = self._residence.store
@@ -270,7 +271,7 @@ class Peer(Giver, Taker):
     def _fenced(self, action: Fence) -> None:
         super()._fenced(action)
         for arrival in self.arrivals:
-            arrival.abandoned(arrival.missing())
+            arrival.ended()
 
     def figures(self) -> dict[str, Any]:
         return self._owner.figures()

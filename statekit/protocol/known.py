@@ -7,9 +7,13 @@ leaves is begun, and accepted, in a few steps: one for each run of leaves that a
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from statekit.protocol.messages import Leases, runs_of
+
+#: States of a leaf; docs/protocol.md says what each means.
+NONE, OWNED, PARTIAL, EXPECTED = "none", "owned", "partial", "expected"
+OFFERED, RETURNED = "offered", "returned"
 
 _SHARED_MAX = 4096  # records that are looked through for one to be shared
 
@@ -25,7 +29,6 @@ class Known(NamedTuple):
     version: int = 0  # of the table that brought it here
     is_closed: bool = True  # OWNED: nobody else holds a copy that could become the leaf again
     is_sent: bool = False  # OFFERED: something of it was sent, so the target may own it
-    wanted: tuple[Any, ...] | None = None  # EXPECTED, PARTIAL: somebody waits for it
 
 
 class KnownLeaves:

@@ -37,6 +37,19 @@ def life_of(name: str) -> tuple[str, int]:
     return worker, int(incarnation)
 
 
+_NUMBER_DIGITS = 16  # hexadecimal: the end of a migration's id
+
+
+def migration_id(life: str, number: int) -> str:
+    """The id of a migration: which life of a process made it, and its number among those."""
+    return f"{life}{number:0{_NUMBER_DIGITS}x}"
+
+
+def maker_of(migration: str) -> tuple[str, int]:
+    """Life and number, from the id of a migration."""
+    return migration[:-_NUMBER_DIGITS], int(migration[-_NUMBER_DIGITS:], 16)
+
+
 def runs_of(leaves: Sequence[int]) -> list[range]:
     """Ascending leaves as ranges. There may be a million, in few runs: it looks at few of them.
 
@@ -107,6 +120,25 @@ class Grant(NamedTuple):
 # ---- Between old owner (source) and new owner (target)
 
 
+class Begin(NamedTuple):
+    """Target: hand these leaves over to me. Said again as long as nobody answers."""
+
+    migration: str
+    generation: int
+    sequence: int
+    leaves: tuple[range, ...]
+    above: int = 0  # an epoch that the target knows of one of them: it takes none that is lower
+
+
+class Declined(NamedTuple):
+    """Source: that has not begun, and never will under this id."""
+
+    migration: str
+    generation: int
+    sequence: int
+    reason: str
+
+
 class Offer(NamedTuple):
     """Source: these leaves are yours. I accept nothing for them any more."""
 
@@ -119,22 +151,14 @@ class Offer(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """Target: I know, and of these nothing has come yet. Said again as long as that is so."""
+    """Target: I know, and of these nothing has come yet. Send me what there is, by this stream."""
 
     migration: str
     generation: int
     sequence: int
     waiting: tuple[tuple[range, int], ...]  # leaves, epoch
-
-
-class Refuse(NamedTuple):
-    """Target: I cannot take these leaves (epoch by epoch), and never will at these epochs."""
-
-    migration: str
-    generation: int
-    sequence: int
-    leases: tuple[tuple[int, int], ...]  # leaf, epoch
-    reason: str
+    stream: int = 0  # its number; a greater one ends those before, and begins with all that is left
+    credit: int = 0  # bytes that the stream may send in all; see Credit
 
 
 class Fetch(NamedTuple):
@@ -149,11 +173,12 @@ class Fetch(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Target: in all you may send me so many bytes that I did not ask for by name."""
+    """Target: the stream may send so many bytes in all."""
 
     migration: str
     generation: int
     sequence: int
+    stream: int
     bytes_total: int
 
 
@@ -167,6 +192,7 @@ class Here(NamedTuple):
     epoch: int
     is_whole: bool
     content: Any
+    stream: int = 0  # that sends it; 0: it was asked for
 
 
 class Moved(NamedTuple):
@@ -329,8 +355,17 @@ class Shut(NamedTuple):
     leaves: tuple[int, ...]
 
 
+class TakeBack(NamedTuple):
+    """These leaves were shut and are ours again: see to it that this survives us.
+
+    Then say taken_back(): of all of them or of some, now or later. They are shut until then.
+    """
+
+    leaves: tuple[int, ...]
+
+
 class Reopen(NamedTuple):
-    """These leaves were shut and are ours again: accept operations."""
+    """These leaves are ours again, and that is recorded: accept operations."""
 
     leaves: tuple[int, ...]
 
@@ -386,12 +421,12 @@ class WritePart(NamedTuple):
 
 
 class AddToPart(NamedTuple):
-    """The leaf that has just been installed, or is just being reopened, belongs into our part of n
-    as it came, before any change. If only a part of it is here: as WritePart.unfinished.
+    """Leaves that have just been installed, or are just being reopened, belong into our part of n
+    as they came, before any change. If only a part of one is here: as WritePart.unfinished.
     """
 
     number: int
-    leaf: int
+    leaves: tuple[int, ...]
 
 
 class Fence(NamedTuple):
@@ -454,6 +489,7 @@ class Completed(NamedTuple):
 Action: TypeAlias = (
     Send
     | Shut
+    | TakeBack
     | Reopen
     | Drop
     | Serve

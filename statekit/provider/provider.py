@@ -56,7 +56,7 @@ from statekit.live.checkpointer import Checkpointer, Holdings
 from statekit.live.job import CheckpointJob
 from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
-from statekit.migration.moving import MovingProvider
+from statekit.migration.api import PeerApi
 from statekit.native import Store
 from statekit.native.columns import route
 from statekit.native.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
@@ -124,7 +124,7 @@ class _Declaration:
         self.make = make  # (raw, residence, schema) -> the typed state
 
 
-class KVProvider(InProcess, MovingProvider):
+class KVProvider(InProcess, PeerApi):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
@@ -886,7 +886,7 @@ class KVProvider(InProcess, MovingProvider):
                     f"{show_groups(self._mine)}. Split what it has."
                 )
         if self._peer is not None:
-            self._peer.settle([group for part in parts for group in part])
+            self._peer.finish_coming([group for part in parts for group in part])
         return uninterrupted(lambda _: self._split(parts), self._unsplit)
 
     def _split(self, parts: "_list[tuple[range, ...]]") -> "_list[KVProvider]":
@@ -948,7 +948,7 @@ class KVProvider(InProcess, MovingProvider):
             raise
         return other
 
-    # ---- For other processes (migration/moving.py)
+    # ---- For other processes (migration/api.py)
 
     def _owned(self) -> tuple[range, ...]:
         return self._mine
@@ -1030,7 +1030,7 @@ class KVProvider(InProcess, MovingProvider):
         other._check_open()
         self._check_mergeable(other)
         if other._peer is not None:
-            other._peer.settle(other._mine)
+            other._peer.finish_coming(other._mine)
         uninterrupted(lambda _: self._merge(other))
 
     def _merge(self, other: "KVProvider") -> None:

@@ -36,9 +36,11 @@ from grpc import _channel, _common, _server
 import statekit as sk
 from statekit.errors import MigrationError
 from statekit.keys import key_codec
-from statekit.migration import arrival as arrival_module
+from statekit.migration import fetch as fetch_module
+from statekit.migration import new_owner as new_owner_module
 from statekit.migration import peer as peer_module
-from statekit.migration import taking as taking_module
+from statekit.migration import report as report_module
+from statekit.migration import stream as stream_module
 from statekit.native.columns import route
 from statekit.protocol.calls import CHUNK_BYTES, Limits
 from statekit.remote import channel, server  # noqa: F401  (imported once, in the nursery)
@@ -204,8 +206,8 @@ class Worker:
     def set_patience(self, seconds: float) -> None:
         """For what has no time-out of its own: fetching when asked to, closing, telling again."""
         peer_module.TIMEOUT_S = seconds
-        taking_module.CLOSE_SECONDS = seconds
-        arrival_module.RETRY_SECONDS = seconds
+        new_owner_module.CLOSE_SECONDS = seconds
+        report_module.RETRY_SECONDS = stream_module.RETRY_SECONDS = seconds
 
     def break_on_purpose(self, what: str) -> None:
         """A fault in statekit that tests must find."""
@@ -222,7 +224,7 @@ class Worker:
             Residence.encode_shut = encode
         else:
             assert what == "damage is passed on"
-            arrival_module.verify = lambda *args: None
+            fetch_module.verify = lambda *args: None
 
     def turn_clock(self, offset: float, speed: float) -> None:
         """Wall clock: so far off from now on, and so fast; 0: it stands still."""

@@ -23,7 +23,8 @@ from statekit.errors import (
     NotOwnedError,
     PeerLostError,
 )
-from statekit.migration import arrival as arrival_module
+from statekit.migration import report as report_module
+from statekit.migration import stream as stream_module
 from statekit.protocol.calls import BeginCall, ProposeCall
 from statekit.remote.channel import PeerChannel
 
@@ -88,7 +89,8 @@ def _in_vain(begin: Any, channel: PeerChannel, call: BeginCall) -> None:
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setattr(arrival_module, "RETRY_SECONDS", 0.05)
+    for module in (stream_module, report_module):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     pair = Pair()
     yield pair
     pair.close()
@@ -112,11 +114,11 @@ def test_an_arrival_that_is_given_back_is_over(pair: Pair) -> None:
 def test_a_give_back_that_was_lost_is_said_again(pair: Pair, direction: Direction) -> None:
     """Nobody had the key-groups, for ever."""
     arrival = pair.fetch([2])
-    arrival._channel.timeout_s = SHORT_S
+    arrival.channel.timeout_s = SHORT_S
     pair.proxy.arm(Rule(Fault.DROP, 1, "GiveBack", direction))
     with pytest.raises(PeerLostError):
         arrival.give_back()
-    arrival._channel.timeout_s = LONG_S
+    arrival.channel.timeout_s = LONG_S
     wait_gone(pair.target)
     assert pair.groups(pair.source) == ALL
     assert pair.there[keys_of([2])[0]] == keys_of([2])[0] + 1
@@ -251,7 +253,7 @@ def test_many_who_wait_for_a_leaf_of_a_dead_peer_are_told_when_one_has_asked_in_
         assert is_dead.wait(LONG_S)
         raise PeerLostError("it does not answer", peer=pair.proxy.address, seconds=LONG_S)
 
-    monkeypatch.setattr(arrival._channel, "fetch", fetch)
+    monkeypatch.setattr(arrival.channel, "fetch", fetch)
 
     def touch() -> None:
         with pytest.raises(PeerLostError, match=f"leaf {leaf_of(key)} "):
@@ -259,7 +261,7 @@ def test_many_who_wait_for_a_leaf_of_a_dead_peer_are_told_when_one_has_asked_in_
 
     with ThreadPoolExecutor(count) as pool:
         all_of_them = [pool.submit(touch) for _ in range(count)]
-        wait_until(lambda: arrival._awaiting == count - 1)  # one asks, the others wait for it
+        wait_until(lambda: arrival._waiting == count - 1)  # one asks, the others wait for it
         is_dead.set()
         for done in all_of_them:
             done.result(LONG_S)

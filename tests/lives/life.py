@@ -105,6 +105,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
 
     def step(self) -> None:
         rng, world = self.rng, self.world
+        world.note_shared()
         if not world.kvs or (world.lost() and rng.random() < 0.2):
             self.step_recover()
         choice = rng.random()
@@ -311,7 +312,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
         wrong = self.compare(kv, self.call(kv, "dump"), self.world.content, kv.owned)
         if wrong:
             raise Wrong(f"{kv}: " + "\n    ".join(wrong))
-        is_alone = kv.home is None or len(self.world.users_of(kv.home)) == 1
+        is_alone = kv.home is None or not kv.home.was_shared
         known = kv.stored if is_alone else kv.declared  # others may have declared some meanwhile
         if missing := set(known) - set(self.call(kv, "schemas")):
             raise Wrong(f"{kv} has forgotten the states {missing}")

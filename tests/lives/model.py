@@ -52,6 +52,7 @@ class HomeModel:
     base: Cut = field(default_factory=dict)  # as of the last commit
     positions: dict[int, Any] = field(default_factory=dict)  # what key-groups were committed with
     stored: dict[str, int] = field(default_factory=dict)  # versions of its states
+    was_shared: bool = False  # several providers had it open, of which some still have
     is_torn: bool = False  # a process was killed: what is there is to be found out
     alternatives: list[Cut] = field(default_factory=list)  # of which one is there
 
@@ -163,6 +164,12 @@ class World:
         there = {group for kv in self.kvs for group in kv.owned}
         there.update(group for home in self.homes for group in home.base)
         return set(range(self.groups)) - there
+
+    def note_shared(self) -> None:
+        """Which homes several providers have open, or had since they were opened."""
+        for home in self.homes:
+            users = len(self.users_of(home))
+            home.was_shared = users > 1 or (home.was_shared and users == 1)
 
     def users_of(self, home: HomeModel) -> list[Kv]:
         return [kv for kv in self.kvs if kv.home is home]

@@ -6,7 +6,10 @@ all; then an authority says so (declare_dead), and there is no new generation: t
 records goes back for those leaves alone.
 """
 
-from statekit.protocol.participant import EXPECTED, OFFERED, OWNED
+from typing import Any
+
+from statekit.protocol.messages import migration_id, runs_of
+from statekit.protocol.participant import EXPECTED, NUMBERS_MAX, OFFERED, OWNED
 
 from .run import CALM_ROUNDS_MAX, CALM_STEPS_MAX, Run
 from .worker import Copy, Worker
@@ -17,14 +20,18 @@ class PeerRun(Run):
     first_generation = 0
     migrations = 0
 
+    def __init__(self, seed: int, **arguments: Any) -> None:
+        self.subgroups = 1 + seed // 4 % 2  # leaves of a key-group
+        super().__init__(seed, **arguments)
+
     def boot(self) -> None:
         world = self.world
         workers = list(self.workers.values())
         if self.spares:
             workers = workers[: (len(workers) + 1) // 2]  # the others have nothing yet, and may die
+        count, groups, size = len(workers), world.leaves // self.subgroups, self.subgroups
         for index, worker in enumerate(workers):
-            count = len(workers)
-            mine = range(index * world.leaves // count, (index + 1) * world.leaves // count)
+            mine = range(index * groups // count * size, (index + 1) * groups // count * size)
             worker.act(worker.participant.own(mine))
             for leaf in mine:
                 worker.copies[leaf] = Copy(dict.fromkeys(range(world.keys), 0), True, True)
@@ -51,7 +58,12 @@ class PeerRun(Run):
         if worker.participant.barrier < era and self.world.is_aligned(era):
             self.step("barrier", worker.name, era)
             worker.act(worker.participant.take(era))
-        worker.act(worker.participant.resend())
+        for outgoing in [*worker.participant._outgoing.values()]:
+            if outgoing.target not in self.workers:  # it died right after its Begin: said again
+                self.step("is told dead", worker.name, outgoing.target)
+                self.world.abandoned = self.world.era  # as docs/protocol.md asks of engines
+                worker.act(worker.participant.declare_dead(outgoing.target)[0])
+        worker.tick()
 
     def _order(self) -> None:
         rng, world = self.rng, self.world
@@ -59,6 +71,8 @@ class PeerRun(Run):
             if world.era == world.abandoned or self._is_taken(world.era):
                 self.step("checkpoint", "", world.era + 1)
                 world.barrier(world.era + 1)
+                # Of older ones nobody remembers its part: what comes late is not added to them.
+                world.abandoned = max(world.abandoned, world.era - NUMBERS_MAX)
             return
         workers = [w for w in self.workers.values() if not w.is_paused]
         if len(workers) < 2:
@@ -70,15 +84,17 @@ class PeerRun(Run):
             for leaf, known in participant._leaves.items()
             if known.state is OWNED and known.is_closed
         ]
+        groups = sorted({leaf // self.subgroups for leaf in free})
         if self.faults.is_to_and_fro:
-            free = [leaf for leaf in free if leaf == 0]
-        if free:
-            leaves = rng.sample(free, rng.randint(1, len(free)))
+            groups = [group for group in groups if group == 0]
+        if groups:
+            some = rng.sample(groups, rng.randint(1, len(groups)))
+            size = self.subgroups
+            leaves = sorted(leaf for g in some for leaf in range(g * size, (g + 1) * size))
             self.migrations += 1
-            self.step("begins", source.name, (target.name, leaves))
-            heard = target.participant.leases(leaves) if self.migrations % 2 else ()
-            above = max((epoch for _, epoch in heard), default=0)
-            source.act(participant.begin(f"m{self.migrations}", target.name, leaves, above))
+            migration = migration_id(target.name, self.migrations)
+            self.step("asks", target.name, (source.name, leaves))
+            target.act(target.participant.ask(migration, source.name, runs_of(leaves)))
 
     def _fault(self) -> None:
         super()._fault()
@@ -167,7 +183,7 @@ class PeerRun(Run):
             open_ones = [
                 w.name
                 for w in self.workers.values()
-                if w.participant._departures or w.participant._arrivals
+                if w.participant._outgoing or w.participant._incoming or w.participant._asks
             ]
             if not open_ones and not world.waiting:
                 if not number:

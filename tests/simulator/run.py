@@ -34,7 +34,8 @@ class Run(Stage):
         self.boot()
         self.faults = Faults(rng)
         random = rng.random
-        for _ in range(self.steps):
+        # A leaf must come and go some times before what is late can be about an earlier lease.
+        for _ in range(self.steps * (4 if self.faults.is_to_and_fro else 1)):
             self.faulty_step(random())
         self.heal()
         self.calm()
@@ -80,11 +81,11 @@ class Run(Stage):
         faults, random, network = self.faults, self.rng.random, self.network
         index = int(random() * len(network)) if random() < faults.disorder else 0
         if random() < faults.loss:
-            network.pop(index)
+            self.lose(network.pop(index)[2])
             return
         entry = network[index]
         if self.blocked and (entry[1], entry[0]) in self.blocked:
-            network.pop(index)
+            self.lose(network.pop(index)[2])
             return
         if faults.misled and type(entry[2]) is Fetch and random() < faults.misled * 10:
             to = self.rng.choice(list(self.workers) or [entry[0]])
@@ -250,19 +251,23 @@ class Run(Stage):
         participant = worker.participant
         kind = rng.random()
         if kind < 0.3:
-            for migration in list(participant._arrivals):
+            for migration in list(participant._incoming):
                 self.step("gives back", worker.name, migration)
                 worker.act(participant.give_back(migration))
         elif kind < 0.6:
-            for migration in list(participant._departures):
+            for migration in list(participant._outgoing):
                 self.step("aborts", worker.name, migration)
                 worker.act(participant.abort(migration)[0])
         elif kind < 0.8:
-            participant.refuses = "" if participant.refuses else "no memory"
-            self.step("refuses", worker.name, participant.refuses)
+            for migration in list(participant._asks):
+                self.step("does not want", worker.name, migration)
+                self.unwanted.add(migration)
+                worker.act(participant.unask(migration))
         else:
-            for migration in list(participant._arrivals):
-                worker.act(participant.grant(migration, 1000))
+            for migration, incoming in list(participant._incoming.items()):
+                if incoming.is_streaming:  # as its reader believes
+                    self.step("stream ends", worker.name, migration)
+                    worker.act(participant.stream_ended(migration, incoming.stream))
 
     # ---- The second phase
 
@@ -271,9 +276,9 @@ class Run(Stage):
         rng = self.rng
         self.step("faults stop", "", "")
         self.blocked.clear()
+        self.is_calm = True
         for worker in self.workers.values():
             worker.is_paused = False
-            worker.participant.refuses = ""
         for chief in self.chiefs.values():
             chief.is_paused = False
         for worker, incarnation in list(self.incarnations.items()):
@@ -365,7 +370,7 @@ class Run(Stage):
             if worker.jobs:
                 self.finish_job(worker)
                 return True
-            if worker.participant._departures and self.stream(worker, 100):
+            if worker.participant._outgoing and self.stream(worker, 100):
                 return True
         world = self.world
         if world.waiting:

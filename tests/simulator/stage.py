@@ -4,7 +4,8 @@ from random import Random
 from typing import Any
 
 from statekit.protocol.coordinator import Coordinator
-from statekit.protocol.messages import OUTSIDE, Hello, Lost, Persist
+from statekit.protocol.handover import Incoming
+from statekit.protocol.messages import OUTSIDE, Accept, Credit, Hello, Here, Lost, Persist
 from statekit.protocol.participant import Participant
 
 from .chief import Chief
@@ -19,6 +20,8 @@ class Stage:
     """`trace` is None, or a list that gets a line for each step."""
 
     first_generation = OUTSIDE
+    subgroups = 1
+    is_calm = False  # nothing fails any more
 
     def __init__(
         self,
@@ -39,6 +42,11 @@ class Stage:
         self.spares = rng.random() < 0.4  # the last worker has nothing at first
         self.large = rng.random() < 0.6  # wanted entries come first
         self.streaming = rng.choice((0.0, 0.5, 1.0))  # how fast the background stream is
+        self.window = rng.choice((1, 3, 8, 1000))  # of a stream, in keys
+        self.granted: dict[tuple[str, int], int] = {}  # credit of a stream, as its reader said
+        self.carried: dict[tuple[str, int], int] = {}  # what it has sent
+        self.unwanted: set[str] = set()  # migrations that were asked for, and then not wanted
+        self.broken: set[tuple[str, int]] = set()  # streams of which something was lost
         self.network: list[tuple[str, str, Any]] = []  # to, sender, message
         self.old_messages: list[tuple[str, str, Any]] = []  # that were delivered
         self.writes: list[tuple[Chief, Persist]] = []
@@ -85,8 +93,41 @@ class Stage:
     # ---- What workers and chiefs do
 
     def send(self, sender: str, to: str, message: Any) -> None:
+        if isinstance(message, Accept | Credit) and message.stream:
+            credit = message.credit if isinstance(message, Accept) else message.bytes_total
+            name = message.migration, message.stream
+            self.granted[name] = max(self.granted.get(name, 0), credit)
         if len(self.network) < MESSAGES_MAX:
             self.network.append((to, sender, message))
+        else:
+            self.lose(message)
+
+    def lose(self, message: Any) -> None:
+        """A message does not come. If it was part of a stream, that has broken off."""
+        if isinstance(message, Here) and message.stream:
+            self.broken.add((message.migration, message.stream))
+
+    def is_broken(self, migration: str, incoming: Incoming) -> bool:
+        return (migration, incoming.stream) in self.broken or incoming.source not in self.workers
+
+    def streams(self, migration: str, stream: int, size: int) -> None:
+        """A stream sends so much: not without credit."""
+        name = migration, stream
+        if self.carried.get(name, 0) >= self.granted.get(name, 0):
+            raise Violation(f"I8: stream {stream} of {migration} sends more than its credit")
+        self.carried[name] = self.carried.get(name, 0) + size
+
+    def open_streams(self, worker: Worker) -> None:
+        """For what has just been offered, if this run has streams."""
+        if self.streaming:
+            participant = worker.participant
+            for migration, incoming in [*participant._incoming.items()]:
+                if not incoming.stream:
+                    worker.act(participant.open_stream(migration))
+
+    def record_fails(self) -> bool:
+        """A home does not take down that leaves are its provider's again."""
+        return not self.is_calm and self.rng.random() < 0.2
 
     def lost(self, worker: Worker, action: Lost) -> None:
         self.step("lost", worker.name, action)
@@ -105,6 +146,7 @@ class Stage:
         to, sender, message = self.network.pop(index)
         process: Any = self.workers.get(to) or self.chiefs.get(to)
         if process is None:
+            self.lose(message)
             return
         if process.is_paused:
             self.network.append((to, sender, message))
@@ -117,16 +159,16 @@ class Stage:
         hello = Hello(worker.worker, worker.incarnation, worker.participant.generation)
         for name in self.chiefs:
             self.send(worker.name, name, hello)
-        worker.act(worker.participant.resend())
+        worker.tick()
 
     def stream(self, worker: Worker, most: int) -> bool:
         """The background stream of one worker sends a few leaves."""
         participant = worker.participant
         sent = 0
-        for migration in list(participant._departures):
-            for leaf in participant.unsent(migration)[: most - sent]:
-                self.step("streams", worker.name, leaf)
-                worker.act(participant.send(migration, leaf))
+        for migration, outgoing in [*participant._outgoing.items()]:
+            while sent < most and (unsent := participant.unsent(migration)):
+                self.step("streams", worker.name, unsent[0])
+                worker.act(participant.send(migration, outgoing.stream, unsent[0]))
                 sent += 1
             if sent == most:
                 break
@@ -172,7 +214,9 @@ class Stage:
         if copy is not None and (copy.is_open or not copy.is_whole):
             if not copy.is_open or key not in copy.content:
                 self.step("wants", name, (leaf, key))
-                worker.act(participant.want(leaf, (key,)))
+                migration = participant._leaves[leaf].migration
+                keys = (key,) if self.large else ()
+                worker.act(participant.want(migration, (leaf,), keys))
                 return
             if era > participant.barrier:
                 if not world.is_aligned(era):

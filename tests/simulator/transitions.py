@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from statekit.protocol.coordinator import Coordinator
-from statekit.protocol.messages import Accept, GiveBack, GivenBack, Offer, Refuse
+from statekit.protocol.messages import Accept, Begin, GiveBack, GivenBack, Offer
 from statekit.protocol.participant import Participant
 
 #: (what came, state of the leaf before, after): how often
@@ -18,7 +18,9 @@ def _leaves_of(message: Any) -> list[int]:
         return [leaf for grant in message.grants for leaf in grant.leaves]
     if isinstance(message, Accept):
         return [leaf for leaves, _ in message.waiting for leaf in leaves]
-    if isinstance(message, GiveBack | GivenBack | Refuse):
+    if isinstance(message, Begin):
+        return [leaf for leaves in message.leaves for leaf in leaves]
+    if isinstance(message, GiveBack | GivenBack):
         return [leaf for leaf, _ in message.leases]
     return [message.leaf] if hasattr(message, "leaf") else []
 
@@ -68,6 +70,12 @@ class CountingParticipant(Participant):
         result = super().abort(*arguments, **named)
         self._called("abort", before)
         return result
+
+    def taken_back(self, *arguments: Any, **named: Any) -> list[Any]:
+        before = self._states()
+        actions = super().taken_back(*arguments, **named)
+        self._called("taken_back", before)
+        return actions
 
     def declare_dead(self, *arguments: Any, **named: Any) -> tuple[list[Any], tuple[int, ...]]:
         before = self._states()

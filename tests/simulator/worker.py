@@ -10,9 +10,11 @@ from typing import Any
 from statekit.protocol.messages import (
     Action,
     AddToPart,
+    Begin,
     Drop,
     Expect,
     Fence,
+    Here,
     Install,
     Lost,
     Reopen,
@@ -21,10 +23,13 @@ from statekit.protocol.messages import (
     Serve,
     Shut,
     Take,
+    TakeBack,
     Unexpect,
     WritePart,
     instance,
 )
+
+from .world import Violation
 
 
 class Copy:
@@ -46,15 +51,19 @@ class Worker:
         self.worker = worker
         self.incarnation = incarnation
         self.name = instance(worker, incarnation)
-        self.participant = run.participant_class(self.name, run.first_generation)
+        self.participant = run.participant_class(
+            self.name, run.first_generation, run.subgroups, run.window
+        )
         self.copies: dict[int, Copy] = {}
         self.jobs: list[tuple[Any, ...]] = []  # ("part", number, leaves) or ("restore", Restore)
         self.is_alive = True
         self.is_paused = False
+        self.streamed: set[tuple[str, int]] = set()  # messages of streams that have come
         self.clock = 1.0  # how fast its clock goes: how likely it says things again
         self.do = {
             Send: self._send,
             Shut: self._shut,
+            TakeBack: self._take_back,
             Reopen: self._reopen,
             Drop: self._drop,
             Serve: self._serve,
@@ -85,7 +94,35 @@ class Worker:
             ):
                 return  # the barrier has not come through yet; Take is said again
         self.run.step("on", self.name, message)
-        self.act(self.participant.on(sender, message))
+        participant = self.participant
+        if type(message) is Begin and message.generation == participant.generation:
+            self._make_way(sender, message)
+        self.act(participant.on(sender, message))
+        if type(message) is Here and message.stream:
+            self._received(sender, message)
+        self.run.open_streams(self)
+
+    def _make_way(self, sender: str, begin: Begin) -> None:
+        if not self.participant.why_over(begin.migration, begin.leaves):
+            self.act(self.participant.make_way(sender, begin.leaves))
+
+    def _received(self, sender: str, here: Here) -> None:
+        """By a stream, which brings each message once."""
+        if (sender, here.sequence) not in self.streamed:
+            self.streamed.add((sender, here.sequence))
+            self.act(self.participant.received(here.migration, here.stream, len(here.content)))
+
+    def tick(self) -> None:
+        """Time has passed: calls that were not answered are over, and streams that broke off."""
+        participant = self.participant
+        for migration, incoming in [*participant._incoming.items()]:
+            participant.unanswered(migration, sorted(incoming.asked))
+            if incoming.is_streaming and self.run.is_broken(migration, incoming):
+                self.act(participant.stream_ended(migration, incoming.stream))
+            if self.run.is_calm and not self.run.streaming:  # somebody touches every leaf
+                self.act(participant.want(migration, sorted(incoming.missing)))
+        self.act(participant.resend())
+        self.run.open_streams(self)
 
     def crash(self) -> None:
         self.is_alive = False
@@ -101,6 +138,12 @@ class Worker:
         for leaf in action.leaves:
             self.copies[leaf].is_open = False
             self.world.shut(self, leaf)
+
+    def _take_back(self, action: TakeBack) -> None:
+        if self.run.record_fails():
+            self.run.step("cannot record", self.name, action.leaves)
+            return
+        self.act(self.participant.taken_back(action.leaves))
 
     def _reopen(self, action: Reopen) -> None:
         for leaf in action.leaves:
@@ -121,10 +164,16 @@ class Worker:
         else:
             content, is_whole = dict(copy.content), True
         if is_whole and action.keys:
-            self.participant.sent(reply.migration, reply.leaf)
+            self.participant.served_whole(reply.migration, reply.leaf)
+        if reply.stream:
+            self.run.streams(reply.migration, reply.stream, len(content))
+            self.participant.sent(reply.migration, reply.stream, len(content))
         self.run.send(self.name, action.to, reply._replace(content=content, is_whole=is_whole))
 
     def _expect(self, action: Expect) -> None:
+        migration = self.participant._leaves[action.leaves[0]].migration
+        if migration in self.run.unwanted:
+            raise Violation(f"{self.name} takes on {migration}, which it does not want any more")
         for leaf in action.leaves:
             self.copies[leaf] = Copy({}, False, False)
 
@@ -157,11 +206,12 @@ class Worker:
             self._write(action.number, parts)
 
     def _add_to_part(self, action: AddToPart) -> None:
-        copy = self.copies[action.leaf]
-        if copy.is_whole:
-            self._write(action.number, {action.leaf: dict(copy.content)})
-        else:
-            copy.frozen[action.number] = dict(copy.content)
+        for leaf in action.leaves:
+            copy = self.copies[leaf]
+            if copy.is_whole:
+                self._write(action.number, {leaf: dict(copy.content)})
+            else:
+                copy.frozen[action.number] = dict(copy.content)
 
     def _write(self, number: int, parts: dict[int, dict[int, int]]) -> None:
         self.jobs.append(("part", number, parts))

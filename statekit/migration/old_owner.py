@@ -1,23 +1,23 @@
-"""Giver: the old owner's part of a peer. Offers leaves, answers for them, and takes them back.
+"""OldOwnerShell: the old owner's part of a peer. It offers leaves, and reads them out.
 
 Departure (departure.py) is one hand-over as the user sees it, and reads leaves out; this is what
-decides with the participant whether a leaf may be read out, and carries out what it says.
+asks the participant whether a leaf may be read out, and carries out what it says.
 
 A home remembers who owns what, or an old owner that is killed would come back with what others
 have by then. So its record changes before anybody may act on it:
 
     Shut     "given" is there before Begin is answered. If it cannot be written, nothing has begun
-    Reopen   it is taken out before the leaves are opened. If it cannot be written, they stay shut,
-             and whatever is asked next tries again
+    TakeBack it is taken out, and the participant is told so; only then it says Reopen. If it cannot
+             be written, the leaves stay shut, and whatever is asked next tries again
     Drop     "deleted" is there before the first row of a key-group is deleted (the janitor)
 """
 
 import logging
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import compress, repeat
+from itertools import compress
 from time import perf_counter
 from typing import Any
 
@@ -25,18 +25,16 @@ from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import (
     ClosedError,
     HomeError,
+    LeaseError,
     MigrationError,
     NotOwnedError,
 )
 from statekit.migration.departure import Departure
-from statekit.migration.member import (
-    Member,
+from statekit.migration.shell import (
     Owner,
+    Shell,
     check_id,
     groups_of,
-    leaves_of,
-    life_and_number,
-    whole_groups,
 )
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import (
@@ -52,8 +50,11 @@ from statekit.protocol.calls import (
     StreamCall,
 )
 from statekit.protocol.messages import (
-    Action,
+    Accept,
     AddToPart,
+    Begin,
+    Credit,
+    Declined,
     Drop,
     Fence,
     Fetch,
@@ -68,6 +69,7 @@ from statekit.protocol.messages import (
     Reopen,
     Serve,
     Shut,
+    TakeBack,
 )
 from statekit.residence.residence import Residence
 
@@ -81,20 +83,16 @@ JANITOR_SHARE = 9  # times as long as it takes to free a leaf, others work then
 JANITOR_PAUSE_SECONDS_MAX = 0.05  # what took long was waiting for others, not work
 
 
-class Giver(Member):
+class OldOwnerShell(Shell):
     """See Peer."""
 
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
         super().__init__(owner, residence, leases)
         self._departures: dict[str, Departure] = {}
         self._leaves_out = self._bytes_out = 0  # of departures that are not known any more
-        self._back: set[int] = set()  # ours again, and not opened yet
-        self._late: dict[int, set[int]] = {}  # of these: what our part of a checkpoint lacks
         self._janitor: threading.Thread | None = None
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
-        self._latest: dict[str, dict[int, int]] = {}  # number, by the maker's life and key-group
-        self._withdrawn: set[str] = set()  # migrations that we proposed, and that failed
 
     @property
     def departures(self) -> tuple[Departure, ...]:
@@ -106,22 +104,25 @@ class Giver(Member):
         self._check_open()
         self._check_generation(call.generation, self.credentials.knows_callers)
         check_id(call.migration)
+        groups = group_ranges(call.key_groups, self._residence.store.key_groups)
+        try:
+            return self._answer_begin(call, groups)
+        except BaseException:
+            # Who asked is told so, and forgets it. The same call once more, which may be on its way
+            # still, must not begin then.
+            with self._lock:
+                if call.migration not in self._departures:
+                    self._participant.withdraw(call.migration, leaf_ranges(groups, self.subgroups))
+            raise
+
+    def _answer_begin(self, call: BeginCall, groups: tuple[range, ...]) -> BeginReply:
         store = self._residence.store
-        groups = group_ranges(call.key_groups, store.key_groups)
-        self.settle(groups)
+        self.finish_coming(groups)
         with self._owner.lock:
             self._check_generation(call.generation, self.credentials.knows_callers)
             departure = self._departures.get(call.migration)
-            if call.migration in self._withdrawn:
-                raise MigrationError(f"migration {call.migration} was withdrawn.")
             if departure is None:
-                self._check_late(call.migration, groups)
-                leaves = leaves_of(groups, self.subgroups)
-                self._open_back()
-                self._take_back_from(call.target, leaves)
-                self._check_owned(groups)
-                since = self._owner.since(call.base) if call.base else None
-                departure = self._depart(call, groups, leaves, since)
+                departure = self._depart(call, groups)
             elif departure.target != call.target:
                 raise MigrationError(
                     f"migration {call.migration} goes to {departure.target}, not {call.target}."
@@ -142,42 +143,35 @@ class Giver(Member):
                 departure.since is not None,
             )
 
-    def _check_late(self, migration: str, groups: tuple[range, ...]) -> None:
-        """MigrationError if whoever made this migration has made a later one of these key-groups.
-
-        Such a call was on its way for longer than its sender waited. To hand over now would take
-        key-groups from the later migration, or from here, for one who does not ask any more.
-        """
-        life, number = life_and_number(migration)
-        latest = self._latest.setdefault(life, {})
-        for part in groups:
-            if max(map(latest.get, part, repeat(-1))) > number:
-                raise MigrationError(
-                    f"migration {migration} comes too late: a later one of these key-groups has "
-                    "begun."
-                )
-        for part in groups:
-            latest.update(dict.fromkeys(part, number))
-
-    def _depart(
-        self,
-        call: BeginCall,
-        groups: tuple[range, ...],
-        leaves: Sequence[int],
-        since: "array[int] | None",
-    ) -> Departure:
+    def _depart(self, call: BeginCall, groups: tuple[range, ...]) -> Departure:
+        leaves = leaf_ranges(groups, self.subgroups)
         with self._lock:
-            actions = self._participant.begin(call.migration, call.target, leaves, call.above)
+            if reason := self._participant.why_over(call.migration, leaves):
+                raise MigrationError(reason)
+        self._open_back()
+        with self._lock:
+            back = self._participant.make_way(call.target, leaves)
+        self._carry_out(back)  # nothing is to be said: the target learns it when it asks
+        self._check_owned(groups)
+        since = self._owner.since(call.base) if call.base else None
+        begin = Begin(call.migration, call.generation, 0, leaves, call.above)
+        with self._lock:
+            actions = self._participant.on(call.target, begin)
+            outgoing = self._participant.outgoing(call.migration)
         try:
-            (offer,) = self._carry_out(actions)
-            assert isinstance(offer, Offer)
-            departure = Departure(offer, groups, call.target, self._residence, since, self._abort)
+            (answer,) = self._carry_out(actions)
+            if isinstance(answer, Declined):
+                raise LeaseError(answer.reason)
+            assert isinstance(answer, Offer)
+            assert outgoing is not None
+            departure = Departure(
+                answer, groups, call.target, self._residence, outgoing, since, self._abort
+            )
         except BaseException:
             # Nobody was told: it has not begun.
             with self._lock:
                 undo, _ = self._participant.abort(call.migration)
-            self._carry_out(undo, Reopen)
-            self._back.update(leaves)
+            self._carry_out(undo, TakeBack)
             self._open_back(must_record=False)
             raise
         with self._lock:
@@ -188,17 +182,6 @@ class Giver(Member):
                 self._leaves_out += old.progress.leaves_done
                 self._bytes_out += old.bytes_sent
         return departure
-
-    def _take_back_from(self, target: str, leaves: Sequence[int]) -> None:
-        """Leaves that this target was offered before, and has lost sight of before any came."""
-        actions: list[Action] = []
-        with self._lock:
-            for departure in self.departures:
-                if departure.target == target and not departure.unfinished().isdisjoint(leaves):
-                    groups = self._unsent_groups(departure)
-                    again = leaves_of(groups, self.subgroups)
-                    actions += self._participant.abort(departure.id, again)[0]
-        self._carry_out(actions)  # nothing is to be said: the target learns it when it asks
 
     def _check_owned(self, key_groups: tuple[range, ...]) -> None:
         with self._owner.lock:
@@ -282,23 +265,39 @@ class Giver(Member):
         call: StreamCall,
         credits: Iterator[int],  # noqa: A002
     ) -> Iterator[Piece]:
-        granted = sent = 0
+        participant, migration = self._participant, call.migration
+        stream = self._next_stream(departure, call)
         for leaf in dict.fromkeys((*call.first, *departure.order)):
             departure.give_way()
             with self._lock:
-                actions = self._participant.send(call.migration, leaf)
+                actions = participant.send(migration, stream, leaf)
             if not actions:
                 continue
             serve = actions[0]
             assert isinstance(serve, Serve)
             for piece in departure.read(leaf, serve.reply.epoch):
-                while sent >= granted:
+                while not participant.has_credit(migration, stream):
+                    if not participant.is_current(migration, stream):
+                        return  # all of it is there by now, or another stream brings it
                     try:
-                        granted = max(granted, next(credits))
+                        total = next(credits)
                     except StopIteration:
                         return
-                sent += len(piece.blocks)
+                    granted = Credit(migration, call.generation, 0, stream, total)
+                    with self._lock:
+                        participant.on(departure.target, granted)
+                with self._lock:
+                    participant.sent(migration, stream, len(piece.blocks))
                 yield piece
+
+    def _next_stream(self, departure: Departure, call: StreamCall) -> int:
+        """The number of a stream that the target has opened: it ends those before."""
+        with self._lock:
+            outgoing = self._participant.outgoing(call.migration)
+            stream = 1 if outgoing is None else outgoing.stream + 1
+            accept = Accept(call.migration, call.generation, 0, (), stream)
+            self._carry_out(self._participant.on(departure.target, accept))
+        return stream
 
     def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
         self._hear(call.generation)
@@ -327,14 +326,15 @@ class Giver(Member):
 
     # ---- Taking back
 
-    def _withdraw(self, migration: str) -> None:
+    def _withdraw(self, migration: str, groups: tuple[range, ...]) -> None:
         """A proposal of ours has failed, as far as we know: takes back what was not sent.
 
         The target may have begun, and its answer or ours was lost; or it begins later. Otherwise
         key-groups would be offered to one who does not know it, and nobody would have them.
         """
         with self._owner.lock:
-            self._withdrawn.add(migration)
+            with self._lock:
+                self._participant.withdraw(migration, leaf_ranges(groups, self.subgroups))
             departure = self._departures.get(migration)
             if departure is not None:
                 with suppress(MigrationError):  # the target has some of it: it has taken over
@@ -344,12 +344,10 @@ class Giver(Member):
         kept: tuple[int, ...] = ()
         with self._owner.lock:
             if target_is_dead:
-                self.bury(departure.target)
+                self.declare_dead(departure.target)
             else:
                 with self._lock:
-                    groups = self._unsent_groups(departure)
-                    leaves = leaves_of(groups, self.subgroups)
-                    actions, kept = self._participant.abort(departure.id, leaves)
+                    actions, kept = self._participant.abort(departure.id)
                 self._carry_out(actions)
             self._open_back()
             lost = subtract(departure.key_groups, self._owner.owned())
@@ -366,12 +364,6 @@ class Giver(Member):
                 "abort(target_is_dead=True)."
             )
 
-    def _unsent_groups(self, departure: Departure) -> tuple[range, ...]:
-        is_unsent = self._participant.is_unsent
-        return whole_groups(
-            departure.key_groups, self.subgroups, lambda leaf: is_unsent(departure.id, leaf)
-        )
-
     # ---- What the participant asks for
 
     def _shut(self, action: Shut) -> None:
@@ -381,74 +373,51 @@ class Giver(Member):
         if self._residence.home is not None:
             self._owner.record_given(groups, self.leases(groups))
 
-    def _reopen(self, action: Reopen) -> None:
-        self._back.update(action.leaves)
+    def _take_back(self, action: TakeBack) -> None:
         self._open_back()
 
     def _open_back(self, must_record: bool = True) -> None:
-        """Opens key-groups that are back, with all their leaves. The owner's lock is held.
+        """Opens key-groups that are back, once the home says so. The owner's lock is held.
 
         must_record: not if the home cannot say so. It is tried again whenever something is asked.
         """
-        if not self._back:
-            return
-        whole, torn = self._sort_out()
-        leaves = leaves_of(whole, self.subgroups)
-        if whole:
-            try:
-                self._owner.record_taken(whole, self.leases(whole))
-            except HomeError as error:
-                if must_record:
-                    raise
-                _log.warning(
-                    "key-groups %s were not handed over after all, but the home may say so if it "
-                    "is opened again before it was flushed: %s",
-                    show_groups(whole),
-                    error,
-                )
-            self._complete_parts(whole)
-            self._residence.reopen(leaf_ranges(whole, self.subgroups))
-            self._owner.took(subtract(whole, self._owner.owned()))
-        self._back.difference_update(leaves, torn)
-        for number, late in [*self._late.items()]:
-            late.difference_update(leaves, torn)
-            if not late:
-                del self._late[number]
-        for leaf in torn:
-            self._free(leaf)
-        for departure in [*self._departures.values()]:
-            departure.returned(leaves)
-
-    def _sort_out(self) -> tuple[tuple[range, ...], set[int]]:
-        """Of leaves that are back: key-groups that are whole, and leaves that never will be.
-
-        Of these the target had other leaves, which were let go of here and died with it. To own
-        such a key-group would put the half of it into checkpoints as if that were all. Key-groups
-        of which leaves are still offered wait for them.
-        """
         with self._lock:
-            state_of = self._participant.state_of
-            groups = groups_of(self._back, self.subgroups)
-            whole = whole_groups(groups, self.subgroups, lambda leaf: state_of(leaf) == "owned")
-            hopeful = whole_groups(groups, self.subgroups, lambda leaf: state_of(leaf) != "none")
-            lost = set(leaves_of(subtract(groups, hopeful), self.subgroups))
-            torn = self._back & lost
-            self._participant.disown(torn)
-        return whole, torn
+            leaves = self._participant.waiting_back()
+        if not leaves:
+            return
+        groups = groups_of(leaves, self.subgroups)
+        try:
+            self._owner.record_taken(groups, self.leases(groups))
+        except HomeError as error:
+            if must_record:
+                raise
+            _log.warning(
+                "key-groups %s were not handed over after all, but the home may say so if it "
+                "is opened again before it was flushed: %s",
+                show_groups(groups),
+                error,
+            )
+        with self._lock:
+            actions = self._participant.taken_back(leaves)
+        self._carry_out(actions)
 
     def _add_to_part(self, action: AddToPart) -> None:
-        self._late.setdefault(action.number, set()).add(action.leaf)
-
-    def _complete_parts(self, groups: tuple[range, ...]) -> None:
         """Key-groups that are about to be opened are added to our parts of checkpoints.
 
         They were offered when a barrier passed, and are as they were then. So the target has not
         put them into its part, nor will it.
         """
-        leaves = set(leaves_of(groups, self.subgroups))
-        for number, late in self._late.items():
-            if some := groups_of(late & leaves, self.subgroups):
-                self.add_late(number, some)
+        self.add_late(action.number, groups_of(action.leaves, self.subgroups))
+
+    def _reopen(self, action: Reopen) -> None:
+        groups = groups_of(action.leaves, self.subgroups)
+        self._residence.reopen(leaf_ranges(groups, self.subgroups))
+        self._owner.took(subtract(groups, self._owner.owned()))
+        self._departures_changed()
+
+    def _departures_changed(self) -> None:
+        for departure in [*self._departures.values()]:
+            departure.changed()
 
     def _drop(self, action: Drop) -> None:
         self._free(action.leaf)
@@ -462,8 +431,7 @@ class Giver(Member):
                     target=self._run_janitor, name="statekit-janitor", daemon=True
                 )
                 self._janitor.start()
-        for departure in [*self._departures.values()]:
-            departure.gone(leaf)
+        self._departures_changed()
 
     def _run_janitor(self) -> None:
         # Freeing takes a third as long as sending, and whoever waits for a leaf comes first. What
@@ -509,10 +477,7 @@ class Giver(Member):
         self._owner.gave(self._owner.owned())
         store.mark(0, store.leaves, "away")
         self._residence.forget_shut()
-        self._back.clear()
-        self._late.clear()
-        for departure in [*self._departures.values()]:
-            departure.returned(departure.unfinished())
+        self._departures_changed()
 
 
 _NOTHING = Piece(PieceKind.NEVER, 0, 0)

@@ -1,4 +1,4 @@
-"""MovingProvider: what a KVProvider does with other processes. Its part of the public interface.
+"""PeerApi: what a KVProvider does with other processes. Its part of the public interface.
 
     kv.serve("127.0.0.1:0")                 others may fetch from here, and look at the state
     kv.fetch_from(address, key_groups=…)    takes key-groups over; usable at once
@@ -28,8 +28,8 @@ from statekit.errors import (
 from statekit.keys import KeyType, key_codec
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
-from statekit.migration.member import Credentials
 from statekit.migration.peer import TIMEOUT_S, Peer
+from statekit.migration.shell import Credentials
 from statekit.native.columns import route
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import Limits
@@ -48,7 +48,7 @@ _IS_ABSENT, _IS_PARTIAL = residency_filter("absent"), residency_filter("partial"
 _PREFETCHERS = 4  # threads that bring what engines ask for
 
 
-class MovingProvider(ABC):
+class PeerApi(ABC):
     """See KVProvider."""
 
     _residence: Residence
@@ -140,7 +140,7 @@ class MovingProvider(ABC):
             return self._peer.leases(part)
         return cut_leases(self._leases, leaf_ranges(part, self._residence.store.subgroups))
 
-    def _hand_on(self, other: "MovingProvider", part: tuple[range, ...]) -> None:
+    def _hand_on(self, other: "PeerApi", part: tuple[range, ...]) -> None:
         """Key-groups went from here to another provider of this process, and so do their leases."""
         leases = self._leases_of(part)
         if self._peer is not None:
@@ -308,7 +308,7 @@ class MovingProvider(ABC):
 class _Owner:
     """A provider as its peer sees it."""
 
-    def __init__(self, provider: MovingProvider) -> None:
+    def __init__(self, provider: PeerApi) -> None:
         self.lock = provider._lock
         self.owned = provider._owned
         self.schemas = provider._stored

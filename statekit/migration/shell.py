@@ -1,10 +1,11 @@
-"""Member: what a process is among others that hold state together, whichever side it is on.
+"""Shell: what carries out what a participant says, whichever side of a hand-over it is on.
 
-One participant, the lock that guards it, and what both sides of a hand-over need of it: ids of
-migrations, generations, barriers, leases that change hands within the process.
+One participant, the lock that guards it, and what both sides need of it: ids of migrations,
+generations, barriers, leases that change hands within the process. All state of hand-overs is the
+participant's; what a shell has beside it is how others are reached, and jobs that it has begun.
 
     locks   the provider's lock is held while key-groups change hands, so that a checkpoint has
-            them or has them not. The member's own lock guards the participant only, comes last, and
+            them or has them not. The shell's own lock guards the participant only, comes last, and
             nothing is waited for under it.
 """
 
@@ -23,6 +24,7 @@ from statekit.errors import (
     ArgumentError,
     ClosedError,
     FencedError,
+    HomeError,
     shorten,
 )
 from statekit.live.job import CheckpointJob
@@ -43,8 +45,10 @@ from statekit.protocol.messages import (
     Send,
     Serve,
     Shut,
+    TakeBack,
     Unexpect,
     WritePart,
+    migration_id,
     runs_of,
 )
 from statekit.protocol.participant import Participant
@@ -58,19 +62,21 @@ if TYPE_CHECKING:
 # Begins a checkpoint of these key-groups only, as they are at that moment.
 AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob]
 
-_LIFE_DIGITS = 16  # hexadecimal: half of a migration's id
+_LIFE_DIGITS = 16  # hexadecimal: the first half of a migration's id
 
 #: What is done when the participant says so.
 EFFECTS: dict[type, str] = {
     Shut: "_shut",
+    TakeBack: "_take_back",
     Reopen: "_reopen",
     Drop: "_drop",
     AddToPart: "_add_to_part",
+    Unexpect: "_unexpect",
     Fence: "_fenced",
 }
 #: What whoever asked the participant sees to itself, because it has what is needed for it. (Restore
 #: is for those who have a coordinator: no call brings its messages.)
-SEEN_TO: frozenset[type] = frozenset({Serve, Expect, Unexpect, Install, WritePart, Lost, Restore})
+SEEN_TO: frozenset[type] = frozenset({Serve, Expect, Install, WritePart, Lost, Restore})
 
 
 class Owner(Protocol):
@@ -124,7 +130,7 @@ class Credentials:
         return knows_servers(self.tls, self.token)
 
 
-class Member(ABC):
+class Shell(ABC):
     """See Peer."""
 
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
@@ -136,7 +142,7 @@ class Member(ABC):
         self.limits = Limits()
         self.is_closed = False
         self._lock = threading.RLock()
-        self._participant = Participant(self.name)
+        self._participant = Participant(self.name, subgroups=self.subgroups)
         # Ids of migrations are their maker's life and a growing number: late ones are told by it.
         self._life = uuid.uuid4().hex[:_LIFE_DIGITS]
         self._numbers = count(1)
@@ -152,7 +158,7 @@ class Member(ABC):
         return self._participant.generation
 
     def _new_id(self) -> str:
-        return f"{self._life}{next(self._numbers):0{_LIFE_DIGITS}x}"
+        return migration_id(self._life, next(self._numbers))
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -187,6 +193,10 @@ class Member(ABC):
                 actions = self._participant.fence(generation) if is_later else []
             self._carry_out(actions)
 
+    def epoch_of(self, leaf: int) -> int:
+        """The epoch of a leaf's lease. Without the lock: it is one look."""
+        return self._participant.epoch_of(leaf)
+
     def check_free(self, groups: Iterable[range]) -> None:
         """LeaseError if other processes may still have a claim to some of these key-groups."""
         with self._lock:
@@ -216,18 +226,26 @@ class Member(ABC):
         Where key-groups change hands, the owner's lock is held.
         """
         said = []
+        failed: HomeError | None = None
         for action in actions:
             kind = type(action)
             if isinstance(action, Send):
                 said.append(action.message)
             elif kind in EFFECTS and kind not in seen_to:
-                getattr(self, EFFECTS[kind])(action)
+                try:
+                    getattr(self, EFFECTS[kind])(action)
+                except HomeError as error:
+                    if kind is not TakeBack:
+                        raise
+                    failed = error  # those leaves stay shut; the others must not wait for them
             elif kind not in seen_to:
                 raise AssertionError(f"nobody carries out what the participant asks for: {action}")
+        if failed is not None:
+            raise failed
         return said
 
     @abstractmethod
-    def bury(self, name: str) -> tuple[range, ...]:
+    def declare_dead(self, name: str) -> tuple[range, ...]:
         """An authority says that a peer is dead: ends all hand-overs with it. What is lost."""
 
     @abstractmethod
@@ -235,7 +253,7 @@ class Member(ABC):
         """Adds key-groups to our part of a checkpoint, as they are now. None: it failed."""
 
     @abstractmethod
-    def settle(self, groups: Sequence[range]) -> None:
+    def finish_coming(self, groups: Sequence[range]) -> None:
         """Leaves that are still on their way here are completed before they go on."""
 
 
@@ -256,26 +274,7 @@ def groups_of(leaves: Iterable[int], subgroups: int) -> tuple[range, ...]:
     return group_ranges(found)
 
 
-def whole_groups(
-    key_groups: Iterable[range], subgroups: int, is_so: Callable[[int], bool]
-) -> tuple[range, ...]:
-    """Those of some key-groups of which this is so for every leaf."""
-    return group_ranges(
-        [
-            group
-            for part in key_groups
-            for group in part
-            if all(is_so(leaf) for leaf in range(group * subgroups, (group + 1) * subgroups))
-        ]
-    )
-
-
 def check_id(migration: str) -> None:
     """Before anything is shut for it: checksums are bound to these 16 bytes."""
     if len(migration) != 32 or not set(migration) <= set("0123456789abcdef"):
         raise ArgumentError(f"{shorten(migration)} is no migration: 32 hexadecimal digits are.")
-
-
-def life_and_number(migration: str) -> tuple[str, int]:
-    """Which process made a migration, in which life; and its number among those of that life."""
-    return migration[:_LIFE_DIGITS], int(migration[_LIFE_DIGITS:], 16)

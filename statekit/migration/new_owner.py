@@ -1,7 +1,7 @@
-"""Taker: the new owner's part of a peer. Takes leaves on, gives them back, and says what is here.
+"""NewOwnerShell: the new owner's part of a peer. It takes leaves on, and gives them back.
 
 Arrival (arrival.py) is one hand-over as the user sees it, and brings leaves; this is what makes
-them ours, and another's again.
+them ours, and another's again, as the participant says.
 """
 
 import logging
@@ -10,7 +10,14 @@ from contextlib import nullcontext, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.assignment import (
+    KeyGroups,
+    common,
+    group_ranges,
+    leaf_ranges,
+    show_groups,
+    subtract,
+)
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -22,14 +29,13 @@ from statekit.errors import (
 )
 from statekit.live.job import CheckpointJob
 from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
-from statekit.migration.member import (
+from statekit.migration.shell import (
     AddLate,
     Credentials,
-    Member,
     Owner,
+    Shell,
     groups_of,
     leaves_of,
-    whole_groups,
 )
 from statekit.protocol.calls import (
     BeginCall,
@@ -38,10 +44,12 @@ from statekit.protocol.calls import (
     PeerHello,
 )
 from statekit.protocol.messages import (
+    Accept,
     Action,
     AddToPart,
+    Credit,
     Expect,
-    GiveBack,
+    GivenBack,
     Install,
     Leases,
     Lost,
@@ -49,6 +57,7 @@ from statekit.protocol.messages import (
     Offer,
     Unexpect,
     WritePart,
+    runs_of,
 )
 from statekit.protocol.participant import NUMBERS_MAX
 from statekit.residence.loading import LeafSource, Loading
@@ -65,14 +74,10 @@ Base: TypeAlias = tuple[LeafSource, bytes]
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
 
-class _Unanswered(NamedTuple):
-    """A Begin that was not answered: whether the source has begun is not known.
-
-    The same Begin again tells, and has no effect if it has: so a later try goes on from here.
-    """
+class _Asked(NamedTuple):
+    """How to ask once more for what the participant has asked for, and nobody answered."""
 
     address: str
-    source: str  # the name of its participant, which is one life of a process
     call: BeginCall
     credentials: Credentials
 
@@ -84,13 +89,13 @@ class _Part(NamedTuple):
     late: list[CheckpointJob]
 
 
-class Taker(Member):
+class NewOwnerShell(Shell):
     """See Peer."""
 
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
         super().__init__(owner, residence, leases)
         self._arrivals: dict[str, Arrival] = {}
-        self._unanswered: dict[str, _Unanswered] = {}  # by migration
+        self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
         self._parts: dict[int, _Part] = {}  # by number: of the last checkpoints
 
@@ -161,7 +166,7 @@ class Taker(Member):
     ) -> Arrival:
         """Begins; or goes on with what was begun before, if that was not answered."""
         digest = b"" if base is None else base[1]
-        earlier = [] if migration else self._earlier(channel.address, hello.name)
+        earlier = [] if migration else self._unanswered(channel.address, hello.name)
         for one in earlier:
             call = one.call
             asked = _joined(hello.owned, call.key_groups) if key_groups is None else key_groups
@@ -173,29 +178,35 @@ class Taker(Member):
                     raise
                 except StateKitError:
                     pass  # it had not begun, or it is over: what the source has now counts
-            elif subtract(groups, subtract(groups, call.key_groups)):
+            elif common(groups, call.key_groups):
                 self._return_unanswered(channel, one)
         if earlier:
             hello = channel.hello()
         groups = self._check_hello(hello, channel.address, key_groups)
-        barrier = self._participant.barrier
         number = migration or self._new_id()
         with self._lock:
-            parts = leaf_ranges(groups, self.subgroups)
-            heard = [epoch for part in parts for _, epoch in self._participant.leases(part)]
-        above = max(heard, default=0)
-        call = BeginCall(number, self.generation, self.name, groups, barrier, digest, above)
-        new = _Unanswered(channel.address, hello.name, call, credentials)
+            leaves = leaf_ranges(groups, self.subgroups)
+            (begin,) = self._carry_out(self._participant.ask(number, hello.name, leaves))
+            barrier = self._participant.barrier
+        call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
+        new = _Asked(channel.address, call, credentials)
         return self._begin(channel, new, strategy, base, is_ours=not migration)
 
-    def _earlier(self, address: str, source: str) -> list[_Unanswered]:
-        """What was begun there and not answered."""
+    def _unanswered(self, address: str, source: str) -> list[_Asked]:
+        """What was asked for there, and not answered."""
         with self._lock:
-            there = [one for one in self._unanswered.values() if one.address == address]
-            for one in there:
-                if one.source != source:  # that process is gone, and what it had begun
-                    del self._unanswered[one.call.migration]
-            return [one for one in there if one.source == source]
+            there = [one for one in self._asked.values() if one.address == address]
+            open_ones = self._participant.asks(source)
+            gone = [one for one in there if one.call.migration not in open_ones]
+            self._forget_asked(*(one.call.migration for one in gone))  # with that process
+            return [one for one in there if one not in gone]
+
+    def _forget_asked(self, *migrations: str) -> None:
+        """The source is gone, or says that it has not begun: nobody waits for it any more."""
+        with self._lock:
+            self._participant.forget_asks(migrations)
+            for migration in migrations:
+                self._asked.pop(migration, None)
 
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
@@ -212,9 +223,9 @@ class Taker(Member):
             raise ArgumentError(f"no key-groups to fetch from {address}: name some that it has.")
         with self._owner.lock:
             mine = self._owner.owned()
-            if common := subtract(groups, subtract(groups, mine)):
+            if both := common(groups, mine):
                 raise OccupiedError(
-                    f"key-groups {show_groups(common)} are this provider's already. "
+                    f"key-groups {show_groups(both)} are this provider's already. "
                     f"Fetch others from {address}."
                 )
             self._owner.take_in(hello.schemas)
@@ -223,7 +234,7 @@ class Taker(Member):
     def _begin(
         self,
         channel: "PeerChannel",
-        asked: _Unanswered,
+        asked: _Asked,
         strategy: str,
         base: Base | None,
         is_ours: bool = True,
@@ -231,7 +242,7 @@ class Taker(Member):
         """is_ours: whether it is our own idea, so that we are to know that it was not answered."""
         call = asked.call
         if is_ours:
-            self._unanswered[call.migration] = asked  # before: an interrupt may come
+            self._asked[call.migration] = asked  # before: an interrupt may come
         try:
             reply = channel.begin(call)
             granted = _check_offer(
@@ -243,9 +254,11 @@ class Taker(Member):
                     "It may have begun all the same. fetch_from() again goes on with it; closing "
                     "this provider gives it back, and so does abort() of the departure there."
                 )
+            else:
+                self._forget_asked(call.migration)  # whoever proposed it withdraws it
             raise
         except StateKitError:
-            self._unanswered.pop(call.migration, None)  # it says that it has not begun
+            self._forget_asked(call.migration)  # it says that it has not begun
             raise
         try:
             arrival = self._accept(
@@ -257,47 +270,56 @@ class Taker(Member):
                 asked.credentials.knows_servers,
             )
         except BaseException:
-            # Nothing was taken over: the source is to go on with it. But not with a leaf that has
-            # come in this very migration: to give that back would make two owners of it.
-            with self._lock:
-                self._participant.give_back(call.migration)
-                state_of, epoch_of = self._participant.state_of, self._participant.epoch_of
-                leases = tuple(
-                    (leaf, grant.epoch)
-                    for grant in reply.offer.grants
-                    for leaf in grant.leaves
-                    if epoch_of(leaf) < grant.epoch or state_of(leaf) == "none"
-                )
-            with suppress(StateKitError):  # then it is tried again with the next fetch_from()
-                back = GiveBackCall(call.migration, call.generation, leases)
-                channel.give_back(back, timeout_s=CLOSE_SECONDS)
-                self._unanswered.pop(call.migration, None)
+            # Nothing was taken over: the source is to go on with it. If it does not hear that now,
+            # the next fetch_from() says it again.
+            with self._owner.lock:
+                with self._lock:
+                    actions = self._participant.decline(reply.offer)
+                self._carry_out(actions)
+            if (begun := self._arrivals.get(call.migration)) is not None:
+                begun.ended()
+            with suppress(StateKitError):
+                self._send_returned(channel, reply.offer.source, call, CLOSE_SECONDS)
+                self._forget_asked(call.migration)
             raise
-        self._unanswered.pop(call.migration, None)
+        self._asked.pop(call.migration, None)
         return arrival
 
     def _return_unanswered(
-        self, channel: "PeerChannel", asked: _Unanswered, timeout_s: float | None = None
+        self, channel: "PeerChannel", asked: _Asked, timeout_s: float | None = None
     ) -> None:
         """What may have been begun is not wanted any more, as it was asked for."""
         call = asked.call
+        source = self._participant.source_of(call.migration)
         try:
-            offer = channel.begin(call, timeout_s=timeout_s).offer
-            leases = tuple((leaf, one.epoch) for one in offer.grants for leaf in one.leaves)
-            back = GiveBackCall(call.migration, call.generation, leases)
-            channel.give_back(back, timeout_s=timeout_s)
+            with self._lock:
+                is_unknown = bool(self._participant.unask(call.migration))  # whether it has begun
+            if is_unknown:
+                offer = channel.begin(call, timeout_s=timeout_s).offer
+                self._hear_offer(offer)
+            self._send_returned(channel, source, call, timeout_s)
         except PeerError:
             raise
         except StateKitError:
             pass  # it has not begun, or it is over
-        self._unanswered.pop(call.migration, None)
+        self._forget_asked(call.migration)
+
+    def _send_returned(
+        self, channel: "PeerChannel", source: str, call: BeginCall, timeout_s: float | None
+    ) -> None:
+        """Tells the source of what was offered, and not taken on, that it may go on with it."""
+        leases = self.unreturned(call.migration)
+        if leases:
+            back = GiveBackCall(call.migration, call.generation, leases)
+            channel.give_back(back, timeout_s=timeout_s)
+            self.tell(source, GivenBack(call.migration, call.generation, 0, leases))
 
     def return_unanswered(self) -> None:
         """The provider is being closed: nobody goes on with what was begun and not answered."""
-        for asked in [*self._unanswered.values()]:
+        for asked in [*self._asked.values()]:
             try:
                 with self.connect(asked.address, asked.credentials, CLOSE_SECONDS) as channel:
-                    if channel.hello().name == asked.source:
+                    if asked in self._unanswered(asked.address, channel.hello().name):
                         self._return_unanswered(channel, asked)
             except StateKitError as error:
                 _log.warning(
@@ -306,6 +328,17 @@ class Taker(Member):
                     show_groups(asked.call.key_groups),
                     error,
                 )
+
+    def _hear_offer(self, offer: Offer) -> list[Action]:
+        """What the participant makes of an offer; all but Expect is done. The owner's lock is
+        held where something is expected.
+        """
+        still = nullcontext() if self.loading is None else self.loading.standing_still()
+        with self._owner.lock, still:
+            with self._lock:
+                actions = self._participant.on(offer.source, offer)
+            self._carry_out(actions, Expect)
+        return actions
 
     def _accept(
         self,
@@ -317,46 +350,33 @@ class Taker(Member):
         is_known: bool,
     ) -> Arrival:
         """What is offered is ours, and comes from now on."""
-        arrival = Arrival(self, channel, reply, granted, strategy, base, is_known)
-        store = self._residence.store
+        store, offer = self._residence.store, reply.offer
         with self._owner.lock:
             self._check_open()
             self._owner.take_in(reply.schemas)
             if store.time("event") is None and reply.watermark is not None:
                 store.set_time("event", reply.watermark)
-            still = nullcontext() if self.loading is None else self.loading.standing_still()
-            with still:
-                with self._lock:
-                    actions = self._participant.on(reply.offer.source, reply.offer)
-                earlier = self._supersede(actions)
-            self._carry_out(actions, Expect, Unexpect)
+            actions = self._hear_offer(offer)
+            state = self._participant.incoming(offer.migration)
             expected = sum(len(one.leaves) for one in actions if isinstance(one, Expect))
-            if expected != sum(len(grant.leaves) for grant in reply.offer.grants):
+            if state is None or expected != sum(len(grant.leaves) for grant in offer.grants):
                 raise PeerError(
                     f"{channel.address} offers leaves at epochs that are over. Try again."
                 )
+            arrival = Arrival(self, channel, reply, state, granted, strategy, base, is_known)
             self._residence.expect(arrival, leaf_ranges(granted, self.subgroups))
             with self._lock:
                 self._arrivals[arrival.id] = arrival
             self._owner.took(granted)
-            self._cover(arrival, reply.offer)
-        for one in earlier:
-            with suppress(StateKitError):  # it is told again
-                one.send_returned()  # of which nothing may be left: then it ends
+            self._cover(arrival, offer)
+        for earlier in self.arrivals:
+            # Leaves that one waited for may come in this one: their source took them back when we
+            # seemed lost to it, and offers them anew. If nothing is left of it, it ends.
+            if earlier.state.is_over:
+                earlier.reports.start()
         return arrival
 
-    def _supersede(self, actions: Iterable[Action]) -> list[Arrival]:
-        """Leaves that an earlier arrival waits for come in a later one: their source took them back
-        when we seemed lost to it, and offers them anew. The earlier ones are returned.
-        """
-        gone = set(_unexpected(actions))
-        superseded = []
-        for earlier in self.arrivals:
-            leaves = sorted(gone & earlier._epochs.keys())
-            if leaves:
-                self._disown(earlier, groups_of(leaves, self.subgroups), leaves)
-                superseded.append(earlier)
-        return superseded
+    # ---- Giving back
 
     def return_leaves(self, arrival: Arrival) -> tuple[range, ...]:
         """See Arrival.give_back()."""
@@ -365,37 +385,22 @@ class Taker(Member):
             return ()
         with self._owner.lock, loading.standing_still():
             with self._lock:
-                groups = self._untouched(arrival)
-                leaves = leaves_of(groups, self.subgroups)
-                actions = self._participant.give_back(arrival.id, leaves)
-            for message in self._carry_out(actions, Unexpect):
-                assert isinstance(message, GiveBack)
-                arrival.returning(message.leases)  # first: it is not done before that
-            if actions:
-                self._disown(arrival, groups)
-        arrival.send_returned()
-        return groups if actions else ()
-
-    def _untouched(self, arrival: Arrival) -> tuple[range, ...]:
-        """Key-groups of which no leaf has come."""
-        state_of = self._participant.state_of
-        return whole_groups(
-            arrival.key_groups, self.subgroups, lambda leaf: state_of(leaf) == "expected"
-        )
+                actions = self._participant.give_back(arrival.id)
+            self._carry_out(actions)  # says GiveBack: which the reports say, until it is heard
+        arrival.reports.send_returned()
+        return groups_of(_unexpected(actions), self.subgroups)
 
     def return_at_end(self, arrival: Arrival) -> None:
         """The provider is being closed: what has not come is left to the source, if it answers."""
         with self._lock:
-            leaves = leaves_of(self._untouched(arrival), self.subgroups)
-            actions = self._participant.give_back(arrival.id, leaves)
-        leases = arrival.unheard()
-        for message in self._carry_out(actions, Unexpect):
-            assert isinstance(message, GiveBack)
-            leases += message.leases
+            actions = self._participant.give_back(arrival.id)
+        self._carry_out(actions, Unexpect)  # nobody touches it any more
+        leases = self.unreturned(arrival.id)
         if not leases:
             return
         try:
-            arrival.send_back(leases, timeout_s=CLOSE_SECONDS)
+            call = GiveBackCall(arrival.id, arrival.generation, leases)
+            arrival.channel.give_back(call, timeout_s=CLOSE_SECONDS)
         except (StateKitError, ValueError) as error:
             _log.warning(
                 "%s was closed before all leaves had come, and %s could not be told: %s",
@@ -410,48 +415,35 @@ class Taker(Member):
         if loading is None:
             return
         with self._owner.lock, loading.standing_still():
-            leaves = []
-            for moved in ended:
-                with self._lock:
-                    actions = self._participant.on(arrival._offer.source, moved)
-                self._carry_out(actions, Unexpect)
-                leaves += _unexpected(actions)
-            groups = groups_of(leaves, self.subgroups)
-            if groups:
-                self._disown(arrival, groups, leaves)
+            actions: list[Action] = []
+            with self._lock:
+                for moved in ended:
+                    actions += self._participant.on(arrival.source_name, moved)
+            self._carry_out(actions, Unexpect)
+            if gone := _unexpected(actions):
+                self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
 
-    def abandon(self, arrival: Arrival) -> tuple[range, ...]:
-        """See Arrival.abandon()."""
-        return self.bury(arrival._offer.source)
-
-    def bury(self, name: str) -> tuple[range, ...]:
+    def declare_dead(self, name: str) -> tuple[range, ...]:
         loading = self.loading
         still = nullcontext() if loading is None else loading.standing_still()
         with self._owner.lock, still:
             with self._lock:
                 actions, lost = self._participant.declare_dead(name)
-                # Whole key-groups: half of one would go into checkpoints as if it were all of it.
-                groups = groups_of(lost, self.subgroups)
-                gone = leaves_of(groups, self.subgroups)
-                self._participant.give_up(gone)
-                same = [one for one in self.arrivals if one._offer.source == name]
-            self._owner.gave(groups)
-            for leaf in gone:
-                self._residence.store.mark(leaf, leaf + 1, "away")
-            for one in same:
-                one.abandoned(gone)
-            self._carry_out(actions, Unexpect)  # what was offered to the dead one is ours again
-        return groups
+            try:
+                self._carry_out(actions)  # what was offered to the dead one is ours again
+            finally:
+                for arrival in self.arrivals:
+                    if arrival.source_name == name:
+                        arrival.ended()
+        return groups_of(lost, self.subgroups)
 
-    def _disown(
-        self, arrival: Arrival, groups: tuple[range, ...], leaves: Sequence[int] | None = None
-    ) -> None:
-        """Key-groups that were expected are another's after all. Nothing comes meanwhile."""
-        self._owner.gave(groups)
-        gone = leaves_of(groups, self.subgroups) if leaves is None else leaves
-        for leaf in gone:
-            self._residence.store.mark(leaf, leaf + 1, "away")
-        arrival.forget(gone)
+    def _unexpect(self, action: Unexpect) -> None:
+        """Leaves are another's after all, and their key-groups. Nothing comes meanwhile."""
+        self._owner.gave(groups_of(action.leaves, self.subgroups))
+        for run in runs_of(sorted(action.leaves)):
+            self._residence.store.mark(run.start, run.stop, "away")
+        for arrival in self.arrivals:
+            arrival.changed()
 
     # ---- The end of an arrival
 
@@ -472,16 +464,13 @@ class Taker(Member):
         with self._lock:
             self._arrivals.pop(arrival.id, None)
 
-    def settle(self, groups: Sequence[range]) -> None:
-        """Leaves that are still on their way here are completed before they go on."""
-        ranges = leaf_ranges(groups, self.subgroups)
-        self._residence.load_from_peers(ranges)
+    def finish_coming(self, groups: Sequence[range]) -> None:
+        self._residence.load_from_peers(leaf_ranges(groups, self.subgroups))
         until = monotonic() + SETTLE_SECONDS
         arrivals = self.arrivals
         wanted = set(leaves_of(groups, self.subgroups)) if arrivals else set()
         for arrival in arrivals:
-            if not wanted.isdisjoint(arrival._epochs):
-                arrival.wait_reported(wanted, until)
+            arrival.wait_reported(wanted, until)
 
     # ---- Checkpoints that several providers take together
 
@@ -506,7 +495,7 @@ class Taker(Member):
             expected = [
                 leaf
                 for arrival in self._arrivals.values()
-                for leaf in arrival.missing()
+                for leaf in [*arrival.state.missing]
                 if covered(leaf) < barrier
             ]
             self._parts[barrier] = _Part(add_late, [])
@@ -542,7 +531,7 @@ class Taker(Member):
         part = self._parts.get(number)
         return () if part is None else tuple(part.late)
 
-    # ---- What the participant learns
+    # ---- What the participant is asked, and told
 
     def tell(self, sender: str, message: Any) -> None:
         """A message whose effects are on their way, or done: content, and what follows from it.
@@ -552,6 +541,54 @@ class Taker(Member):
         with self._lock:
             actions = self._participant.on(sender, message)
         self._carry_out(actions, Install, AddToPart, Lost)
+
+    def want(self, migration: str, leaves: Iterable[int]) -> list[int]:
+        """Those of these leaves that are to come, and that nobody else has asked for."""
+        with self._lock:
+            said = self._carry_out(self._participant.want(migration, leaves))
+        return [message.leaf for message in said]
+
+    def unanswered(self, migration: str, leaves: Iterable[int]) -> None:
+        """Whoever has asked for these leaves waits no more."""
+        with self._lock:
+            self._participant.unanswered(migration, leaves)
+
+    def open_stream(self, migration: str) -> Accept | None:
+        """The stream to open; None if there is nothing that it could bring."""
+        with self._lock:
+            said = self._carry_out(self._participant.open_stream(migration))
+        return said[0] if said else None
+
+    def stream_ended(self, migration: str, stream: int, is_tried_again: bool) -> Accept | None:
+        """The stream to open in its place, if there is one."""
+        with self._lock:
+            actions = self._participant.stream_ended(migration, stream, is_tried_again)
+            said = self._carry_out(actions)
+        return said[0] if said else None
+
+    def received(self, migration: str, stream: int, size: int) -> Credit | None:
+        """What to grant a stream that has brought so many bytes."""
+        with self._lock:
+            said = self._carry_out(self._participant.received(migration, stream, size))
+        return said[0] if said else None
+
+    def unreported(self, migration: str, most: int) -> tuple[tuple[int, int], ...]:
+        """Leases of leaves that are here, as the source may not know."""
+        with self._lock:
+            said = self._carry_out(self._participant.unreported(migration, most))
+        return tuple((message.leaf, message.epoch) for message in said)
+
+    def unreturned(self, migration: str) -> tuple[tuple[int, int], ...]:
+        """Leases that were given back, as the source may not know."""
+        with self._lock:
+            said = self._carry_out(self._participant.unreturned(migration))
+        return said[0].leases if said else ()
+
+    def uncompleted(self, migration: str) -> list[int]:
+        """Leaves of which entries are here, and nobody has asked for the rest."""
+        with self._lock:
+            said = self._carry_out(self._participant.uncompleted(migration))
+        return [message.leaf for message in said]
 
 
 def check_strategy(strategy: str) -> None:

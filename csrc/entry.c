@@ -452,16 +452,10 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *data, size
 NUMBER_OPERATIONS(i64, int64_t, SK_I64, ADD_I64)
 NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
 
-/* The status is written only where the result needs it, and is the calling thread's own. */
-static _Thread_local int value_status;
-
-int sk_value_status(void) { return value_status; }
-void sk_value_status_set(int status) { value_status = status; }
-
 #define VALUE_OPERATIONS(NAME, TYPE, NONE, IS_NONE)                                                \
     static TYPE value_or_none_##NAME(int status, TYPE value) {                                     \
         if (status == SK_OK && !IS_NONE(value)) return value;                                      \
-        value_status = status;                                                                     \
+        sk_value_status_set(status);                                                               \
         return status == SK_OK ? value : NONE;                                                     \
     }                                                                                              \
     TYPE sk_##NAME##_value(sk_store *store, uint32_t state, const uint8_t *data, size_t len) {     \

@@ -234,6 +234,36 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
     return SK_OK;
 }
 
+int sk_leaf_heat(sk_store *store, uint64_t *out) {
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        sk_leaf *leaf = &store->leaves[i];
+        sk_leaf_lock(leaf);
+        out[i] = store->records[i];
+        for (uint32_t s = 0; s < store->state_count; s++)
+            out[i] += store->states[s]->tables[i].operations;
+        sk_leaf_unlock(leaf);
+    }
+    return SK_OK;
+}
+
+int sk_leaf_sizes(sk_store *store, uint32_t state_id, uint64_t *entries, uint64_t *bytes) {
+    if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return SK_BAD_ARGUMENT;
+    uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        uint64_t live = 0, used = 0;
+        sk_leaf_lock(&store->leaves[i]);
+        uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+        for (uint32_t s = first; s < last; s++) {
+            live += store->states[s]->tables[i].live;
+            used += store->states[s]->tables[i].mem.used;
+        }
+        sk_leaf_unlock(&store->leaves[i]);
+        if (entries != NULL) entries[i] = live;
+        if (bytes != NULL) bytes[i] = used;
+    }
+    return SK_OK;
+}
+
 uint64_t sk_bytes_used(sk_store *store) {
     return atomic_load_explicit(&store->budget.used, memory_order_relaxed);
 }

@@ -1,6 +1,5 @@
 /*
- * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, dirty.c,
- * gate.c, spread.c, snapshot.c, ttl.c, timers.c and rewrite.c.
+ * store.h: the store's insides, shared by the files that work on leaves and on states.
  *
  *   sk_store ── leaves[ ]   lock, epochs, residency and gate            32 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
@@ -186,6 +185,11 @@ static inline uint32_t sk_forgot(const sk_leaf *leaf, const sk_table *table) {
     return leaf->forgot > table->forgot ? leaf->forgot : table->forgot;
 }
 
+/* Every table of the leaf counts as changed without a trace: deltas must not reach back. */
+static inline void sk_leaf_end_deltas(sk_leaf *leaf, uint32_t epoch) {
+    leaf->forgot = leaf->changed = epoch;
+}
+
 /* Field by field: a struct made elsewhere and copied is stored in small pieces and loaded in large
  * ones, for which the processor waits longer than the rest of this takes. */
 static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state *state,
@@ -200,6 +204,13 @@ static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state
     env->epoch = epoch;
     env->keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed);
     env->expected = 0;
+}
+
+/* The same for who reads the leaf out or completes it, whatever its gate: shut or not. */
+static inline void sk_env_set_held(sk_table_env *env, sk_store *store, const sk_state *state,
+                                   const sk_leaf *leaf, uint32_t epoch) {
+    sk_env_set(env, store, state, leaf, epoch);
+    env->is_whole = sk_leaf_held(leaf) == SK_WHOLE;
 }
 
 /* Counts a call about one key; the table's head is in the cache by then. */
@@ -261,8 +272,6 @@ sk_slot *sk_entry_drop(sk_at *at, sk_slot *slot);
 /* Removes all expired entries of a locked leaf: before a delta is made, so that it has tombstones
  * for those that need one. */
 void sk_leaf_expire(sk_store *store, uint32_t leaf_no);
-/* What sk_value_status says next. */
-void sk_value_status_set(int status);
 /* Appends the encoded value of a live slot. */
 int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf);
 
@@ -279,7 +288,11 @@ static inline void sk_leaf_note_dirty(sk_store *store, uint32_t leaf_no) {
 }
 /* True if the locked leaf has entries that are dirty or being written. */
 bool sk_leaf_is_dirty(const sk_store *store, uint32_t leaf_no);
-/* Entries of a locked leaf that were being written are clean, or dirty again. */
+/* Clears the bit of a locked leaf, if it is stale. */
+void sk_dirty_settle(sk_store *store, uint32_t leaf_no);
+/* The first leaf from leaf_no on whose bit is set; leaf_count if there is none. Under rows_lock. */
+uint32_t sk_dirty_next(sk_store *store, uint32_t leaf_no);
+/* Entries of a locked leaf that were being written are clean, or dirty again (writeback.c). */
 void sk_leaf_end_writing(sk_store *store, uint32_t leaf_no, bool written);
 
 /* Stamps a changed entry. */
@@ -315,7 +328,10 @@ static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
     if (state->due_min != NULL) sk_set_due_min(state, leaf_no, INT64_MIN);
 }
 
-/* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */
+/* ---- Leaves (leaf.c, decode.c) and snapshots (snapshot.c) ---- */
+
+/* Says how much of a locked leaf is here, and drops what is not to be (sk_leaf_mark). */
+void sk_leaf_set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch);
 
 /* Appends the leaf's blocks; the lock is held. watermark: what event time is taken to be; NULL: as
  * it is. */

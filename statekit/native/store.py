@@ -574,7 +574,7 @@ class Store(InProcess):
         """Changes that are not home yet, as rows for it, from a leaf on; rows_done() must follow.
 
         The rows as a list [name, row, name, row, ...], None in place of the row of a deletion
-        (csrc/dirty.c says what both are); the leaf to go on from, `leaves` if that is all; how
+        (csrc/writeback.c says what both are); the leaf to go on from, `leaves` if that is all; how
         many rows each state has; and how many bytes all of it takes. Leaves come as a whole,
         until there are rows_max rows or about bytes_max bytes. Clean leaves are not looked at.
 

@@ -15,10 +15,11 @@ static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
     sk_table *table = at->table;
     uint64_t was = table->mem.used, slots_freed = 0;
     sk_slot *slot;
+    bool has_due = sk_kinds[at->env.kind]->has_due;
     while ((slot = sk_table_next(table, slot_at)) != NULL) {
         bool stays = slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING | SK_MARK_USED);
         /* a timer that is to fire must be in sight; that there is none need not be */
-        if (at->env.kind == SK_TIMERS && sk_slot_is_live(slot)) stays = true;
+        if (has_due && sk_slot_is_live(slot)) stays = true;
         slot->marks &= (uint8_t)~SK_MARK_USED; /* of dirty ones too: SK_COLD asks */
         if (stays) continue;
         if (slot->epoch > table->forgot) table->forgot = slot->epoch;

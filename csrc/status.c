@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char reason[256];
 static _Thread_local int value_status;
@@ -16,6 +17,12 @@ int sk_fail(int status, const char *format, ...) {
     vsnprintf(reason, sizeof reason, format, args);
     va_end(args);
     return status;
+}
+
+int sk_corrupt(const char *file, int line, const char *what, uint64_t where) {
+    const char *slash = strrchr(file, '/');
+    return sk_fail(SK_CORRUPT, "%s %llu (%s:%d)", what, (unsigned long long)where,
+                   slash != NULL ? slash + 1 : file, line);
 }
 
 const char *sk_reason(void) { return reason; }

@@ -96,13 +96,6 @@ void sk_store_release(sk_store *store) {
 
 /* ---- States ---- */
 
-const char *sk_kind_name(int kind) {
-    static const char *const names[] = {"",     "i64", "f64",    "bytes",
-                                        "list", "map", "nested", "timers"};
-    assert(kind >= SK_I64 && kind <= SK_TIMERS);
-    return names[kind];
-}
-
 sk_state *sk_state_at(sk_store *store, uint32_t id) {
     if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire),
                          0)) {
@@ -120,8 +113,9 @@ static int new_state(sk_store *store, const char *name, int kind, const sk_key_t
     sk_state *state = sk_raw_zalloc(sizeof *state);
     if (state == NULL) return SK_NO_MEMORY;
     state->tables = sk_raw_zalloc_pages(LEAVES_BYTES(store, sk_table));
-    if (kind == SK_TIMERS) state->due_min = sk_raw_zalloc_pages(LEAVES_BYTES(store, int64_t));
-    if (state->tables == NULL || (kind == SK_TIMERS && state->due_min == NULL)) {
+    bool has_due = sk_kinds[kind]->has_due;
+    if (has_due) state->due_min = sk_raw_zalloc_pages(LEAVES_BYTES(store, int64_t));
+    if (state->tables == NULL || (has_due && state->due_min == NULL)) {
         free_state(store, state);
         return SK_NO_MEMORY;
     }
@@ -151,10 +145,10 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
     if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !sk_name_is_utf8(name))
         return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8",
                        SK_NAME_BYTES_MAX);
-    if (kind < SK_I64 || kind > SK_TIMERS)
-        return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
+    if (!sk_kind_is_known(kind)) return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
     if (flags & ~SK_TIMED) return sk_fail(SK_BAD_ARGUMENT, "there are no flags %d", flags);
-    if (flags != 0 && kind == SK_TIMERS) return sk_fail(SK_BAD_ARGUMENT, "timers do not expire");
+    if (flags != 0 && !sk_kinds[kind]->may_expire)
+        return sk_fail(SK_BAD_ARGUMENT, "%s do not expire", sk_kinds[kind]->name);
     int status = sk_key_type_parse(key_type, &type);
     if (status != SK_OK) return status;
     pthread_mutex_lock(&store->states_lock);
@@ -169,8 +163,8 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
             sk_fail(SK_SCHEMA,
                     "state '%.80s' exists with kind %s%s and key type %s; asked for were kind %s%s "
                     "and key type %s",
-                    name, sk_kind_name(state->kind), state->flags & SK_TIMED ? ", timed," : "",
-                    state->key_type.text, sk_kind_name(kind), flags & SK_TIMED ? ", timed," : "",
+                    name, sk_kinds[state->kind]->name, state->flags & SK_TIMED ? ", timed," : "",
+                    state->key_type.text, sk_kinds[kind]->name, flags & SK_TIMED ? ", timed," : "",
                     type.text);
     }
     pthread_mutex_unlock(&store->states_lock);

@@ -133,7 +133,6 @@ void sk_store_release(sk_store *store);
 
 /* NULL, with the reason set, if there is no such state. */
 sk_state *sk_state_at(sk_store *store, uint32_t id);
-const char *sk_kind_name(int kind);
 sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is none */
 /* Epochs start again with each process: one that is yet to come is another store's. */
 int sk_since_fail(sk_store *store, uint32_t since);
@@ -241,22 +240,21 @@ static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32
     sk_env_set(&at->env, store, state, at->leaf, epoch);
 }
 
-/* ---- Entries of a locked leaf (entry.c; also used by batches) ---- */
+/* ---- Entries of a locked leaf (entry.c and the files of the kinds; also used by batches) ---- */
 
-/* Routes the key of a state of that kind and locks its leaf for writing; sk_leaf_unlock ends it. */
-int sk_entry_begin(sk_store *store, uint32_t state_id, int kind, const uint8_t *data, size_t len,
-                   sk_at *at, sk_key *key);
 /* SK_OK with the live slot, SK_MISSING, or SK_UNKNOWN. Marks the entry as used; removes it if it
  * has expired. */
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
 /* The key's slot, made or revived if need be; `value` becomes its value (the old one is freed).
  * On failure the caller still owns value. */
 int sk_entry_put(sk_at *at, const sk_key *key, sk_value value);
-/* The same from the encoded form. */
+/* The same from the encoded form: the kind's put. */
 int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
-int sk_entry_put_timers(sk_at *at, const sk_key *key, const uint8_t *data,
-                        size_t len); /* timers.c */
+/* What that is for kinds that are SK_OWN, and for those that keep any bytes as a blob. */
+int sk_entry_put_made(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
 int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
+/* SK_OK, or SK_TOO_LARGE. */
+int sk_value_check_len(size_t len);
 int sk_entry_add_i64(sk_at *at, const sk_key *key, int64_t operand, int64_t initial,
                      int64_t *result);
 int sk_entry_add_f64(sk_at *at, const sk_key *key, double operand, double initial, double *result);

@@ -83,8 +83,7 @@ int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
 #define STAMP 10          /* bytes of a stamp, with what opens it */
 #define NUMBER_MAX 0xffff /* of a state at home */
 #define ARRAY_HEAD 5      /* bytes of the head of all rows: an array of 32 bits' length */
-#define ROW_BYTES_MAX                                                                              \
-    (2 * SK_MP_HEAD_MAX + PREFIX + STAMP + 9) /* without key, blob and container */
+#define ROW_BYTES_MAX (2 * SK_MP_HEAD_MAX + PREFIX + STAMP + 9) /* without key, blob and object */
 
 static inline uint8_t *put_be(uint8_t *p, uint64_t value, unsigned bytes) {
     for (unsigned i = 0; i < bytes; i++) p[i] = (uint8_t)(value >> 8 * (bytes - 1 - i));
@@ -94,6 +93,7 @@ static inline uint8_t *put_be(uint8_t *p, uint64_t value, unsigned bytes) {
 /* What the rows of one table have in common. */
 typedef struct row_form {
     const sk_state *state;
+    const sk_kind_ops *kind;
     uint32_t leaf_no;
     uint32_t number;
     sk_timing timing; /* of timed states */
@@ -107,11 +107,11 @@ static uint8_t *put_stamp(uint8_t *p, const row_form *form, const sk_slot *slot)
 }
 
 /* The value of a row whose length is not known before it is written. */
-static int put_container(const row_form *form, const sk_slot *slot, uint8_t *p, sk_buf *buf) {
+static int put_own(const row_form *form, const sk_slot *slot, uint8_t *p, sk_buf *buf) {
     size_t head = (size_t)(p - buf->data);
     *p = 0xc6; /* bin, 32 bits of length */
     buf->len = (size_t)(put_stamp(p + 5, form, slot) - buf->data);
-    int status = sk_node_encode(slot->value.obj, buf);
+    int status = form->kind->encode(slot->value, buf);
     if (status != SK_OK) return status;
     size_t len = buf->len - head - 5;
     if (len > UINT32_MAX)
@@ -126,9 +126,9 @@ static int put_container(const row_form *form, const sk_slot *slot, uint8_t *p, 
 static int put_row(const row_form *form, const sk_slot *slot, sk_buf *buf) {
     size_t key_len;
     const uint8_t *key = sk_slot_key(slot, &key_len);
-    int kind = form->state->kind;
+    const sk_kind_ops *kind = form->kind;
     bool is_live = sk_slot_is_live(slot);
-    const sk_blob *blob = is_live && sk_kind_is_blob(kind) ? slot->value.blob : NULL;
+    const sk_blob *blob = is_live && kind->held == SK_BLOB ? slot->value.blob : NULL;
     size_t more = ROW_BYTES_MAX + key_len + (blob != NULL ? blob->len : 0);
     int status = sk_buf_reserve(buf, more);
     if (status != SK_OK) return status;
@@ -138,7 +138,7 @@ static int put_row(const row_form *form, const sk_slot *slot, sk_buf *buf) {
     p = put_be(p, form->number, 2);
     if (key_len > 0) memcpy(p, key, key_len);
     p += key_len;
-    if (is_live && sk_kind_is_container(kind)) return put_container(form, slot, p, buf);
+    if (is_live && kind->held == SK_OWN) return put_own(form, slot, p, buf);
     size_t stamp_len = form->state->flags & SK_TIMED ? STAMP : 0;
     if (!is_live) {
         *p++ = 0xc0; /* nil */
@@ -150,7 +150,7 @@ static int put_row(const row_form *form, const sk_slot *slot, sk_buf *buf) {
     } else {
         p += sk_mp_write_bin(p, (uint32_t)(stamp_len + 9));
         p = put_stamp(p, form, slot);
-        *p++ = kind == SK_I64 ? 0xd3 : 0xcb;
+        *p++ = kind->row_tag;
         p = put_be(p, (uint64_t)slot->value.i64, 8);
     }
     buf->len = (size_t)(p - buf->data);
@@ -190,7 +190,7 @@ static bool add_to_filter(const taking *t, const sk_state *state, uint32_t leaf_
  * some are: sk_leaf_end_writing takes that back. */
 static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
     sk_table *table = &state->tables[leaf_no];
-    row_form form = {.state = state, .leaf_no = leaf_no};
+    row_form form = {.state = state, .kind = sk_kinds[state->kind], .leaf_no = leaf_no};
     int status = SK_FAILPOINT(LEAF_ENCODE);
     if (status == SK_OK) status = number_of(t, state, leaf_no, &form.number);
     if (status == SK_OK && state->flags & SK_TIMED) form.timing = sk_timing_of(t->store, state);

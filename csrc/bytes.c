@@ -1,4 +1,4 @@
-/* bytes.c: the kind bytes: any bytes, up to 1 GiB, as a blob. Other kinds may keep theirs so, too. */
+/* bytes.c: the kind bytes: any bytes, up to 1 GiB, as a blob. Other kinds may use its put. */
 #include "store.h"
 
 int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {

@@ -12,9 +12,9 @@
  *     a table dirty, or brings a table in which some are, before he unlocks. (Deletion, eviction,
  *     marking and moving away only take dirty slots out: the bit is stale then.) It is cleared by
  *     a write-back that finds no table of the leaf with a dirty slot.
- *  2. A word's bit is cleared by sk_dirty_next alone, under rows_lock: it clears it, and then looks at
- *     the word once more. Who sets a bit in the word looks at dirty_words after that. So one of the
- *     two sees the other, and the word's bit is set when both are done.
+ *  2. A word's bit is cleared by sk_dirty_next alone, under rows_lock: it clears it, and then looks
+ *     at the word once more. Who sets a bit in the word looks at dirty_words after that. So one of
+ *     the two sees the other, and the word's bit is set when both are done.
  * Turning write-back on sets the bits of what is dirty by then.
  */
 #include "store.h"

@@ -1,5 +1,5 @@
 /*
- * entry.h: how a call about one key begins and ends, for the files of the kinds (kind.h) and entry.c.
+ * entry.h: how a call about one key begins and ends, for entry.c and the files of the kinds.
  *
  * Inline, because it is most of what such a call does: each call has its own copy, in which what it
  * is about to do is a constant.
@@ -37,7 +37,7 @@ sk_prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
                                       (uintptr_t)sk_group_of(hash, leaf_bits, groups) * SK_GROUP));
 }
 
-/* Routes the key and locks its leaf. On failure nothing is locked; sk_call_end ends what succeeded. */
+/* Routes the key and locks its leaf; sk_call_end follows. On failure nothing is locked. */
 static inline int sk_call_begin(sk_store *store, uint32_t state_id, unsigned kinds,
                                 const uint8_t *data, size_t len, int access, sk_at *at,
                                 sk_key *key) {

@@ -10,8 +10,10 @@
  * What depends on the kind and not on how it is held is in its row (sk_kind_ops). The row stands in
  * the kind's own file, beside the operations that it names; kind.c has the table, a line a kind.
  * Whoever goes through many values looks the row up once. No other file asks which kind a value is
- * of, but for two: batch.c has loops that are compiled for numbers alone, and node.c is told by its
- * three kinds which root a value must have. tests/test_kinds.py looks after that.
+ * of, but for two: batch.c has loops that are compiled for numbers alone, where the kind is a
+ * constant, and node.c is told by its three kinds which root a value must have. tests/test_kinds.py
+ * looks after that. Rejected: whole rows in kind.c. They would show all kinds at a glance, and each
+ * kind would then need a header for its operations, or theirs in a common one.
  *
  * To add a kind, touch these, and write its operations where "own" says so:
  *

@@ -6,9 +6,9 @@
  *   absent    none is
  *   away      it is not this store's
  *
- * Marking says which of these is so. To mark a leaf whole is to say that there is nothing to ask its
- * home for: tombstones that only kept the home from answering go. To mark it absent or away is to
- * drop what is here, without a trace: so no delta reaches back over it (sk_leaf_end_deltas).
+ * Marking says which of these is so. To mark a leaf whole is to say that there is nothing to ask
+ * its home for: tombstones that only kept the home from answering go. To mark it absent or away is
+ * to drop what is here, without a trace: so no delta reaches back over it (sk_leaf_end_deltas).
  *
  * Other files: decode.c (from bytes), evict.c (to make room), transfer.c (to another store), gate.c
  * (to another process), dirty.c and writeback.c (home).

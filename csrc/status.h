@@ -2,8 +2,8 @@
  * status.h: what a call answers when it does not do its work.
  *
  * A status is a number that callers compare; the reason is a sentence for people, about the last
- * error of the calling thread. Both are the thread's own, so no lock is needed and no other thread's
- * call gets in between.
+ * error of the calling thread. Both are the thread's own: no lock is needed, and no call of another
+ * thread gets in between.
  */
 #ifndef SK_STATUS_H
 #define SK_STATUS_H

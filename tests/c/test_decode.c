@@ -1,6 +1,6 @@
 /*
- * test_decode.c: blocks into leaves (csrc/decode.c), against a table of what each mode makes of what
- * is here and what a block has.
+ * test_decode.c: blocks into leaves (csrc/decode.c), against a table of what each mode makes of
+ * what is here and what a block has.
  */
 #include "store_util.h"
 

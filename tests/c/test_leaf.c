@@ -1,7 +1,7 @@
 /*
  * test_leaf.c: leaves as units (csrc/leaf.c): residency, clearing; and a store and its home
- * together. The oracle of a partial leaf is the pair (truth, home): whatever happens, a key that the
- * store does not know is asked for at the home, and the answer must be the truth.
+ * together. The oracle of a partial leaf is the pair (truth, home): whatever happens, a key that
+ * the store does not know is asked for at the home, and the answer must be the truth.
  */
 #include "store_util.h"
 

@@ -170,11 +170,12 @@ int sk_block_check(const uint8_t *block, size_t len) {
     if (status != SK_OK) return status;
     sk_key_type type;
     sk_key_type_parse(info.key_type, &type);
+    const sk_kind_ops *kind = sk_kinds[info.kind];
     entry e, previous = {0};
     for (uint64_t i = 0; i < info.entries; i++, previous = e) {
         if ((status = entry_at(block, &info, i, &e)) != SK_OK) return status;
         if ((status = check_entry(block, &info, &type, i, &e, &previous)) != SK_OK) return status;
-        if ((status = check_value(&info, &e, i)) != SK_OK) return status;
+        if ((status = check_value(kind, &e, i)) != SK_OK) return status;
     }
     return sk_block_check_padding(block, &info);
 }
@@ -193,9 +194,10 @@ static int make_value(sk_mem *mem, const sk_kind_ops *kind, const entry *e, uint
     return SK_OK;
 }
 
-static int decode_entry(const sk_table_env *env, const entry *e, uint64_t *seq, sk_table *table) {
+static int decode_entry(const sk_table_env *env, const sk_kind_ops *kind, const entry *e,
+                        uint64_t *seq, sk_table *table) {
     sk_value value = {0};
-    int status = e->is_tomb ? SK_OK : make_value(&table->mem, sk_kinds[env->kind], e, seq, &value);
+    int status = e->is_tomb ? SK_OK : make_value(&table->mem, kind, e, seq, &value);
     if (status != SK_OK) return status;
     sk_slot *slot = sk_table_insert_reserved(table, env, e->hash, e->key, e->key_len);
     if (slot == NULL) {
@@ -219,13 +221,14 @@ int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64
     int status = sk_table_reserve(table, env, (uint32_t)(to - from));
     entry e, previous = {0};
     int64_t left = 0;
-    bool is_unchecked = sk_kinds[env->kind]->held != SK_OWN; /* make would check it */
+    const sk_kind_ops *kind = sk_kinds[env->kind];
+    bool is_checked = kind->check != NULL && kind->held != SK_OWN; /* else make does that */
     for (uint64_t i = from; status == SK_OK && i < to; i++, previous = e) {
         if ((status = entry_at(block, info, i, &e)) != SK_OK) break;
         if ((status = check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK) break;
-        if (is_unchecked && (status = check_value(info, &e, i)) != SK_OK) break;
+        if (is_checked && (status = check_value(kind, &e, i)) != SK_OK) break;
         if (info->value_width == 0) sk_alloc_ahead(&left, e.value_len);
-        status = decode_entry(env, &e, seq, table);
+        status = decode_entry(env, kind, &e, seq, table);
         if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
             status = CORRUPT("bad value at entry", i);
     }

@@ -103,8 +103,7 @@ static inline int check_entry(const uint8_t *block, const sk_block_info *info,
 }
 
 /* Checks the value of entry i. */
-static inline int check_value(const sk_block_info *info, const entry *e, uint64_t i) {
-    const sk_kind_ops *kind = sk_kinds[info->kind];
+static inline int check_value(const sk_kind_ops *kind, const entry *e, uint64_t i) {
     if (kind->check == NULL || e->is_tomb) return SK_OK;
     return kind->check(e->value, e->value_len, i);
 }

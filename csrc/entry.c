@@ -68,10 +68,6 @@ int sk_entry_put_made(sk_at *at, const sk_key *key, const uint8_t *data, size_t 
     return status;
 }
 
-int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
-    return sk_kinds[at->env.kind]->put(at, key, data, len);
-}
-
 int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf) {
     const sk_kind_ops *ops = sk_kinds[kind];
     if (ops->held == SK_BLOB) return sk_buf_put(buf, slot->value.blob->data, slot->value.blob->len);

@@ -59,6 +59,7 @@ static int check_slice(const uint8_t *block, const sk_block_info *info, uint64_t
                        uint64_t to) {
     sk_key_type type;
     sk_key_type_parse(info->key_type, &type);
+    const sk_kind_ops *kind = sk_kinds[info->kind];
     entry e, previous = {0};
     int status = SK_OK;
     /* from the one before: it is the first one's neighbour */
@@ -66,7 +67,7 @@ static int check_slice(const uint8_t *block, const sk_block_info *info, uint64_t
         if ((status = entry_at(block, info, i, &e)) != SK_OK) return status;
         if (i < from) continue;
         if ((status = check_entry(block, info, &type, i, &e, &previous)) != SK_OK) return status;
-        if ((status = check_value(info, &e, i)) != SK_OK) return status;
+        if ((status = check_value(kind, &e, i)) != SK_OK) return status;
     }
     return sk_block_check_padding(block, info);
 }
@@ -109,6 +110,7 @@ static void copy_stamps(uint8_t *out, const sk_block_info *new_info, const uint8
 static void copy_values(uint8_t *out, const sk_block_info *new_info, const uint8_t *block,
                         const sk_block_info *info, uint64_t start) {
     const uint8_t *values = block + info->values + start;
+    const sk_kind_ops *kind = sk_kinds[info->kind];
     if (new_info->kind == info->kind) {
         memcpy(out + new_info->values, values, new_info->value_bytes);
         return;
@@ -116,7 +118,7 @@ static void copy_values(uint8_t *out, const sk_block_info *new_info, const uint8
     for (uint64_t i = 0; i < new_info->entries; i++) {
         sk_value value;
         memcpy(&value, values + 8 * i, 8);
-        value = sk_kinds[info->kind]->widen(value);
+        value = kind->widen(value);
         memcpy(out + new_info->values + 8 * i, &value, 8);
     }
 }

@@ -249,7 +249,10 @@ int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
  * On failure the caller still owns value. */
 int sk_entry_put(sk_at *at, const sk_key *key, sk_value value);
 /* The same from the encoded form: the kind's put. */
-int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
+static inline int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data,
+                                       size_t len) {
+    return sk_kinds[at->env.kind]->put(at, key, data, len);
+}
 /* What that is for kinds that are SK_OWN, and for those that keep any bytes as a blob. */
 int sk_entry_put_made(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
 int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);

@@ -2,13 +2,10 @@
 #define _GNU_SOURCE
 #include "alloc.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-static _Thread_local char reason[256];
 static _Thread_local int alloc_status = SK_NO_MEMORY;
 
 #ifdef SK_TESTING
@@ -247,23 +244,4 @@ void sk_buf_trim(sk_buf *buf) {
 void sk_buf_free(sk_buf *buf) {
     free(buf->data);
     *buf = (sk_buf){0};
-}
-
-int sk_fail(int status, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    vsnprintf(reason, sizeof reason, format, args);
-    va_end(args);
-    return status;
-}
-
-const char *sk_reason(void) { return reason; }
-
-const char *sk_status_name(int status) {
-    static const char *const names[] = {
-        "ok",       "missing",   "unknown",  "changed",  "end",          "no memory", "limit",
-        "bad key",  "bad value", "bad path", "bad kind", "bad argument", "overflow",  "too large",
-        "too deep", "corrupt",   "schema",   "occupied", "overrun",      "not owned"};
-    int count = (int)(sizeof names / sizeof names[0]);
-    return status >= 0 && status < count ? names[status] : "no such status";
 }

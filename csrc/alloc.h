@@ -11,7 +11,7 @@
 #ifndef SK_ALLOC_H
 #define SK_ALLOC_H
 
-#include "statekit.h"
+#include "status.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -55,8 +55,5 @@ void sk_raw_free_pages(void *p, size_t n); /* p may be NULL */
 
 /* Gives back what a buffer has beyond its bytes. */
 void sk_buf_trim(sk_buf *buf);
-
-/* Sets the thread's reason (printf style) and returns status. */
-int sk_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

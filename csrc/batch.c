@@ -28,6 +28,8 @@
 #define SORT_BITS 11 /* buckets of the sort: 2^11 write streams */
 #define SORT_BYTES (32 << 20) /* stores larger than this are gone through leaf by leaf */
 
+#define NO_NUMBER 0 /* in place of a kind: go the general way with every record */
+
 /* What is known of a leaf in the chunk at hand. */
 #define LEAF_TOUCHED 1 /* a record falls into it */
 #define LEAF_WHOLE 2   /* what is not here does not exist */
@@ -36,6 +38,7 @@
 typedef struct batch {
     sk_store *store;
     sk_state *state;
+    const sk_kind_ops *kind; /* the state's */
     sk_batch_args *args;
     int op;
     /* of the chunk at hand */
@@ -91,11 +94,7 @@ static int column_element(batch *b, const sk_column *column, int64_t i, bytes *e
 static int put_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
     const sk_column *values = &b->args->values;
     bytes value = column_bytes(values, values->type, record);
-    sk_value number;
-    if (at->env.kind == SK_BYTES) return sk_entry_put_bytes(at, key, value.data, value.len);
-    if (at->env.kind > SK_BYTES) return sk_entry_put_encoded(at, key, value.data, value.len);
-    memcpy(&number, value.data, 8);
-    return sk_entry_put(at, key, number);
+    return b->kind->put(at, key, value.data, value.len);
 }
 
 static int add_record(batch *b, sk_at *at, const sk_key *key, int64_t record) {
@@ -116,7 +115,7 @@ static inline int get_record(batch *b, sk_at *at, const sk_key *key, int64_t rec
     sk_slot *slot;
     int status = sk_entry_find(at, key, &slot);
     if (status == SK_OK) sk_entry_read(at, slot);
-    if (at->env.kind == SK_I64 || at->env.kind == SK_F64) {
+    if (b->kind->held == SK_IN_SLOT) {
         ((int64_t *)b->args->out)[record] = status == SK_OK ? slot->value.i64 : 0;
         return status;
     }
@@ -283,7 +282,7 @@ static inline __attribute__((always_inline)) void prefetch_window(const batch *b
             hits = sk_group_match(w->tags[i], SK_TAG_EMPTY) | 1u << (SK_GROUP - 1);
         __builtin_prefetch(group + (unsigned)__builtin_ctz(hits), 1);
     }
-    if (b->state->kind == SK_BYTES)
+    if (b->kind->held == SK_BLOB)
         for (size_t i = 0; i < w->n; i++)
             if (w->guess[i] != NULL) __builtin_prefetch(w->guess[i]->value.blob, 1);
 }
@@ -345,14 +344,14 @@ static size_t run_window_as(batch *b, window *w, int *status) {
     INSTANCE(OP, KIND, SK_COL_VAR64)
     /* Entries of timed states, and leaves, are looked at more closely than the short way does. */
     if (b->state->flags & SK_TIMED || b->is_guarded)
-        return run_window(b, b->op, SK_NESTED, b->args->keys.type, w, status);
+        return run_window(b, b->op, NO_NUMBER, b->args->keys.type, w, status);
     INSTANCES(SK_B_ADD, SK_I64)
     INSTANCES(SK_B_ADD, SK_F64)
     INSTANCES(SK_B_GET, SK_I64)
     INSTANCES(SK_B_GET, SK_F64)
     INSTANCES(SK_B_PUT, SK_I64)
     INSTANCES(SK_B_PUT, SK_F64)
-    return run_window(b, b->op, SK_NESTED, b->args->keys.type, w, status);
+    return run_window(b, b->op, NO_NUMBER, b->args->keys.type, w, status);
 #undef INSTANCES
 #undef INSTANCE
 }
@@ -396,7 +395,7 @@ static void sort_chunk(batch *b, int64_t n) {
     uint32_t counts[1 << SORT_BITS] = {0}, sum = 0;
     unsigned bits = b->store->leaf_bits < SORT_BITS ? b->store->leaf_bits : SORT_BITS;
     /* values of varying length are appended to the result in the order of the records */
-    bool keeps_order = b->op == SK_B_GET && b->state->kind >= SK_BYTES;
+    bool keeps_order = b->op == SK_B_GET && b->kind->held != SK_IN_SLOT;
     b->is_sorted = !keeps_order && sk_bytes_used(b->store) > SORT_BYTES;
     if (!b->is_sorted) return;
     for (int64_t i = 0; i < n; i++) counts[sk_leaf_of(b->hashes[i], bits)]++;
@@ -536,17 +535,17 @@ static int check_keys(const sk_state *state, const sk_column *keys, int64_t n) {
     return sk_column_check(keys, n, "keys");
 }
 
+/* What every kind can do; the rest is in the kind's row. */
+#define EVERY_KIND (1u << SK_B_GET | 1u << SK_B_PUT | 1u << SK_B_HAS | 1u << SK_B_DELETE)
+
 /* Which kinds an operation is for, and whether it takes values. */
 static int check_values(const sk_state *state, int op, const sk_batch_args *args) {
-    bool is_number = state->kind == SK_I64 || state->kind == SK_F64;
-    bool fits = op == SK_B_ADD       ? is_number
-                : op == SK_B_APPEND  ? state->kind == SK_LIST
-                : op == SK_B_MAP_PUT ? state->kind == SK_MAP
-                                     : op >= SK_B_GET && op <= SK_B_DELETE;
-    if (!fits)
+    const sk_kind_ops *kind = sk_kinds[state->kind];
+    bool is_number = kind->held == SK_IN_SLOT;
+    if (op < SK_B_GET || op > SK_B_MAP_PUT || !((EVERY_KIND | kind->batch) >> op & 1))
         return sk_fail(SK_BAD_KIND,
                        "state '%.80s' is of kind %s, which has no such batch operation",
-                       state->name, sk_kind_name(state->kind));
+                       state->name, kind->name);
     const sk_column *values = &args->values;
     bool has_values = values->type != SK_COL_NONE;
     if (op == SK_B_GET && (is_number ? args->out == NULL : !args->buf || !args->out_offsets))
@@ -554,13 +553,12 @@ static int check_values(const sk_state *state, int op, const sk_batch_args *args
                        is_number ? "out" : "buf and out_offsets");
     if (op == SK_B_PUT || op == SK_B_APPEND || op == SK_B_MAP_PUT ||
         (op == SK_B_ADD && has_values)) {
-        int wanted = state->kind == SK_I64 ? SK_COL_I64 : SK_COL_F64;
         bool is_any = op == SK_B_APPEND || op == SK_B_MAP_PUT;
         if (!has_values ||
-            (!is_any && (is_number ? values->type != wanted : !column_is_var(values))))
+            (!is_any && (is_number ? values->type != kind->column : !column_is_var(values))))
             return sk_fail(SK_BAD_VALUE,
                            "state '%.80s' is of kind %s; the column of values is of type %d",
-                           state->name, sk_kind_name(state->kind), values->type);
+                           state->name, kind->name, values->type);
     }
     if (op == SK_B_MAP_PUT && args->map_keys.type == SK_COL_NONE)
         return sk_fail(SK_BAD_ARGUMENT, "there is no column of map keys");
@@ -582,6 +580,7 @@ int sk_batch(sk_store *store, uint32_t state_id, int op, sk_batch_args *args) {
     if (status != SK_OK || args->n == 0) return status;
     memset(args->status, SK_OK, (size_t)args->n);
     batch b = {.store = store, .state = state, .args = args, .op = op};
+    b.kind = sk_kinds[state->kind];
     status = run_batch(&b);
     sk_buf_free(&b.scratch);
     return status;

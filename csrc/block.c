@@ -1,13 +1,7 @@
 /* block.c: see block.h. */
 #include "block_private.h"
 
-#include "msgpack.h"
-
-int sk_corrupt(const char *file, int line, const char *what, uint64_t where) {
-    const char *slash = strrchr(file, '/');
-    return sk_fail(SK_CORRUPT, "%s %llu (%s:%d)", what, (unsigned long long)where,
-                   slash != NULL ? slash + 1 : file, line);
-}
+#include <stdio.h>
 
 /* ---- Layout ---- */
 
@@ -105,6 +99,12 @@ static int read_names(const uint8_t *block, sk_block_info *info) {
     return SK_OK;
 }
 
+static int timed(const sk_block_info *info, uint8_t flags) {
+    char what[64];
+    snprintf(what, sizeof what, "timed %s:", sk_kinds[info->kind]->name);
+    return CORRUPT(what, flags);
+}
+
 int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
     *info = (sk_block_info){0};
     if (len < SK_BLOCK_HEADER) return CORRUPT("truncated header: bytes", len);
@@ -121,11 +121,11 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
     info->is_timed = (block[46] & FLAG_TIMED) != 0;
     info->offset_width = block[46] & FLAG_WIDE ? 8 : 4;
     info->key_width = block[47];
-    info->value_width = info->kind == SK_I64 || info->kind == SK_F64 ? 8 : 0;
-    if (info->kind < SK_I64 || info->kind > SK_TIMERS) return CORRUPT("unknown kind", info->kind);
+    if (!sk_kind_is_known(info->kind)) return CORRUPT("unknown kind", info->kind);
+    info->value_width = sk_kind_width(info->kind);
     if (block[46] & ~(FLAG_DELTA | FLAG_WIDE | FLAG_TIMED))
         return CORRUPT("unknown flags", block[46]);
-    if (info->is_timed && info->kind == SK_TIMERS) return CORRUPT("timed timers:", block[46]);
+    if (info->is_timed && !sk_kinds[info->kind]->may_expire) return timed(info, block[46]);
     if (block[51] | sk_load32(block + 52)) return CORRUPT("reserved bytes are not zero", block[51]);
     if (info->leaf_bits > 20 || info->leaf >> info->leaf_bits)
         return CORRUPT("leaf out of range:", info->leaf);
@@ -164,40 +164,29 @@ int sk_block_check_padding(const uint8_t *block, const sk_block_info *info) {
     return SK_OK;
 }
 
-int sk_block_check_container(const entry *e, int kind, uint64_t i) {
-    int64_t len = sk_mp_check(e->value, e->value_len, SK_DEPTH_MAX);
-    if (len == -SK_NO_MEMORY) return SK_NO_MEMORY;
-    if (len != (int64_t)e->value_len) return CORRUPT("bad MessagePack at entry", i);
-    sk_mp_head head;
-    sk_mp_read_head(e->value, e->value_len, &head);
-    bool fits = kind == SK_NESTED || head.type == (kind == SK_LIST ? SK_MP_ARRAY : SK_MP_MAP);
-    return fits ? SK_OK : CORRUPT("value of another kind at entry", i);
-}
-
 int sk_block_check(const uint8_t *block, size_t len) {
     sk_block_info info;
     int status = sk_block_read(block, len, &info);
     if (status != SK_OK) return status;
     sk_key_type type;
     sk_key_type_parse(info.key_type, &type);
+    const sk_kind_ops *kind = sk_kinds[info.kind];
     entry e, previous = {0};
     for (uint64_t i = 0; i < info.entries; i++, previous = e) {
         if ((status = entry_at(block, &info, i, &e)) != SK_OK) return status;
         if ((status = check_entry(block, &info, &type, i, &e, &previous)) != SK_OK) return status;
-        if (sk_kind_is_container(info.kind) && !e.is_tomb &&
-            (status = sk_block_check_container(&e, info.kind, i)) != SK_OK)
-            return status;
+        if ((status = check_value(kind, &e, i)) != SK_OK) return status;
     }
     return sk_block_check_padding(block, &info);
 }
 
-static int make_value(sk_mem *mem, int kind, const entry *e, uint64_t *seq, sk_value *value) {
-    if (kind == SK_I64 || kind == SK_F64) {
+static int make_value(sk_mem *mem, const sk_kind_ops *kind, const entry *e, uint64_t *seq,
+                      sk_value *value) {
+    if (kind->held == SK_IN_SLOT) {
         memcpy(value, e->value, 8);
         return SK_OK;
     }
-    if (sk_kind_is_container(kind))
-        return sk_node_make(mem, kind, e->value, e->value_len, seq, &value->obj);
+    if (kind->held == SK_OWN) return kind->make(mem, e->value, e->value_len, seq, value);
     value->blob = sk_alloc(mem, sizeof(sk_blob) + e->value_len);
     if (value->blob == NULL) return sk_alloc_status();
     value->blob->len = value->blob->cap = (uint32_t)e->value_len;
@@ -205,9 +194,10 @@ static int make_value(sk_mem *mem, int kind, const entry *e, uint64_t *seq, sk_v
     return SK_OK;
 }
 
-static int decode_entry(const sk_table_env *env, const entry *e, uint64_t *seq, sk_table *table) {
+static int decode_entry(const sk_table_env *env, const sk_kind_ops *kind, const entry *e,
+                        uint64_t *seq, sk_table *table) {
     sk_value value = {0};
-    int status = e->is_tomb ? SK_OK : make_value(&table->mem, env->kind, e, seq, &value);
+    int status = e->is_tomb ? SK_OK : make_value(&table->mem, kind, e, seq, &value);
     if (status != SK_OK) return status;
     sk_slot *slot = sk_table_insert_reserved(table, env, e->hash, e->key, e->key_len);
     if (slot == NULL) {
@@ -231,11 +221,14 @@ int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64
     int status = sk_table_reserve(table, env, (uint32_t)(to - from));
     entry e, previous = {0};
     int64_t left = 0;
+    const sk_kind_ops *kind = sk_kinds[env->kind];
+    bool is_checked = kind->check != NULL && kind->held != SK_OWN; /* else make does that */
     for (uint64_t i = from; status == SK_OK && i < to; i++, previous = e) {
         if ((status = entry_at(block, info, i, &e)) != SK_OK) break;
         if ((status = check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK) break;
+        if (is_checked && (status = check_value(kind, &e, i)) != SK_OK) break;
         if (info->value_width == 0) sk_alloc_ahead(&left, e.value_len);
-        status = decode_entry(env, &e, seq, table);
+        status = decode_entry(env, kind, &e, seq, table);
         if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
             status = CORRUPT("bad value at entry", i);
     }

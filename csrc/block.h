@@ -33,7 +33,7 @@
  *   marks          n                delta; 0 = entry, 1 = deletion (then the value is empty or 0)
  *   stamps         8 n              timed; when the entry was last touched, in ms;
  *                                   INT64_MIN = before the first watermark; 0 for a deletion
- *   value offsets  4 or 8 (n + 1)   kinds other than i64 and f64
+ *   value offsets  4 or 8 (n + 1)   kinds that are not held in the slot
  *   values         value_bytes      always
  *
  * A block is valid iff
@@ -42,10 +42,10 @@
  *  2. size equals what n, key_bytes, value_bytes and the flags add up to;
  *  3. offsets start at 0, never fall, and end at the column's length;
  *  4. (hash, key) rises strictly; hash is the key's routing hash; its prefix is the leaf;
- *  5. each value fits the kind: 8 bytes, at most 1 GiB, one or more due times in ascending order,
- *     or one well-formed MessagePack value with a root of that kind, at most SK_DEPTH_MAX deep,
- *     with distinct map keys;
- *  6. timers are not timed, and deletions have neither value nor stamp.
+ *  5. each value has at most 1 GiB and fits the kind: 8 bytes, one or more due times in ascending
+ *     order, or one well-formed MessagePack value with a root of that kind, at most SK_DEPTH_MAX
+ *     deep, with distinct map keys (the kind's `check` in kind.h);
+ *  6. kinds that do not expire are not timed, and deletions have neither value nor stamp.
  * Reading checks 1 and 2; decoding checks all of it before it changes anything.
  */
 #ifndef SK_BLOCK_H
@@ -69,9 +69,6 @@ typedef enum sk_select {
 
 /* Names of states travel in blocks and end up in Python, so they are UTF-8 or refused. */
 bool sk_name_is_utf8(const char *text);
-
-/* True if these are the bytes of due times: at least one, rising (timers.c). */
-bool sk_timers_are_good(const uint8_t *data, size_t len);
 
 /* Appends a block; nothing if no entry is selected. Where a delta would hold more than half of the
  * entries of a whole leaf's table, the block is a full one, possibly of no entries. */

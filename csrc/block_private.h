@@ -11,14 +11,7 @@
 #define FLAG_WIDE 2
 #define FLAG_TIMED 4
 
-/* The one way to call a block bad: the reason names the line that found it. */
-#define CORRUPT(...) sk_corrupt(__FILE__, __LINE__, __VA_ARGS__)
-
-int sk_corrupt(const char *file, int line, const char *what, uint64_t where);
-
 static inline uint64_t padded(uint64_t n) { return (n + 7) & ~(uint64_t)7; }
-
-static inline int value_width_of(int kind) { return kind == SK_I64 || kind == SK_F64 ? 8 : 0; }
 
 /* Places the columns; every count is known to be below 2^56, so nothing overflows. */
 void sk_block_lay_out(sk_block_info *info);
@@ -81,8 +74,8 @@ static inline int entry_at(const uint8_t *block, const sk_block_info *info, uint
     return SK_OK;
 }
 
-/* Checks entry i on its own and against the one before it. Values of containers are left to
- * sk_block_check_container, or to whoever decodes them. */
+/* Checks entry i on its own and against the one before it; its value is check_value's business, or
+ * that of whoever decodes it. */
 static inline int check_entry(const uint8_t *block, const sk_block_info *info,
                               const sk_key_type *type, uint64_t i, const entry *e,
                               const entry *previous) {
@@ -106,12 +99,15 @@ static inline int check_entry(const uint8_t *block, const sk_block_info *info,
         return is_empty ? SK_OK : CORRUPT("deletion with a value at entry", i);
     }
     if (e->value_len > SK_VALUE_BYTES_MAX) return CORRUPT("value too large at entry", i);
-    if (info->kind == SK_TIMERS && !sk_timers_are_good(e->value, e->value_len))
-        return CORRUPT("bad timers at entry", i);
     return SK_OK;
 }
 
-int sk_block_check_container(const entry *e, int kind, uint64_t i);
+/* Checks the value of entry i. */
+static inline int check_value(const sk_kind_ops *kind, const entry *e, uint64_t i) {
+    if (kind->check == NULL || e->is_tomb) return SK_OK;
+    return kind->check(e->value, e->value_len, i);
+}
+
 /* Padding is zero, or equal state would not be equal bytes. */
 int sk_block_check_padding(const uint8_t *block, const sk_block_info *info);
 

@@ -176,10 +176,9 @@ static void write_numbers(uint8_t *values, const sk_block_info *info, const pick
     }
 }
 
-static inline void prefetch_value(const picked *p, bool is_blob) {
+static inline void prefetch_value(const picked *p) {
     if (!sk_slot_is_live(p->slot)) return;
-    const char *value =
-        is_blob ? (const char *)p->slot->value.blob : (const char *)p->slot->value.obj;
+    const char *value = p->slot->value.own; /* or a blob */
     __builtin_prefetch(value);
     __builtin_prefetch(value + 64);
 }
@@ -198,16 +197,16 @@ static inline int append_blob(sk_buf *buf, const sk_blob *blob) {
  * they need wider offsets. */
 static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const picked *p) {
     size_t values = buf->len, n = info->entries;
-    bool is_blob = sk_kind_is_blob(info->kind), is_narrow = info->offset_width == 4;
-    for (size_t i = 0; i < n && i < AHEAD; i++) prefetch_value(&p[i], is_blob);
+    const sk_kind_ops *kind = sk_kinds[info->kind];
+    bool is_blob = kind->held == SK_BLOB, is_narrow = info->offset_width == 4;
+    for (size_t i = 0; i < n && i < AHEAD; i++) prefetch_value(&p[i]);
     for (size_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) prefetch_value(&p[i + AHEAD], is_blob);
+        if (i + AHEAD < n) prefetch_value(&p[i + AHEAD]);
         put_offset(buf->data + start + info->value_offsets, info->offset_width, i,
                    buf->len - values);
         const sk_slot *slot = p[i].slot;
         if (!sk_slot_is_live(slot)) continue;
-        int status =
-            is_blob ? append_blob(buf, slot->value.blob) : sk_node_encode(slot->value.obj, buf);
+        int status = is_blob ? append_blob(buf, slot->value.blob) : kind->encode(slot->value, buf);
         if (status != SK_OK) return status;
         if (is_narrow && buf->len - values > SK_NARROW_MAX) return SK_TOO_LARGE;
     }
@@ -221,7 +220,7 @@ static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const pi
 static int reserve_block(sk_buf *buf, const sk_table *table, const sk_block_info *info) {
     uint64_t guess = info->entries * VALUE_GUESS;
     bool is_all = table != NULL && info->entries == (uint64_t)table->live + table->tombs;
-    if (sk_kind_is_blob(info->kind) && is_all) guess = table->mem.used;
+    if (sk_kinds[info->kind]->held == SK_BLOB && is_all) guess = table->mem.used;
     return sk_buf_reserve(buf, info->size + guess + 8);
 }
 
@@ -269,7 +268,7 @@ static sk_block_info info_of(const sk_table_env *env, const char *name, uint32_t
                           .is_delta = is_delta,
                           .is_timed = env->is_timed,
                           .key_width = strcmp(env->key_type->text, "i") == 0 ? 8 : 0,
-                          .value_width = (uint8_t)value_width_of(env->kind)};
+                          .value_width = sk_kind_width(env->kind)};
     strcpy(info.name, name);
     strcpy(info.key_type, env->key_type->text);
     return info;

@@ -11,19 +11,13 @@
 
 /* ---- Blocks ---- */
 
-static double as_f64(uint64_t bits) {
-    int64_t value;
-    memcpy(&value, &bits, 8);
-    return (double)value; /* rounded to the nearest beyond 2^53, as Python's float() does */
-}
-
 static int check_types(const char *name, int kind, bool is_timed, int new_kind, int new_flags) {
-    if (new_kind < SK_I64 || new_kind > SK_TIMERS || (new_flags & ~SK_TIMED))
+    if (!sk_kind_is_known(new_kind) || (new_flags & ~SK_TIMED))
         return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d with flags %d", new_kind, new_flags);
-    bool fits = kind == new_kind || (kind == SK_I64 && new_kind == SK_F64);
-    if (!fits || (new_kind == SK_TIMERS && new_flags != 0))
+    bool fits = kind == new_kind || sk_kinds[kind]->wider == new_kind;
+    if (!fits || (new_flags != 0 && !sk_kinds[new_kind]->may_expire))
         return sk_fail(SK_SCHEMA, "state '%.80s' is of kind %s%s and cannot become %s%s", name,
-                       sk_kind_name(kind), is_timed ? ", timed," : "", sk_kind_name(new_kind),
+                       sk_kinds[kind]->name, is_timed ? ", timed," : "", sk_kinds[new_kind]->name,
                        new_flags & SK_TIMED ? ", timed" : "");
     return SK_OK;
 }
@@ -65,6 +59,7 @@ static int check_slice(const uint8_t *block, const sk_block_info *info, uint64_t
                        uint64_t to) {
     sk_key_type type;
     sk_key_type_parse(info->key_type, &type);
+    const sk_kind_ops *kind = sk_kinds[info->kind];
     entry e, previous = {0};
     int status = SK_OK;
     /* from the one before: it is the first one's neighbour */
@@ -72,9 +67,7 @@ static int check_slice(const uint8_t *block, const sk_block_info *info, uint64_t
         if ((status = entry_at(block, info, i, &e)) != SK_OK) return status;
         if (i < from) continue;
         if ((status = check_entry(block, info, &type, i, &e, &previous)) != SK_OK) return status;
-        if (sk_kind_is_container(info->kind) && !e.is_tomb &&
-            (status = sk_block_check_container(&e, info->kind, i)) != SK_OK)
-            return status;
+        if ((status = check_value(kind, &e, i)) != SK_OK) return status;
     }
     return sk_block_check_padding(block, info);
 }
@@ -117,12 +110,15 @@ static void copy_stamps(uint8_t *out, const sk_block_info *new_info, const uint8
 static void copy_values(uint8_t *out, const sk_block_info *new_info, const uint8_t *block,
                         const sk_block_info *info, uint64_t start) {
     const uint8_t *values = block + info->values + start;
+    const sk_kind_ops *kind = sk_kinds[info->kind];
     if (new_info->kind == info->kind) {
         memcpy(out + new_info->values, values, new_info->value_bytes);
         return;
     }
     for (uint64_t i = 0; i < new_info->entries; i++) {
-        double value = as_f64(sk_load64(values + 8 * i));
+        sk_value value;
+        memcpy(&value, values + 8 * i, 8);
+        value = kind->widen(value);
         memcpy(out + new_info->values + 8 * i, &value, 8);
     }
 }
@@ -255,7 +251,8 @@ static void convert_table(sk_table *table, const sk_table_env *env, int kind, bo
                           sk_long_key ***next) {
     sk_slot *slot;
     for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {
-        if (kind != env->kind && sk_slot_is_live(slot)) slot->value.f64 = (double)slot->value.i64;
+        if (kind != env->kind && sk_slot_is_live(slot))
+            slot->value = sk_kinds[env->kind]->widen(slot->value);
         if (is_timed && !env->is_timed) make_timed(table, env, slot, next);
         if (!is_timed && env->is_timed) make_untimed(table, slot);
     }

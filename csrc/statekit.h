@@ -504,8 +504,8 @@ int sk_write_back(sk_store *store, int on);
 /*
  * Write-back: takes what is dirty in leaves from *leaf on, whole leaves at a time, until it has
  * rows_max rows or bytes_max bytes or more; clean leaves cost nothing. Appends an array to buf: for
- * each entry or tombstone the name of its row and the row, as csrc/dirty.c describes them. *leaf is
- * where to go on then, sk_leaf_count if nothing is left. Returns how many rows there are.
+ * each entry or tombstone the name of its row and the row, as csrc/writeback.c describes them.
+ * *leaf is where to go on then, sk_leaf_count if nothing is left. Returns how many rows there are.
  *
  * numbers[states]: what each state is called at home, by id. SK_BAD_ARGUMENT if a state with
  * changes has none (it is negative, or its id not below `states`). counts[states] is set to the

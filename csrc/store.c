@@ -96,13 +96,6 @@ void sk_store_release(sk_store *store) {
 
 /* ---- States ---- */
 
-const char *sk_kind_name(int kind) {
-    static const char *const names[] = {"",     "i64", "f64",    "bytes",
-                                        "list", "map", "nested", "timers"};
-    assert(kind >= SK_I64 && kind <= SK_TIMERS);
-    return names[kind];
-}
-
 sk_state *sk_state_at(sk_store *store, uint32_t id) {
     if (__builtin_expect(id >= atomic_load_explicit(&store->state_count, memory_order_acquire),
                          0)) {
@@ -120,8 +113,9 @@ static int new_state(sk_store *store, const char *name, int kind, const sk_key_t
     sk_state *state = sk_raw_zalloc(sizeof *state);
     if (state == NULL) return SK_NO_MEMORY;
     state->tables = sk_raw_zalloc_pages(LEAVES_BYTES(store, sk_table));
-    if (kind == SK_TIMERS) state->due_min = sk_raw_zalloc_pages(LEAVES_BYTES(store, int64_t));
-    if (state->tables == NULL || (kind == SK_TIMERS && state->due_min == NULL)) {
+    bool has_due = sk_kinds[kind]->has_due;
+    if (has_due) state->due_min = sk_raw_zalloc_pages(LEAVES_BYTES(store, int64_t));
+    if (state->tables == NULL || (has_due && state->due_min == NULL)) {
         free_state(store, state);
         return SK_NO_MEMORY;
     }
@@ -151,10 +145,10 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
     if (name_len == 0 || name_len > SK_NAME_BYTES_MAX || !sk_name_is_utf8(name))
         return sk_fail(SK_BAD_ARGUMENT, "a state's name is 1 to %d bytes of UTF-8",
                        SK_NAME_BYTES_MAX);
-    if (kind < SK_I64 || kind > SK_TIMERS)
-        return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
+    if (!sk_kind_is_known(kind)) return sk_fail(SK_BAD_ARGUMENT, "there is no kind %d", kind);
     if (flags & ~SK_TIMED) return sk_fail(SK_BAD_ARGUMENT, "there are no flags %d", flags);
-    if (flags != 0 && kind == SK_TIMERS) return sk_fail(SK_BAD_ARGUMENT, "timers do not expire");
+    if (flags != 0 && !sk_kinds[kind]->may_expire)
+        return sk_fail(SK_BAD_ARGUMENT, "%s do not expire", sk_kinds[kind]->name);
     int status = sk_key_type_parse(key_type, &type);
     if (status != SK_OK) return status;
     pthread_mutex_lock(&store->states_lock);
@@ -169,8 +163,8 @@ int sk_state_add(sk_store *store, const char *name, int kind, const char *key_ty
             sk_fail(SK_SCHEMA,
                     "state '%.80s' exists with kind %s%s and key type %s; asked for were kind %s%s "
                     "and key type %s",
-                    name, sk_kind_name(state->kind), state->flags & SK_TIMED ? ", timed," : "",
-                    state->key_type.text, sk_kind_name(kind), flags & SK_TIMED ? ", timed," : "",
+                    name, sk_kinds[state->kind]->name, state->flags & SK_TIMED ? ", timed," : "",
+                    state->key_type.text, sk_kinds[kind]->name, flags & SK_TIMED ? ", timed," : "",
                     type.text);
     }
     pthread_mutex_unlock(&store->states_lock);
@@ -231,6 +225,36 @@ int sk_stats_read(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to
     uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
     for (uint32_t s = first; s < last && is_all; s++)
         stats->operations += store->states[s]->operations;
+    return SK_OK;
+}
+
+int sk_leaf_heat(sk_store *store, uint64_t *out) {
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        sk_leaf *leaf = &store->leaves[i];
+        sk_leaf_lock(leaf);
+        out[i] = store->records[i];
+        for (uint32_t s = 0; s < store->state_count; s++)
+            out[i] += store->states[s]->tables[i].operations;
+        sk_leaf_unlock(leaf);
+    }
+    return SK_OK;
+}
+
+int sk_leaf_sizes(sk_store *store, uint32_t state_id, uint64_t *entries, uint64_t *bytes) {
+    if (state_id != SK_ALL_STATES && sk_state_at(store, state_id) == NULL) return SK_BAD_ARGUMENT;
+    uint32_t first = state_id == SK_ALL_STATES ? 0 : state_id;
+    for (uint32_t i = 0; i < store->leaf_count; i++) {
+        uint64_t live = 0, used = 0;
+        sk_leaf_lock(&store->leaves[i]);
+        uint32_t last = state_id == SK_ALL_STATES ? store->state_count : state_id + 1;
+        for (uint32_t s = first; s < last; s++) {
+            live += store->states[s]->tables[i].live;
+            used += store->states[s]->tables[i].mem.used;
+        }
+        sk_leaf_unlock(&store->leaves[i]);
+        if (entries != NULL) entries[i] = live;
+        if (bytes != NULL) bytes[i] = used;
+    }
     return SK_OK;
 }
 

@@ -1,6 +1,5 @@
 /*
- * store.h: the store's insides, shared by store.c, lock.c, entry.c, batch.c, leaf.c, dirty.c,
- * gate.c, spread.c, snapshot.c, ttl.c, timers.c and rewrite.c.
+ * store.h: the store's insides, shared by the files that work on leaves and on states.
  *
  *   sk_store ── leaves[ ]   lock, epochs, residency and gate            32 bytes each
  *            └─ states[ ] ── tables[ ]   one head per leaf, in a row    64 bytes each
@@ -134,7 +133,6 @@ void sk_store_release(sk_store *store);
 
 /* NULL, with the reason set, if there is no such state. */
 sk_state *sk_state_at(sk_store *store, uint32_t id);
-const char *sk_kind_name(int kind);
 sk_state *sk_state_find(sk_store *store, const char *name); /* NULL if there is none */
 /* Epochs start again with each process: one that is yet to come is another store's. */
 int sk_since_fail(sk_store *store, uint32_t since);
@@ -186,6 +184,11 @@ static inline uint32_t sk_forgot(const sk_leaf *leaf, const sk_table *table) {
     return leaf->forgot > table->forgot ? leaf->forgot : table->forgot;
 }
 
+/* Every table of the leaf counts as changed without a trace: deltas must not reach back. */
+static inline void sk_leaf_end_deltas(sk_leaf *leaf, uint32_t epoch) {
+    leaf->forgot = leaf->changed = epoch;
+}
+
 /* Field by field: a struct made elsewhere and copied is stored in small pieces and loaded in large
  * ones, for which the processor waits longer than the rest of this takes. */
 static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state *state,
@@ -200,6 +203,13 @@ static inline void sk_env_set(sk_table_env *env, sk_store *store, const sk_state
     env->epoch = epoch;
     env->keep_after = atomic_load_explicit(&store->keep_after, memory_order_relaxed);
     env->expected = 0;
+}
+
+/* The same for who reads the leaf out or completes it, whatever its gate: shut or not. */
+static inline void sk_env_set_held(sk_table_env *env, sk_store *store, const sk_state *state,
+                                   const sk_leaf *leaf, uint32_t epoch) {
+    sk_env_set(env, store, state, leaf, epoch);
+    env->is_whole = sk_leaf_held(leaf) == SK_WHOLE;
 }
 
 /* Counts a call about one key; the table's head is in the cache by then. */
@@ -230,22 +240,24 @@ static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32
     sk_env_set(&at->env, store, state, at->leaf, epoch);
 }
 
-/* ---- Entries of a locked leaf (entry.c; also used by batches) ---- */
+/* ---- Entries of a locked leaf (entry.c and the files of the kinds; also used by batches) ---- */
 
-/* Routes the key of a state of that kind and locks its leaf for writing; sk_leaf_unlock ends it. */
-int sk_entry_begin(sk_store *store, uint32_t state_id, int kind, const uint8_t *data, size_t len,
-                   sk_at *at, sk_key *key);
 /* SK_OK with the live slot, SK_MISSING, or SK_UNKNOWN. Marks the entry as used; removes it if it
  * has expired. */
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot);
 /* The key's slot, made or revived if need be; `value` becomes its value (the old one is freed).
  * On failure the caller still owns value. */
 int sk_entry_put(sk_at *at, const sk_key *key, sk_value value);
-/* The same from the encoded form. */
-int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
-int sk_entry_put_timers(sk_at *at, const sk_key *key, const uint8_t *data,
-                        size_t len); /* timers.c */
+/* The same from the encoded form: the kind's put. */
+static inline int sk_entry_put_encoded(sk_at *at, const sk_key *key, const uint8_t *data,
+                                       size_t len) {
+    return sk_kinds[at->env.kind]->put(at, key, data, len);
+}
+/* What that is for kinds that are SK_OWN, and for those that keep any bytes as a blob. */
+int sk_entry_put_made(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
 int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t len);
+/* SK_OK, or SK_TOO_LARGE. */
+int sk_value_check_len(size_t len);
 int sk_entry_add_i64(sk_at *at, const sk_key *key, int64_t operand, int64_t initial,
                      int64_t *result);
 int sk_entry_add_f64(sk_at *at, const sk_key *key, double operand, double initial, double *result);
@@ -261,8 +273,6 @@ sk_slot *sk_entry_drop(sk_at *at, sk_slot *slot);
 /* Removes all expired entries of a locked leaf: before a delta is made, so that it has tombstones
  * for those that need one. */
 void sk_leaf_expire(sk_store *store, uint32_t leaf_no);
-/* What sk_value_status says next. */
-void sk_value_status_set(int status);
 /* Appends the encoded value of a live slot. */
 int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf);
 
@@ -279,7 +289,11 @@ static inline void sk_leaf_note_dirty(sk_store *store, uint32_t leaf_no) {
 }
 /* True if the locked leaf has entries that are dirty or being written. */
 bool sk_leaf_is_dirty(const sk_store *store, uint32_t leaf_no);
-/* Entries of a locked leaf that were being written are clean, or dirty again. */
+/* Clears the bit of a locked leaf, if it is stale. */
+void sk_dirty_settle(sk_store *store, uint32_t leaf_no);
+/* The first leaf from leaf_no on whose bit is set; leaf_count if there is none. Under rows_lock. */
+uint32_t sk_dirty_next(sk_store *store, uint32_t leaf_no);
+/* Entries of a locked leaf that were being written are clean, or dirty again (writeback.c). */
 void sk_leaf_end_writing(sk_store *store, uint32_t leaf_no, bool written);
 
 /* Stamps a changed entry. */
@@ -315,7 +329,10 @@ static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
     if (state->due_min != NULL) sk_set_due_min(state, leaf_no, INT64_MIN);
 }
 
-/* ---- Leaves (leaf.c) and snapshots (snapshot.c) ---- */
+/* ---- Leaves (leaf.c, decode.c) and snapshots (snapshot.c) ---- */
+
+/* Says how much of a locked leaf is here, and drops what is not to be (sk_leaf_mark). */
+void sk_leaf_set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch);
 
 /* Appends the leaf's blocks; the lock is held. watermark: what event time is taken to be; NULL: as
  * it is. */

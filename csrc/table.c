@@ -179,10 +179,11 @@ static void make_free(sk_table *table, sk_slot *slot) {
 }
 
 void sk_value_free(sk_mem *mem, int kind, sk_value value) {
-    if (sk_kind_is_blob(kind))
+    const sk_kind_ops *ops = sk_kinds[kind];
+    if (ops->held == SK_BLOB)
         sk_free(mem, value.blob, sizeof(sk_blob) + value.blob->cap);
-    else if (sk_kind_is_container(kind))
-        sk_node_free(mem, value.obj);
+    else if (ops->held == SK_OWN)
+        ops->free(mem, value);
 }
 
 void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot) {

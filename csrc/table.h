@@ -34,9 +34,8 @@
 #ifndef SK_TABLE_H
 #define SK_TABLE_H
 
-#include "alloc.h"
 #include "hash.h"
-#include "node.h"
+#include "kind.h"
 
 #include <assert.h>
 
@@ -65,24 +64,6 @@
 #define SK_MARK_USED 4       /* touched since the clock's hand last passed */
 #define SK_MARK_TOMB 8       /* a remembered deletion; the slot has a key and no value */
 #define SK_MARK_UNSTAMPED 16 /* written before the first watermark, once: see ttl.c */
-
-/* A value of kind SK_BYTES or SK_TIMERS. */
-typedef struct sk_blob {
-    uint32_t len; /* bytes in use */
-    uint32_t cap; /* bytes allocated for data */
-    uint8_t data[];
-} sk_blob;
-
-static inline bool sk_kind_is_blob(int kind) { return kind == SK_BYTES || kind == SK_TIMERS; }
-
-static inline bool sk_kind_is_container(int kind) { return kind >= SK_LIST && kind <= SK_NESTED; }
-
-typedef union sk_value {
-    int64_t i64;
-    double f64;
-    sk_blob *blob; /* SK_BYTES, SK_TIMERS; never NULL in a live entry */
-    sk_obj *obj;   /* containers; never NULL in a live entry */
-} sk_value;
 
 typedef struct sk_slot {
     sk_value value;

@@ -16,11 +16,11 @@
  * due is gathered, sorted and written to the caller's buffer, and only then, when nothing can fail
  * any more, taken out.
  */
-#include "store.h"
+#include "entry.h"
 
 #include <stdlib.h>
 
-bool sk_timers_are_good(const uint8_t *data, size_t len) {
+static bool are_good(const uint8_t *data, size_t len) {
     if (len == 0 || len % 8 != 0) return false;
     for (size_t at = 8; at < len; at += 8)
         if ((int64_t)sk_load64(data + at - 8) >= (int64_t)sk_load64(data + at)) return false;
@@ -55,13 +55,20 @@ static void lower(sk_at *at, int64_t due) {
 
 /* ---- One key ---- */
 
-int sk_entry_put_timers(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
-    if (!sk_timers_are_good(data, len))
+static int put_timers(sk_at *at, const sk_key *key, const uint8_t *data, size_t len) {
+    if (!are_good(data, len))
         return sk_fail(SK_BAD_VALUE, "timers are one or more times of 8 bytes, rising");
     int status = sk_entry_put_bytes(at, key, data, len);
     if (status == SK_OK) lower(at, (int64_t)sk_load64(data));
     return status;
 }
+
+static int check_timers(const uint8_t *data, size_t len, uint64_t i) {
+    return are_good(data, len) ? SK_OK : CORRUPT("bad timers at entry", i);
+}
+
+const sk_kind_ops sk_timers_kind = {
+    .name = "timers", .held = SK_BLOB, .has_due = true, .put = put_timers, .check = check_timers};
 
 /* Puts a time at place i; the slot's blob may be another one then. */
 static int insert_due(sk_at *at, sk_slot *slot, size_t i, int64_t due) {
@@ -88,7 +95,7 @@ static int set_timer(sk_at *at, const sk_key *key, int64_t due) {
     sk_slot *slot;
     int status = sk_entry_find(at, key, &slot);
     if (status == SK_UNKNOWN) return status;
-    if (status == SK_MISSING) return sk_entry_put_timers(at, key, (const uint8_t *)&due, 8);
+    if (status == SK_MISSING) return put_timers(at, key, (const uint8_t *)&due, 8);
     const sk_blob *blob = slot->value.blob;
     size_t i = rank_of(blob, due);
     if (i < blob->len / 8 && due_at(blob, i) == due) return SK_OK;
@@ -101,10 +108,10 @@ static int set_timer(sk_at *at, const sk_key *key, int64_t due) {
 int sk_timer_set(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int64_t due) {
     sk_at at;
     sk_key key;
-    int status = sk_entry_begin(store, state, SK_TIMERS, data, len, &at, &key);
+    int status = sk_call_begin(store, state, SK_ONLY(SK_TIMERS), data, len, SK_WRITES, &at, &key);
     if (status != SK_OK) return status;
     status = set_timer(&at, &key, due);
-    sk_leaf_unlock(at.leaf);
+    sk_call_end(&at);
     return status;
 }
 
@@ -136,10 +143,10 @@ static int cancel_timer(sk_at *at, const sk_key *key, int64_t due) {
 int sk_timer_cancel(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int64_t due) {
     sk_at at;
     sk_key key;
-    int status = sk_entry_begin(store, state, SK_TIMERS, data, len, &at, &key);
+    int status = sk_call_begin(store, state, SK_ONLY(SK_TIMERS), data, len, SK_WRITES, &at, &key);
     if (status != SK_OK) return status;
     status = cancel_timer(&at, &key, due);
-    sk_leaf_unlock(at.leaf);
+    sk_call_end(&at);
     return status;
 }
 
@@ -251,7 +258,7 @@ static sk_state *timers_at(sk_store *store, uint32_t state_id) {
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL || state->kind == SK_TIMERS) return state;
     sk_fail(SK_BAD_KIND, "state '%.80s' is of kind %s, which has no timers", state->name,
-            sk_kind_name(state->kind));
+            sk_kinds[state->kind]->name);
     return NULL;
 }
 

@@ -37,6 +37,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from statekit.errors import SchemaError, shorten
 from statekit.keys import key_codec
+from statekit.kinds import KINDS, VALUE_KINDS
 
 Type: TypeAlias = str | list[Any]
 
@@ -52,7 +53,6 @@ _BARE = {
     set: ["set", "any"],
 }
 _FORM_KINDS = {"list": "list", "map": "map", "set": "map", "timers": "timers"}
-_NUMBER_KINDS = {"int": "i64", "float": "f64"}
 _KEY_PARTS = frozenset(("str", "bytes", "int"))
 _ADVICE = (
     "Use int, float, bool, str, bytes, None, datetime, date, time, timedelta, UUID, Decimal, Any, "
@@ -90,7 +90,9 @@ class StateSchema(NamedTuple):
     @property
     def kind(self) -> str:
         """The kind of the native state that holds it."""
-        return value_kind(self.type) if self.form == "value" else _FORM_KINDS[self.form]
+        if self.form != "value":
+            return _FORM_KINDS[self.form]
+        return VALUE_KINDS.get(self.type, "bytes") if isinstance(self.type, str) else "bytes"
 
     def __str__(self) -> str:
         timed = f", with a time to live in {self.clock} time" if self.clock else ""
@@ -98,8 +100,10 @@ class StateSchema(NamedTuple):
 
 
 def value_kind(stored: Type) -> str:
-    """The native kind of a value state: numbers have their own."""
-    return _NUMBER_KINDS.get(stored, "bytes") if isinstance(stored, str) else "bytes"
+    """What a value state must know of its kind: "i64" or "f64", with which it computes; or "bytes",
+    which stands for all that is encoded, of whatever kind (StateSchema.kind)."""
+    kind = VALUE_KINDS.get(stored, "bytes") if isinstance(stored, str) else "bytes"
+    return kind if KINDS[kind].code else "bytes"
 
 
 def describe(hint: Any) -> Type:

@@ -12,6 +12,7 @@ from struct import Struct, error
 from typing import Any
 
 from statekit.errors import CorruptBlockError, shorten
+from statekit.kinds import KINDS
 from statekit.native import Block
 
 _MARK = b"\xd7\xad"
@@ -21,7 +22,7 @@ _INT = Struct(">Bq")
 _FLOAT = Struct(">Bd")
 _NATIVE_INT = Struct("<q")
 _NATIVE_FLOAT = Struct("<d")
-_INT_HEAD, _FLOAT_HEAD = 0xD3, 0xCB
+_INT_HEAD, _FLOAT_HEAD = KINDS["i64"].head, KINDS["f64"].head
 
 
 def _pack_int(value: int) -> bytes:
@@ -52,7 +53,7 @@ def block_rows(block: Block) -> list[bytes | None]:
 
 def split_stamp(kind: str, row: bytes) -> tuple[bytes, int | None]:
     """The value of a row and its stamp; None if it was written without a time to live."""
-    if row[:2] != _MARK or kind == "timers":  # due times may begin with any bytes
+    if row[:2] != _MARK or not KINDS[kind].may_expire:  # due times may begin with any bytes
         return row, None
     if len(row) < _STAMPED:
         raise _damaged(row)

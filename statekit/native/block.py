@@ -19,10 +19,10 @@ from typing import Any
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, native_error, shorten
 from statekit.keys import KEY_FAULTS, KeyCodec, key_codec, key_error
+from statekit.kinds import KIND_NAMES, KINDS
 from statekit.native.buffers import empty_buffer, native_text, push_buffer, readable
-from statekit.native.kinds import KIND_NAMES, KIND_NUMBERS
 
-_NUMBERS = {"i64": Struct("<q"), "f64": Struct("<d")}
+_NUMBERS = {name: Struct(f"<{row.code}") for name, row in KINDS.items() if row.code}
 
 
 class Block:
@@ -120,7 +120,7 @@ class Block:
     @property
     def value_column(self) -> memoryview:
         """All values: 'q' or 'd' for numbers, else bytes, one after the other."""
-        code = {"i64": "q", "f64": "d"}.get(self.kind, "B")
+        code = KINDS[self.kind].code or "B"
         return self._column(self._info.values, self._info.value_bytes, code)
 
     @property
@@ -233,11 +233,11 @@ def rewrite(
     was = Block(block)
     leaves = was.leaves if leaves is None else leaves
     bits = leaves.bit_length() - 1
-    number = KIND_NUMBERS.get(was.kind if kind is None else kind)
-    if number is None or leaves <= 0 or leaves != 1 << bits:
+    row = KINDS.get(was.kind if kind is None else kind)
+    if row is None or leaves <= 0 or leaves != 1 << bits:
         raise ArgumentError(
             f"no block has kind {shorten(kind)} in a store of {shorten(leaves)} leaves. "
-            f"Use one of {', '.join(KIND_NUMBERS)} and a power of two."
+            f"Use one of {', '.join(KINDS)} and a power of two."
         )
     flags = lib.SK_TIMED if (was.is_timed if timed is None else timed) else 0
     buffer = empty_buffer()
@@ -246,7 +246,7 @@ def rewrite(
         was.size,
         was.leaf if leaf is None else leaf,
         bits,
-        number,
+        row.number,
         flags,
         as_delta,
         buffer.ptr,

@@ -1,17 +1,9 @@
-"""Kinds of state, residencies and gates of leaves, clocks: names in Python, numbers in C."""
+"""Residencies and gates of leaves, clocks: names in Python, numbers in C."""
 
 from typing import Literal, TypeAlias
 
 from statekit._native import lib
 from statekit.errors import ArgumentError, native_error, shorten
-
-Kind: TypeAlias = Literal["i64", "f64", "bytes", "list", "map", "nested", "timers"]
-
-KIND_NUMBERS: dict[str, int] = {
-    name: getattr(lib, f"SK_{name.upper()}")
-    for name in ("i64", "f64", "bytes", "list", "map", "nested", "timers")
-}
-KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
 
 Clock: TypeAlias = Literal["processing", "event"]
 

@@ -20,6 +20,7 @@ from statekit.errors import (
     shorten,
 )
 from statekit.keys import KeyType, key_codec
+from statekit.kinds import KIND_NAMES, KINDS, ContainerKind, EncodedKind, Kind
 from statekit.native.block import Block
 from statekit.native.buffers import (
     Part,
@@ -33,13 +34,10 @@ from statekit.native.columns import column
 from statekit.native.containers import ContainerState
 from statekit.native.kinds import (
     GATES,
-    KIND_NAMES,
-    KIND_NUMBERS,
     NO_TIME,
     RESIDENCIES,
     Clock,
     Gate,
-    Kind,
     Residency,
     clock_number,
     residency_name,
@@ -50,15 +48,13 @@ from statekit.native.states import BytesState, State
 from statekit.native.timers import TimersState
 
 DecodeMode: TypeAlias = Literal["replace", "under", "under_all", "over"]
-ContainerKind: TypeAlias = Literal["list", "map", "nested"]
 
 _MODES: dict[str, int] = {
     mode: getattr(lib, f"SK_{mode.upper()}") for mode in ("replace", "under", "under_all", "over")
 }
-_HANDLES: dict[str, type[State]] = {
+_HANDLES: dict[str, type[State]] = {  # of kinds that can do more than bytes
     "i64": I64State,
     "f64": F64State,
-    "bytes": BytesState,
     "list": ContainerState,
     "map": ContainerState,
     "nested": ContainerState,
@@ -189,7 +185,7 @@ class Store(InProcess):
     ) -> F64State: ...
     @overload
     def state(
-        self, name: str, kind: Literal["bytes"], key_type: KeyType = ..., *, timed: bool = ...
+        self, name: str, kind: EncodedKind, key_type: KeyType = ..., *, timed: bool = ...
     ) -> BytesState: ...
     @overload
     def state(
@@ -205,20 +201,21 @@ class Store(InProcess):
         timed: entries carry the time of their last change, and can expire; see State.ttl().
         """
         codec = key_codec(key_type)
-        number = KIND_NUMBERS.get(kind)
-        if number is None:
-            raise ArgumentError(f"{shorten(kind)} is no kind. Use one of {', '.join(_HANDLES)}.")
+        row = KINDS.get(kind)
+        if row is None:
+            raise ArgumentError(f"{shorten(kind)} is no kind. Use one of {', '.join(KINDS)}.")
         native_name = _native_name(name)
         state_id = ffi.new("uint32_t *")
         flags = lib.SK_TIMED if timed else 0
-        status = lib.sk_state_add(self._ptr, native_name, number, codec.native, flags, state_id)
+        status = lib.sk_state_add(self._ptr, native_name, row.number, codec.native, flags, state_id)
         if status == lib.SK_SCHEMA:
             raise self._other_schema(name, kind, codec.python, timed)
         if status:
             raise native_error(status, name)
         handle = self._handles.get(name)
         if handle is None:
-            made = _HANDLES[kind](self._ptr, state_id[0], name, kind, codec, bool(timed))
+            handle_type = _HANDLES.get(kind, BytesState)
+            made = handle_type(self._ptr, state_id[0], name, kind, codec, bool(timed))
             handle = self._handles.setdefault(name, made)
             if self._native is None:  # closed meanwhile, perhaps too early to see this handle
                 handle._ptr = None
@@ -259,20 +256,20 @@ class Store(InProcess):
         that become timed have no stamp yet. SchemaError if the types do not fit.
         """
         there = next((state for state in self.states() if state.name == name), None)
-        number = KIND_NUMBERS.get(there.kind if there and kind is None else kind or "")
-        if there is None or number is None:
+        row = KINDS.get(there.kind if there and kind is None else kind or "")
+        if there is None or row is None:
             raise ArgumentError(
                 f"no state {shorten(name)} here can become {shorten(kind)}. "
                 f"States are {', '.join(state.name for state in self.states()) or 'none'}; "
-                f"kinds are {', '.join(_HANDLES)}."
+                f"kinds are {', '.join(KINDS)}."
             )
         timed = there.timed if timed is None else timed
         flags = lib.SK_TIMED if timed else 0
-        status = lib.sk_state_retype(self._ptr, _native_name(name), number, flags)
+        status = lib.sk_state_retype(self._ptr, _native_name(name), row.number, flags)
         if status:
             raise native_error(status, name)
         self._handles.pop(name, None)
-        return self.state(name, KIND_NAMES[number], there.codec.text, timed=timed)  # type: ignore[call-overload, no-any-return]
+        return self.state(name, KIND_NAMES[row.number], there.codec.text, timed=timed)  # type: ignore[call-overload, no-any-return]
 
     # ---- Figures
 
@@ -574,7 +571,7 @@ class Store(InProcess):
         """Changes that are not home yet, as rows for it, from a leaf on; rows_done() must follow.
 
         The rows as a list [name, row, name, row, ...], None in place of the row of a deletion
-        (csrc/dirty.c says what both are); the leaf to go on from, `leaves` if that is all; how
+        (csrc/writeback.c says what both are); the leaf to go on from, `leaves` if that is all; how
         many rows each state has; and how many bytes all of it takes. Leaves come as a whole,
         until there are rows_max rows or about bytes_max bytes. Clean leaves are not looked at.
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from statekit.errors import BadValueError, CorruptBlockError, KeyTypeError, shorten, where
 from statekit.keys import KeyCodec, key_codec
+from statekit.kinds import KINDS
 from statekit.render.anything import as_object, pairs_of, read_any, write_any
 from statekit.render.keys import (
     hex_text,
@@ -73,7 +74,7 @@ class PlainCodec:
         if self.kind == "timers":
             return memoryview(stored).cast("q").tolist()
         try:
-            if self.kind in ("i64", "f64"):
+            if KINDS[self.kind].code:
                 return self._read(stored)
             return self._read(unpack(stored))
         except NaiveDatetimeError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import json
 
 from statekit.errors import package
+from statekit.kinds import KINDS
 from statekit.native import Block
 from statekit.schema import Type
 
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
 
     from statekit.state.keyed import KeyedState
 
-_NUMBERS = {"i64", "f64"}
-
 
 def to_arrow(state: "KeyedState[Any]") -> "pyarrow.Table":
     """All entries of a state: its key columns and "value"."""
     pyarrow = package("pyarrow", "to_arrow()")
     raw = state._raw
-    if raw.kind in _NUMBERS and not raw.codec.is_tuple and state._residence.is_whole:
+    if KINDS[raw.kind].code and not raw.codec.is_tuple and state._residence.is_whole:
         return _numbers_table(state)
     keys, values = [], []
     for key, value in state.items():
@@ -54,7 +53,7 @@ def _numbers_table(state: "KeyedState[Any]") -> "pyarrow.Table":
     raw, store = state._raw, state._residence.store
     letter = raw.codec.parts
     key_type = {"s": pyarrow.string(), "b": pyarrow.binary(), "i": pyarrow.int64()}[letter]
-    value_type = pyarrow.int64() if raw.kind == "i64" else pyarrow.float64()
+    value_type = pyarrow.int64() if KINDS[raw.kind].code == "q" else pyarrow.float64()
     keys, values = [], []
     for leaf in state._residence.leaves():
         for block in Block.each(store.encode_leaf(leaf, raw)):

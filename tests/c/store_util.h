@@ -114,4 +114,20 @@ static inline void util_solve_key(uint8_t *key, size_t len, uint64_t hash) {
     memcpy(key + len - 8, &lane, 8);
 }
 
+/* The first `count` int keys of a leaf. */
+static inline void util_keys_of_leaf(uint32_t leaf, unsigned leaf_bits, util_key *keys, int count) {
+    for (int64_t k = 0, n = 0; n < count; k++) {
+        util_key key = util_int_key(k);
+        if (util_leaf_of("i", &key, leaf_bits) == leaf) keys[n++] = key;
+    }
+}
+
+/* An entry of bytes under each of the keys [from, to). */
+static inline void util_fill_bytes(sk_store *store, uint32_t id, uint32_t from, uint32_t to) {
+    for (uint32_t k = from; k < to; k++) {
+        util_key key = util_bytes_key(k);
+        CHECK_EQ(sk_put(store, id, key.data, key.len, key.data, key.len), SK_OK);
+    }
+}
+
 #endif

@@ -1,5 +1,5 @@
 /*
- * test_spread.c: single entries of many leaves in one block: made by sk_pick (csrc/gate.c), taken
+ * test_spread.c: single entries of many leaves in one block: made by sk_pick (csrc/pick.c), taken
  * in by sk_spread (csrc/spread.c). Oracle: sk_leaf_pick and sk_leaf_decode, leaf by leaf.
  */
 #include "store_util.h"

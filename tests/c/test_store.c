@@ -387,14 +387,91 @@ static void test_memory_per_entry_is_what_is_promised(void) {
     sk_close(store);
 }
 
-static void test_statuses_have_names(void) {
-    for (int status = SK_OK; status <= SK_OVERRUN; status++) {
-        CHECK(strcmp(sk_status_name(status), "no such status") != 0);
-        for (int other = 0; other < status; other++)
-            CHECK(strcmp(sk_status_name(status), sk_status_name(other)) != 0);
+static void test_sizes_are_what_sums_over_single_leaves_are(void) {
+    enum { LEAVES = 4 };
+    sk_store *store = util_open(2, 2);
+    for (uint32_t state = 0; state < 2; state++)
+        util_fill_bytes(store, util_state(store, state ? "a" : "b", SK_BYTES, "b"), 0, 200);
+    uint64_t entries[LEAVES], bytes[LEAVES];
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
+    CHECK_EQ(sk_leaf_mark(store, 2, 3, SK_AWAY), SK_OK);
+    for (uint32_t state = 0; state < 2; state++) {
+        CHECK_EQ(sk_leaf_sizes(store, state, entries, bytes), SK_OK);
+        for (uint32_t i = 0; i < LEAVES; i++) {
+            sk_stats stats;
+            CHECK_EQ(sk_stats_read(store, state, i, i + 1, &stats), SK_OK);
+            CHECK_EQ(entries[i], stats.entries);
+            CHECK_EQ(bytes[i], stats.bytes);
+        }
     }
-    CHECK_EQ(strcmp(sk_status_name(SK_NOT_OWNED + 1), "no such status"), 0);
-    CHECK_EQ(strcmp(sk_status_name(-1), "no such status"), 0);
+    CHECK_EQ(sk_leaf_sizes(store, SK_ALL_STATES, NULL, bytes), SK_OK);
+    CHECK_EQ(sk_leaf_sizes(store, SK_ALL_STATES, entries, NULL), SK_OK);
+    for (uint32_t i = 0; i < LEAVES; i++) {
+        sk_stats stats;
+        CHECK_EQ(sk_stats_read(store, SK_ALL_STATES, i, i + 1, &stats), SK_OK);
+        CHECK_EQ(bytes[i], stats.bytes);
+        CHECK_EQ(entries[i], stats.entries);
+    }
+    CHECK(bytes[1] > 0);
+    CHECK_EQ(bytes[2], 0);
+    CHECK_EQ(sk_leaf_sizes(store, 77, entries, bytes), SK_BAD_ARGUMENT);
+    sk_close(store);
+}
+
+static void test_heat_counts_calls_exactly_and_records_about(void) {
+    enum { LEAVES = 4, RECORDS = 40000 };
+    sk_store *store = util_open(2, 2);
+    uint32_t a = util_state(store, "a", SK_I64, "i"), b = util_state(store, "b", SK_I64, "i");
+    uint64_t heat[LEAVES], counted[LEAVES] = {0};
+    for (int64_t k = 0; k < 1000; k++) {
+        util_key key = util_int_key(k * k);
+        CHECK_EQ(sk_i64_put(store, k % 2 ? a : b, key.data, key.len, 1), SK_OK);
+        counted[util_leaf_of("i", &key, 2)]++;
+    }
+    CHECK_EQ(sk_leaf_heat(store, heat), SK_OK);
+    for (int i = 0; i < LEAVES; i++) CHECK_EQ(heat[i], counted[i]);
+    /* 8 times as many for the keys of one leaf, in many small batches and one large one */
+    int64_t *keys = malloc(RECORDS * sizeof *keys);
+    uint8_t *status = malloc(RECORDS);
+    if (keys == NULL || status == NULL) abort();
+    test_rng rng = test_rng_new(1);
+    for (int64_t n = 0; n < RECORDS;) {
+        int64_t k = (int64_t)test_below(&rng, 1000);
+        util_key key = util_int_key(k);
+        uint32_t leaf = util_leaf_of("i", &key, 2);
+        if (leaf != 2 && test_below(&rng, 8) != 0) continue;
+        keys[n++] = k;
+        counted[leaf] += 2;
+    }
+    sk_batch_args large = {.n = RECORDS, .operand_i64 = 1, .status = status};
+    large.keys = (sk_column){SK_COL_I64, 0, keys, NULL, 8 * RECORDS};
+    CHECK_EQ(sk_batch(store, a, SK_B_ADD, &large), SK_OK);
+    for (int64_t at = 0; at < RECORDS; at += 7) {
+        sk_batch_args args = {
+            .n = RECORDS - at < 7 ? RECORDS - at : 7, .operand_i64 = 1, .status = status};
+        args.keys = (sk_column){SK_COL_I64, 0, keys + at, NULL, 8 * args.n};
+        CHECK_EQ(sk_batch(store, b, SK_B_ADD, &args), SK_OK);
+    }
+    CHECK_EQ(sk_leaf_heat(store, heat), SK_OK);
+    for (int i = 0; i < LEAVES; i++) {
+        CHECK(heat[i] > counted[i] * 8 / 10);
+        CHECK(heat[i] < counted[i] * 12 / 10);
+    }
+    CHECK(heat[2] > 6 * heat[1]);
+    CHECK_EQ(util_stats(store, LEAVES).operations, 1000 + 2 * RECORDS);
+    /* leaves that go and come have been used all the same */
+    sk_leaves *leaves = NULL;
+    uint64_t later[LEAVES];
+    CHECK_EQ(sk_detach(store, 1, 3, &leaves), SK_OK);
+    CHECK_EQ(sk_leaf_heat(store, later), SK_OK);
+    CHECK(memcmp(heat, later, sizeof heat) == 0);
+    CHECK_EQ(sk_attach(store, leaves), SK_OK);
+    CHECK_EQ(sk_leaf_heat(store, later), SK_OK);
+    CHECK(memcmp(heat, later, sizeof heat) == 0);
+    CHECK_EQ(util_stats(store, LEAVES).operations, 1000 + 2 * RECORDS);
+    free(keys);
+    free(status);
+    sk_close(store);
 }
 
 /* ---- Random operations of every kind against an array of encoded values ---- */
@@ -463,7 +540,8 @@ int main(void) {
     RUN(test_memory_limit_refuses_and_leaves_all_as_it_was);
     RUN(test_figures_add_up_by_leaf_and_by_state);
     RUN(test_memory_per_entry_is_what_is_promised);
-    RUN(test_statuses_have_names);
+    RUN(test_sizes_are_what_sums_over_single_leaves_are);
+    RUN(test_heat_counts_calls_exactly_and_records_about);
     RUN(test_random_operations_match_the_model);
     return test_report();
 }

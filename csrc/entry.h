@@ -1,0 +1,93 @@
+/*
+ * entry.h: how a call about one key begins and ends, for entry.c and the files of the kinds.
+ *
+ * Inline, because it is most of what such a call does: each call has its own copy, in which what it
+ * is about to do is a constant.
+ */
+#ifndef SK_ENTRY_H
+#define SK_ENTRY_H
+
+#include "store.h"
+
+/* Sets of kinds, as bits: which ones a call is for. */
+#define SK_ANY_KIND (~0u)
+#define SK_ONLY(kind) (1u << (kind))
+
+/* What a call is about to do. */
+enum { SK_READS, SK_WRITES, SK_INSTALLS };
+
+/* Lets in what opens the gate; for all else the locked leaf is unlocked, and the answer given. */
+int sk_call_guard(sk_store *store, uint32_t leaf_no, int access) __attribute__((cold, noinline));
+
+/* Has the key's tags on their way to the cache while the leaf's lock is being taken, which holds up
+ * all later loads. The head is read without the lock: another thread may be changing it, and then
+ * the address is wrong and the prefetch useless, but a prefetch is all it is used for. */
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+__attribute__((no_sanitize("thread")))
+#endif
+#elif defined(__SANITIZE_THREAD__)
+__attribute__((no_sanitize_thread))
+#endif
+static inline void
+sk_prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
+    const uint8_t *tags = __atomic_load_n(&table->tags, __ATOMIC_RELAXED);
+    uint32_t groups = __atomic_load_n(&table->groups, __ATOMIC_RELAXED);
+    __builtin_prefetch((const void *)((uintptr_t)tags +
+                                      (uintptr_t)sk_group_of(hash, leaf_bits, groups) * SK_GROUP));
+}
+
+/* Routes the key and locks its leaf; sk_call_end follows. On failure nothing is locked. */
+static inline int sk_call_begin(sk_store *store, uint32_t state_id, unsigned kinds,
+                                const uint8_t *data, size_t len, int access, sk_at *at,
+                                sk_key *key) {
+    sk_state *state = sk_state_at(store, state_id);
+    if (state == NULL) return SK_BAD_ARGUMENT;
+    if (!(kinds >> state->kind & 1))
+        return sk_fail(SK_BAD_KIND, "state '%.80s' is of kind %s, which has no such operation",
+                       state->name, sk_kinds[state->kind]->name);
+    *key = (sk_key){data, len, 0};
+    int status = sk_key_route(&state->key_type, data, len, &key->hash);
+    if (status != SK_OK) return status;
+    uint32_t leaf_no = sk_leaf_of(key->hash, store->leaf_bits), epoch = 0;
+    bool is_timed = state->flags & SK_TIMED, touches = is_timed && state->on_read;
+    __builtin_prefetch(&store->leaves[leaf_no], 1);
+    sk_prefetch_tags(&state->tables[leaf_no], key->hash, store->leaf_bits);
+    if (access != SK_READS || touches)
+        status = sk_leaf_lock_write(store, leaf_no, &epoch);
+    else
+        sk_leaf_lock(&store->leaves[leaf_no]);
+    if (status != SK_OK) return status;
+    if (__builtin_expect(store->leaves[leaf_no].residency >= SK_AWAY, 0) &&
+        (status = sk_call_guard(store, leaf_no, access)) != SK_OK)
+        return status;
+    /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
+    if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
+    sk_at_set(at, store, state, leaf_no, epoch);
+    sk_count_operation(at);
+    if (is_timed) {
+        at->timing = sk_timing_of(store, state);
+        at->timing.on_read = touches; /* as the lock was taken */
+        at->env.timing = &at->timing;
+    }
+    return SK_OK;
+}
+
+static inline void sk_call_end(sk_at *at) { sk_leaf_unlock(at->leaf); }
+
+/* A live slot for the key, made or revived; its value is not set yet. */
+static inline sk_slot *sk_entry_make_live(sk_at *at, const sk_key *key, sk_slot *tomb) {
+    sk_slot *slot = tomb;
+    if (slot == NULL) {
+        slot = sk_table_insert(at->table, &at->env, key->hash, key->data, key->len);
+        if (slot == NULL) return NULL;
+    } else {
+        slot->marks &= (uint8_t)~SK_MARK_TOMB;
+        at->table->tombs--;
+    }
+    at->table->live++;
+    if (at->env.timing != NULL) sk_slot_set_stamp(slot, at->env.timing->now);
+    return slot;
+}
+
+#endif

@@ -183,7 +183,7 @@ class Comparison:
         environment = {
             "PYTHONPATH": str(side),
             "PYTHONHASHSEED": str(at),  # both sides of a round hash strings alike
-            "TMPDIR": str(self.options.dir),
+            "TMPDIR": str(self.options.dir.resolve()),
         }
         done = subprocess.run(
             [sys.executable, str(script), workload, *quick],
@@ -254,7 +254,7 @@ def main() -> int:
             print(f"not measured     {page}: {what} ({why})")
         return 0
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+    with tempfile.TemporaryDirectory(dir=options.dir.resolve()) as folder:
         rows = Comparison(options, Path(folder)).run(figures)
     counts = Counter(row["verdict"] for row in rows)
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))

@@ -17,7 +17,7 @@ FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.py homes.py cli.py \
     cli_serving.py storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py \
     participant.py coordinator.py routing.py simulator.py protocol_mutants.py lives.py \
-    cli_looking.py cli_mistakes.py leaving.py survives.py empty.py interrupts.py \
+    before_after.py cli_looking.py cli_mistakes.py leaving.py survives.py empty.py interrupts.py \
     checkpoint_interrupts.py commit_interrupts.py) \
     $(wildcard tests/test_remote_*.py), $(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -28,10 +28,10 @@ ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-fil
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help demo test test-all ctest lint format bench sanitize fuzz wheel clean
+.PHONY: help demo test test-all ctest lint format bench bench-compare sanitize fuzz wheel clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
 # The environment; again when what it must hold changes.
 .venv/.ready: pyproject.toml setup.py
@@ -119,6 +119,9 @@ bench: .venv/.built ## store, typed state, checkpoints, migration, commits again
 	$(BIN)/python benchmarks/bench_checkpoint.py
 	$(BIN)/python benchmarks/bench_migration.py
 	$(BIN)/python benchmarks/bench_commits.py
+
+bench-compare: .venv/.ready ## an hour: is a figure of the docs worse than at commit BEFORE? by turns; writes benchmarks/results
+	$(BIN)/python benchmarks/before_after.py $(BEFORE)
 
 wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty environment
 	rm -rf dist build/wheel-venv

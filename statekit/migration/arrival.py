@@ -46,7 +46,7 @@ from statekit.errors import (
 from statekit.live.job import CheckpointJob
 from statekit.migration.departure import ENTRIES_PLACE, Progress, place_of
 from statekit.native import Block
-from statekit.native.block import rewrite
+from statekit.native.block import block_pieces, rewrite
 from statekit.native.buffers import Part, unpinned
 from statekit.native.frames import verify
 from statekit.protocol.calls import (
@@ -61,7 +61,8 @@ from statekit.protocol.calls import (
 )
 from statekit.protocol.messages import GivenBack, Here, Moved, Never, Released
 from statekit.remote.security import unbelieved
-from statekit.residence.loading import LeafSource, Loading, Wanted, block_pieces
+from statekit.residence.loading import Loading
+from statekit.residence.sources import PullSource, PushSource, Wanted
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel, PeerStream
@@ -128,11 +129,9 @@ class Receiver(Protocol):
         """It is closed."""
 
 
-class Arrival(LeafSource):
+class Arrival(PushSource):
     """Key-groups on their way here from another process; see KVProvider.fetch_from()."""
 
-    is_far = True
-    is_peer = True
     advice = "It was made like that where it comes from; the other leaves are not affected."
 
     def __init__(
@@ -142,10 +141,9 @@ class Arrival(LeafSource):
         reply: BeginReply,
         key_groups: tuple[range, ...],
         strategy: str,
-        base: LeafSource | None,
+        base: PullSource | None,
         is_known: bool,
     ) -> None:
-        super().__init__()
         offer = reply.offer
         self.id = offer.migration
         self.key_groups = key_groups
@@ -251,11 +249,9 @@ class Arrival(LeafSource):
     def is_settled(self) -> bool:
         return self._is_closed or self._is_finished()
 
-    def pruned(self) -> LeafSource | None:
-        if not (self._is_settled and self._is_finished()):
-            return self
-        self.release()
-        return None
+    @property
+    def is_ended(self) -> bool:
+        return self._is_settled and self._is_finished()
 
     def wait_reported(self, leaves: "set[int]", until: float) -> None:
         """Until the source has let go of these leaves. MigrationError if it does not in time."""
@@ -903,11 +899,7 @@ class Arrival(LeafSource):
 
     # ---- For checkpoints
 
-    def read_leaf(self, leaf: int) -> list[bytes]:
-        raise AssertionError("leaves of a peer are brought, not read")
-
-    def share(self) -> LeafSource:
-        """For a checkpoint: the leaves that have not come, as they are when they come."""
+    def to_read(self) -> PullSource:
         kept = _Kept(self)
         self._kept.append(kept)
         return kept
@@ -917,7 +909,7 @@ class Arrival(LeafSource):
 
     # ---- The end
 
-    def _close(self) -> None:
+    def release(self) -> None:
         with self._moved:
             self._is_closed = True
             is_open = bool(self._missing or self._returned)
@@ -969,11 +961,8 @@ class _Parts:
         return parts[0] if len(parts) == 1 else b"".join(map(bytes, parts))
 
 
-class _Kept(LeafSource):
+class _Kept(PullSource):
     """Leaves of an arrival as they came, for a checkpoint that was begun before they did."""
-
-    is_far = True
-    is_peer = True
 
     def __init__(self, arrival: Arrival) -> None:
         super().__init__()
@@ -1020,9 +1009,6 @@ class _Kept(LeafSource):
                 step = self._file.read(length)
                 steps.append(b"".join(rewrite(piece) for _, piece in block_pieces(step)))
             return steps
-
-    def bring(self, leaves: Sequence[int], loading: Any) -> None:
-        self._arrival.bring(leaves, loading)
 
     def _close(self) -> None:
         self._arrival.unshare(self)

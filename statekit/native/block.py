@@ -257,6 +257,14 @@ def rewrite(
     return buffer.take(buffer.length)
 
 
+def block_pieces(blocks: bytes | memoryview) -> Iterator[tuple[Block, memoryview]]:
+    """The blocks that lie one after the other, and the bytes of each."""
+    view, at = memoryview(blocks), 0
+    for block in Block.each(blocks):
+        yield block, view[at : at + block.size]
+        at += block.size
+
+
 def _pieces(data: memoryview, offsets: memoryview | None) -> list[bytes]:
     """The items of a column, as bytes."""
     whole = data.tobytes()  # slices of bytes are faster than of a view

@@ -1,6 +1,7 @@
 """What is here and what is not.
 
 residence.py   fetch, write back, evict, scan: a store and its home
-loading.py     leaves that come from somewhere else: sources, and bringing what they have
+sources.py     what leaves come from that are neither here nor at home: checkpoints, processes
+loading.py     bringing what sources have
 frozen.py      the state at one moment
 """

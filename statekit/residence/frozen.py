@@ -40,7 +40,8 @@ from statekit.homes.rows import native_value, split_stamp
 from statekit.native import Store
 from statekit.native.snapshot import Snapshot
 from statekit.native.states import State
-from statekit.residence.loading import LeafSource, decode_steps
+from statekit.residence.loading import decode_steps
+from statekit.residence.sources import PullSource
 from statekit.schema import StateSchema
 
 _ASIDE_BYTES_MAX = 16 << 20  # of copied rows in memory; the rest waits in a file
@@ -163,7 +164,7 @@ class Frozen:
         store: Store,
         snapshot: Snapshot,
         since: "array[int] | None",
-        source: LeafSource | None,
+        source: PullSource | None,
         rows: "Guard | HomeSnapshot | None",
         schemas: Sequence[StateSchema],
         on_close: Callable[["Frozen"], None],

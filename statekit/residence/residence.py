@@ -60,7 +60,8 @@ from statekit.native.columns import route
 from statekit.native.frames import bind, seal
 from statekit.native.states import State
 from statekit.residence.frozen import Frozen, Guard, bad_row, empty_twin, read_row
-from statekit.residence.loading import LeafSource, Loading, Wanted, decode_steps
+from statekit.residence.loading import Loading, decode_steps
+from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 from statekit.schema import StateSchema
 
 T = TypeVar("T")
@@ -125,21 +126,21 @@ class Residence:
     # ---- Leaves that are still to come
 
     @property
-    def source(self) -> LeafSource | None:
+    def sources(self) -> Sources | None:
         """What leaves that are not whole come from, if that is not a home."""
         loading = self.loading
-        return None if loading is None else loading.source
+        return None if loading is None else loading.sources
 
     @property
     def is_whole(self) -> bool:
         """Whether what is here is all that is ours: nothing is coming, going, or at home."""
         return self.ledger is None and self.loading is None and not self.shut_leaves
 
-    def restore_from(self, source: LeafSource, background: bool = True) -> None:
+    def restore_from(self, source: PullSource, background: bool = True) -> None:
         """Says where leaves come from that are absent; the source is let go of in the end."""
         assert self.ledger is None
         assert self.loading is None
-        self.loading = Loading(self.store, source, self._end_loading, background)
+        self.loading = Loading(self.store, Sources(source), self._end_loading, background)
 
     def share_source(self, other: "Residence") -> None:
         """Takes on the source of another residence, so that leaves can move that have not come."""
@@ -148,9 +149,9 @@ class Residence:
             loading = other.loading
             if loading is None or self.loading is not None or self.ledger is not None:
                 return
-            source = loading.source.without_peers()  # whose leaves are here before they move
-            if source is not None:
-                self.restore_from(source.share(), loading.background)
+            pull = loading.sources.pull  # only: leaves of peers are here before they move
+            if pull is not None:
+                self.restore_from(pull.share(), loading.background)
 
     def resume_loading(self) -> None:
         """To be called when leaves have come that are not whole."""
@@ -164,7 +165,7 @@ class Residence:
             loading, stats = self.loading, self.store.stats()
             if loading is None or stats.partial or stats.absent:
                 return
-            if not loading.source.is_settled:
+            if not all(push.is_settled for push in loading.sources.pushes):
                 # One of several hand-overs is done. To let go of all of them now would leave the
                 # other peers with leaves that they keep for us for ever.
                 return
@@ -206,17 +207,19 @@ class Residence:
         if loading is not None:
             loading.load_keys(leaves, wanted)
 
-    def expect(self, source: LeafSource, ranges: Sequence[range]) -> None:
+    def expect(self, source: PushSource, ranges: Sequence[range]) -> None:
         """Leaves that were another's are ours, and come from a process that hands them over.
 
         Nothing is read from them or written to them before something of them has come.
         """
         assert self.ledger is None
         with self._lock:
+            leaves = chain.from_iterable(ranges)
             if self.loading is None:
-                self.loading = Loading(self.store, source, self._end_loading, background=False)
+                sources = Sources(None).with_push(source, leaves)
+                self.loading = Loading(self.store, sources, self._end_loading, background=False)
             else:
-                self.loading.join(source, chain.from_iterable(ranges))
+                self.loading.join(source, leaves)
             for part in ranges:
                 for leaf in self.shut_leaves and self.shut_leaves.intersection(part):
                     self._drop_kept(leaf)  # it was here before, and is back
@@ -225,15 +228,15 @@ class Residence:
     @property
     def awaits_peers(self) -> bool:
         """Whether leaves may still come from another process."""
-        source = self.source
-        return source is not None and source.is_peer
+        loading = self.loading
+        return loading is not None and loading.sources.has_push
 
     def load_from_peers(self, ranges: Sequence[range]) -> None:
         """Brings leaves here that another process still hands over, so that they can move on."""
-        source = self.source
-        if source is not None and source.is_peer:
-            leaves = [leaf for part in ranges for leaf in part]
-            self.load_leaves([leaf for leaf in leaves if source.part_of(leaf).is_peer])
+        sources = self.sources
+        if sources is not None and sources.has_push:
+            leaves = (leaf for part in ranges for leaf in part)
+            self.load_leaves([leaf for leaf in leaves if sources.push_of(leaf) is not None])
 
     @contextmanager
     def loaded(self, raw: State, keys: Any) -> Iterator[None]:
@@ -363,7 +366,7 @@ class Residence:
                 if (loading := self.loading) is not None:
                     loading.fetch(raw.name, leaf, wanted)
             self.counters[raw.name].fetched(len(keys), perf_counter() - began)
-            if self.loading is not None and self.source is not None and self.source.is_peer:
+            if self.awaits_peers:
                 return  # of a large leaf only what was wanted may have come
             if all(self.store.residency(leaf) in ("whole", "away") for leaf in leaves):
                 return
@@ -676,7 +679,7 @@ class Residence:
             self._load_timerless()
         loading = self.loading
         if loading is not None:
-            loading.source.bring_timers(loading)
+            loading.bring_timers()
 
     def _load_timerless(self) -> None:
         with self._lock:
@@ -827,11 +830,11 @@ class Residence:
         """
         leaves = [leaf for part in ranges for leaf in part]
         self.load_from_peers(ranges)
-        if self.source is not target.source:
+        if not self._has_source_of(target):
             self.load_leaves(leaves)
         first, second = sorted((self, target), key=id)
         with first._lock, second._lock:
-            if self.source is not target.source:
+            if not self._has_source_of(target):
                 self.load_leaves(leaves)  # one may have come in the meantime
             self._protect(leaves)
             self._evictions += 1
@@ -850,6 +853,13 @@ class Residence:
             finally:
                 self._limit()
                 target._limit()
+
+    def _has_source_of(self, target: "Residence") -> bool:
+        """Whether leaves that are not whole can move there: what is not here is at hand there."""
+        here, there = self.sources, target.sources
+        if here is None or there is None:
+            return here is there
+        return here.pull is there.pull and not here.has_push and not there.has_push
 
     def _load_whole(self, ranges: Sequence[range]) -> None:
         """Brings all entries of leaves here."""
@@ -1003,7 +1013,7 @@ class Residence:
             finally:
                 scratch.mark(leaf, leaf + 1, "away")
 
-    def fill_home(self, source: LeafSource, leaves: Iterable[int]) -> None:
+    def fill_home(self, source: PullSource, leaves: Iterable[int]) -> None:
         """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""
         ledger = self.ledger
         assert ledger is not None
@@ -1032,7 +1042,7 @@ class Residence:
         with self._lock, ExitStack() as undo:
             since = plan(self.store)
             loading = self.loading
-            source = None if loading is None else loading.source.share()
+            source = None if loading is None else loading.sources.to_read()
             if source is not None:
                 undo.callback(source.release)
             rows: Guard | HomeSnapshot | None = None

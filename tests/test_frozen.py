@@ -254,8 +254,8 @@ def test_expired_rows_are_left_out(url: str) -> None:
         store.set_time("processing", 61_000)
         with kv._residence.freeze() as frozen:
             # the scratch store of the frozen state has the system's clock: set it like ours
-            assert frozen._scratch is not None
-            frozen._scratch.set_time("processing", 61_000)
+            assert frozen._assembly is not None
+            frozen._assembly._scratch.set_time("processing", 61_000)
             assert image_of(frozen) == {"short": {"k7": "young"}}
 
 

@@ -26,11 +26,11 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from itertools import compress
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any
 
 from statekit.errors import (
     ClosedError,
@@ -43,10 +43,9 @@ from statekit.errors import (
     StorageError,
 )
 from statekit.native import Store
-from statekit.native.block import block_pieces, rewrite
+from statekit.native.block import block_pieces, fit_blocks
 from statekit.native.buffers import Part
 from statekit.native.kinds import residency_filter
-from statekit.native.store import DecodeMode
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 
 _GATES = 64  # leaves that can be read at the same time; a power of two
@@ -54,56 +53,6 @@ _THREADS_MAX = 8  # in the background
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
 _IS_MISSING = residency_filter("absent", "partial")  # the others
-
-NO_LOCK: AbstractContextManager[None] = nullcontext()
-Types: TypeAlias = dict[str, tuple[str, bool]]  # of native states, by name: kind, timed
-
-
-def fit_blocks(blocks: bytes, types: Types) -> bytes:
-    """Blocks as a store with these types takes them."""
-    parts: list[Any] = []
-    is_changed = False
-    for block, piece in block_pieces(blocks):
-        kind, timed = types.get(block.name, (block.kind, block.is_timed))
-        if (kind, timed) == (block.kind, block.is_timed):
-            parts.append(piece)
-        else:
-            is_changed = True
-            parts.append(rewrite(bytes(piece), kind=kind, timed=timed))
-    return b"".join(parts) if is_changed else blocks
-
-
-def decode_steps(
-    store: Store,
-    leaf: int,
-    steps: Sequence[bytes | Part],
-    lock: AbstractContextManager[Any] = NO_LOCK,
-) -> None:
-    """Fills a chain in under what a leaf has, which is whole then.
-
-    lock: held while types are compared and a block is taken in.
-    """
-    for blocks in steps[:-1]:
-        with lock:
-            _decode(store, leaf, blocks, "under")
-    with lock:
-        _decode(store, leaf, steps[-1] if steps else b"", "under_all")
-
-
-def _decode(store: Store, leaf: int, blocks: bytes | Part, mode: DecodeMode) -> None:
-    try:
-        store.decode_leaf(leaf, blocks, mode)
-    except SchemaError:
-        # Types differ, which is rare. The store has taken in nothing, so looking first is not worth
-        # it: that takes a fifth of the time that a restore takes.
-        store.decode_leaf(leaf, fit_blocks(bytes(blocks), _types(store)), mode)
-        # What is here now is not what the checkpoint has: entries have got stamps, say, which must
-        # not be given anew with every restore. So the next checkpoint writes the leaf anew.
-        store.forget(leaf)
-
-
-def _types(store: Store) -> Types:
-    return {raw.name: (raw.kind, raw.timed) for raw in store.states()}
 
 
 class Loading:
@@ -172,7 +121,9 @@ class Loading:
             if pull is None or self._store.residency(leaf) in _HERE:
                 return
             with self._watched(leaf):
-                decode_steps(self._store, leaf, pull.read_leaf(leaf), self._filling[leaf % _GATES])
+                steps = pull.read_leaf(leaf)
+                with self._filling[leaf % _GATES]:
+                    self._store.decode_chain(leaf, steps)
 
     def load_many(self, leaves: Iterable[int]) -> None:
         """Brings leaves here, in as few requests as the sources can do it."""
@@ -196,7 +147,8 @@ class Loading:
                 return
             with self._watched(leaf):
                 try:
-                    decode_steps(self._store, leaf, steps, self._filling[leaf % _GATES])
+                    with self._filling[leaf % _GATES]:
+                        self._store.decode_chain(leaf, steps)
                 except BaseException:
                     if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
                         source.taken(leaf, None)
@@ -237,7 +189,7 @@ class Loading:
             try:
                 touched, error = self._store.spread(blocks, ours)
             except SchemaError:
-                fitting = fit_blocks(blocks, _types(self._store))
+                fitting = fit_blocks(blocks, self._store.types())
                 touched, error = self._store.spread(fitting, ours)
             for leaf in touched:
                 source.taken(leaf, None)
@@ -270,7 +222,7 @@ class Loading:
                     for block, piece in block_pieces(blocks):
                         if block.name == name:
                             with self._filling[leaf % _GATES]:
-                                _decode(store, leaf, bytes(piece), "under")
+                                store.decode_fitting(leaf, bytes(piece), "under")
 
     @contextmanager
     def _watched(self, leaf: int) -> Iterator[None]:

@@ -59,8 +59,19 @@ from statekit.native import Block, Store
 from statekit.native.columns import route
 from statekit.native.frames import bind, seal
 from statekit.native.states import State
-from statekit.residence.frozen import Frozen, Guard, bad_row, empty_twin, read_row
-from statekit.residence.loading import Loading, decode_steps
+from statekit.residence.assemble import (
+    Assembly,
+    Rows,
+    RowsByKey,
+    bad_row,
+    declare,
+    empty_twin,
+    install_rows,
+    read_row,
+    rows_over,
+)
+from statekit.residence.frozen import Frozen, Guard
+from statekit.residence.loading import Loading
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 from statekit.schema import StateSchema
 
@@ -99,7 +110,7 @@ class Residence:
         self._frozen: list[Frozen] = []  # that must be told before rows change
         self.shut_leaves: set[int] = set()  # that are being handed over to another process
         self._doomed: set[int] = set()  # of these: another process has them, memory may go
-        self._scratch: Store | None = None  # where leaves of a home are completed for it
+        self._assembly: tuple[Any, Assembly] | None = None  # for it, and of which types it is
         self._fold_locks: dict[str, Any] = {}
         self._timerless: set[int] = set()  # leaves whose timers a home that failed still has
         self._evictions = 0
@@ -532,9 +543,9 @@ class Residence:
                 for guard in guards:
                     guard.protect(leaf)
 
-    def _rows_of(self, blocks: bytes) -> dict[tuple[int, bytes], bytes | None]:
+    def _rows_of(self, blocks: bytes) -> RowsByKey:
         """The rows of a leaf's blocks, by the number of their state and their key."""
-        rows: dict[tuple[int, bytes], bytes | None] = {}
+        rows: RowsByKey = {}
         for block in Block.each(blocks):
             number = self.numbers[block.name]
             for key, row in zip(block.key_list(), block_rows(block), strict=True):
@@ -865,14 +876,18 @@ class Residence:
         """Brings all entries of leaves here."""
         home = self.ledger
         assert home is not None
-        states = {raw.name: raw for raw in self.store.states()}
+        states = declare(self.store, self.schemas)
         for leaf in (leaf for leaves in ranges for leaf in leaves):
-            if self.store.residency(leaf) == "whole":
-                continue
-            for name, number in self.numbers.items():
-                for key, row in home.load(leaf, number):
-                    self._install(states[name], key, row)
-            self.store.mark(leaf, leaf + 1, "whole")
+            if self.store.residency(leaf) != "whole":
+                install_rows(states, self._rows_at_home(home, leaf))
+                self.store.mark(leaf, leaf + 1, "whole")
+
+    def _rows_at_home(self, home: Ledger, leaf: int) -> Rows:
+        return (
+            (number, key, row)
+            for number in range(len(self.schemas))
+            for key, row in home.load(leaf, number)
+        )
 
     def _copy_rows(
         self, target: "Residence", ranges: Sequence[range], before_arrival: Callable[[], None]
@@ -885,15 +900,16 @@ class Residence:
             tuple(range(part.start // subgroups, part.stop // subgroups) for part in ranges)
         )
         for leaf in (leaf for part in ranges for leaf in part):
-            rows: dict[tuple[int, bytes], bytes | None] = {}
             is_whole = self.store.residency(leaf) == "whole"
-            for name, number in self.numbers.items():
-                if self.ledger is not None and not (is_whole and name in here):
-                    for key, row in self.ledger.load(leaf, number):
-                        rows[target.numbers[name], key] = row
-            rows.update(target._rows_of(self.store.encode_leaf(leaf)))  # what is here is newer
+            rows: Rows = (
+                (target.numbers[name], key, row)
+                for name, number in self.numbers.items()
+                if self.ledger is not None and not (is_whole and name in here)
+                for key, row in self.ledger.load(leaf, number)
+            )
+            merged = rows_over(target._rows_of(self.store.encode_leaf(leaf)), rows)
             target._protect((leaf,))
-            ledger.replace(leaf, _named(leaf, rows))
+            ledger.replace(leaf, _named(leaf, merged))
         for part in ranges:
             target.store.mark(part.start, part.stop, "absent")
         target.load_timers(leaf for part in ranges for leaf in part)
@@ -991,38 +1007,26 @@ class Residence:
 
     def _encode_completed(self, home: Ledger, leaf: int, state: State | None) -> bytes:
         with self._lock:
-            if self._scratch is None:
-                self._scratch = empty_twin(self.store, None)
-            scratch = self._scratch
-            states = {raw.name: raw for raw in scratch.states()}
-            for schema in self.schemas:
-                if schema.name not in states:  # stored, and not declared here
-                    states[schema.name] = scratch.state(  # type: ignore[call-overload]
-                        schema.name, schema.kind, schema.key, timed=schema.timed
-                    )
-            scratch.mark(leaf, leaf + 1, "absent")
-            try:
-                scratch.decode_leaf(leaf, self.store.encode_leaf(leaf), "over")
-                for name, number in self.numbers.items():
-                    for key, row in home.load(leaf, number):
-                        encoded, stamp = read_row(states[name], row)
-                        if encoded is not None:
-                            states[name].install_encoded(key, encoded, stamp)
-                scratch.mark(leaf, leaf + 1, "whole")
-                return scratch.encode_leaf(leaf, None if state is None else states[state.name])
-            finally:
-                scratch.mark(leaf, leaf + 1, "away")
+            here, rows = self.store.encode_leaf(leaf), self._rows_at_home(home, leaf)
+            name = None if state is None else state.name
+            return self._assembly_now().over_rows(leaf, here, rows, name)
+
+    def _assembly_now(self) -> Assembly:
+        """One with the types that the states have now; they change when one is declared anew."""
+        ttls = [raw.ttl_settings for raw in self.store.states()]
+        types = (self.store.types(), ttls, tuple(self.schemas))
+        if self._assembly is None or self._assembly[0] != types:
+            self._assembly = types, Assembly.beside(self.store, self.schemas, None)
+        return self._assembly[1]
 
     def fill_home(self, source: PullSource, leaves: Iterable[int]) -> None:
         """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""
         ledger = self.ledger
         assert ledger is not None
-        twin = empty_twin(self.store, self.store.time("event"))
+        assembly = Assembly.beside(self.store, self.schemas, self.store.time("event"))
         for leaf in leaves:
-            twin.mark(leaf, leaf + 1, "absent")
-            decode_steps(twin, leaf, source.read_leaf(leaf))
-            ledger.replace(leaf, _named(leaf, self._rows_of(twin.encode_leaf(leaf))))
-            twin.mark(leaf, leaf + 1, "away")
+            blocks = assembly.over_steps(leaf, b"", source.read_leaf(leaf))
+            ledger.replace(leaf, _named(leaf, self._rows_of(blocks)))
         ledger.home.flush()
 
     # ---- The state at one moment
@@ -1080,12 +1084,12 @@ class Residence:
             loading, self.loading = self.loading, None
         if loading is not None:
             loading.stop()
-        if self._scratch is not None:
-            self._scratch.close()
+        if self._assembly is not None:
+            self._assembly[1].close()
         self.store.close()
 
 
-def _named(leaf: int, rows: dict[tuple[int, bytes], bytes | None]) -> list[bytes | None]:
+def _named(leaf: int, rows: RowsByKey) -> list[bytes | None]:
     """Rows of a leaf as one flat list; deletions are left out."""
     named: list[bytes | None] = []
     for (number, key), row in rows.items():

@@ -42,7 +42,6 @@ from statekit.native.kinds import (
     Kind,
     Residency,
     clock_number,
-    residency_name,
 )
 from statekit.native.numbers import F64State, I64State
 from statekit.native.snapshot import Snapshot
@@ -341,7 +340,21 @@ class Store(InProcess):
         "away": the leaf is not this store's, and every call about a key of it is refused.
         """
         (leaf,) = _leaves(leaf)
-        return residency_name(lib.sk_leaf_residency(self._ptr, leaf))
+        answer: int = lib.sk_leaf_residency(self._ptr, leaf)
+        if answer < 0:
+            raise native_error(-answer)
+        return RESIDENCIES[answer]
+
+    def by_leaf(self, state: State, keys: Sequence[bytes]) -> dict[int, list[bytes]]:
+        """Encoded keys of a state, by the leaf that each is of."""
+        ptr, number = self._ptr, state._id
+        found: dict[int, list[bytes]] = {}
+        for key in keys:
+            leaf = lib.sk_key_leaf(ptr, number, key, len(key))
+            if leaf < 0:
+                raise native_error(-leaf, state.name, state.codec.show(key))
+            found.setdefault(leaf, []).append(key)
+        return found
 
     def residencies(self, leaves: Any) -> bytes:
         """residency() of leaves, an array of 32 bits each: a byte each, by number (kinds.py).
@@ -512,7 +525,7 @@ class Store(InProcess):
         if mode not in _MODES:
             raise ArgumentError(f"{shorten(mode)} is no mode. Use one of {', '.join(_MODES)}.")
         (leaf,) = _leaves(leaf)
-        native, length = span(blocks)
+        native, length = (blocks, len(blocks)) if blocks.__class__ is bytes else span(blocks)
         self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, length, _MODES[mode]))
 
     def decode_fitting(self, leaf: int, blocks: bytes | Part, mode: DecodeMode) -> None:

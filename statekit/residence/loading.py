@@ -46,6 +46,7 @@ from statekit.native import Store
 from statekit.native.block import block_pieces, fit_blocks
 from statekit.native.buffers import Part
 from statekit.native.kinds import residency_filter
+from statekit.native.states import State
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 
 _GATES = 64  # leaves that can be read at the same time; a power of two
@@ -110,7 +111,8 @@ class Loading:
         """Brings a leaf here, whole, unless it is here or another store's."""
         if self._store.residency(leaf) in _HERE:
             return
-        push = self.sources.push_of(leaf)
+        sources = self.sources
+        push = sources.push_of(leaf) if sources.has_push else None
         if push is not None:
             # Not under the gate: another leaf of this gate must not wait for this process.
             with self._watched(leaf):
@@ -158,14 +160,19 @@ class Loading:
     def _is_from(self, leaf: int, source: PushSource) -> bool:
         return self.sources.push_of(leaf) is source and source.expects(leaf)
 
-    def fetch(self, state: str, leaf: int, keys: Sequence[bytes]) -> None:
-        """Brings entries of a leaf here: only them if it is large and handed over, else all."""
-        push = self.sources.push_of(leaf)
-        if push is None:
-            self.load(leaf)
-        elif self._store.residency(leaf) not in _HERE:
-            with self._watched(leaf):
-                push.bring_keys((leaf,), {state: keys}, self)
+    def fetch(self, raw: State, keys: Sequence[bytes]) -> bool:
+        """Brings entries of a state here; of a leaf that is large and handed over only these, else
+        all of it. False if some leaf comes from nowhere.
+        """
+        sources = self.sources
+        for leaf, wanted in self._store.by_leaf(raw, keys).items():
+            push = sources.push_of(leaf) if sources.has_push else None
+            if push is None:
+                self.load(leaf)
+            elif self._store.residency(leaf) not in _HERE:
+                with self._watched(leaf):
+                    push.bring_keys((leaf,), {raw.name: wanted}, self)
+        return sources.has_push or sources.pull is not None
 
     def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
         """Brings entries of leaves here, or the leaves, whichever is sooner."""

@@ -367,19 +367,15 @@ class Residence:
     def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
         """Asks the home for entries and installs what it says."""
         home = self.ledger
-        leaf_of = raw.leaf_of_encoded
         if home is None:
-            leaves: dict[int, list[bytes]] = {}
-            for key in keys:
-                leaves.setdefault(leaf_of(key), []).append(key)
             began = perf_counter()
-            for leaf, wanted in leaves.items():
-                if (loading := self.loading) is not None:
-                    loading.fetch(raw.name, leaf, wanted)
+            loading = self.loading
+            is_done = loading is not None and loading.fetch(raw, keys)
             self.counters[raw.name].fetched(len(keys), perf_counter() - began)
-            if self.awaits_peers:
-                return  # of a large leaf only what was wanted may have come
-            if all(self.store.residency(leaf) in ("whole", "away") for leaf in leaves):
+            if is_done or all(
+                self.store.residency(leaf) in ("whole", "away")
+                for leaf in self.store.by_leaf(raw, keys)
+            ):
                 return
             raise UnknownEntryError(
                 f"{len(keys)} entries of state {raw.name!r} are not here, and this provider has no "
@@ -389,6 +385,7 @@ class Residence:
             )
         began = perf_counter()
         number = self.numbers[raw.name]
+        leaf_of = raw.leaf_of_encoded
         rows = [(leaf_of(key), number, key) for key in keys]
         tries = 0
         while not self._fetch_once(raw, home, rows, locked=tries >= _TRIES_UNLOCKED):

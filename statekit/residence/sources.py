@@ -128,7 +128,7 @@ class PushSource(ABC):
 class Sources:
     """Which leaf comes from where. It never changes: another one takes its place."""
 
-    __slots__ = ("_routes", "pull")
+    __slots__ = ("_routes", "has_push", "pull")
 
     def __init__(
         self,
@@ -138,11 +138,7 @@ class Sources:
         self.pull = pull  # of all leaves that no push source has
         # The latest first: a leaf may have come, gone to another process, and come again.
         self._routes = routes
-
-    @property
-    def has_push(self) -> bool:
-        """Whether some of them are processes that hand leaves over."""
-        return bool(self._routes)
+        self.has_push = bool(routes)  # whether some of them are processes that hand leaves over
 
     @property
     def pushes(self) -> list[PushSource]:
@@ -277,6 +273,9 @@ class CheckpointSource(PullSource):
             for part in checkpoint.key_groups:
                 span = range(part.start * width, part.stop * width)
                 self._spans.append((span, finer, checkpoint))
+        if len(pinned) == 1 and pinned[0][0].leaf_count == leaves:
+            # Nothing to choose from, and nothing to slice: its leaves are ours.
+            self.read_leaf = pinned[0][0].read_leaf  # type: ignore[method-assign]
 
     def filled(self, leaves: int) -> Iterable[range]:
         for checkpoint in {id(one): one for _, _, one in self._spans}.values():

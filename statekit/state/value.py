@@ -36,6 +36,7 @@ N = TypeVar("N", int, float)
 _NO_NUMBER = -(2**63)  # this, or a NaN, may stand for "no value"
 _get: Callable[..., int] = lib.sk_get
 _put: Callable[..., int] = lib.sk_put
+_value_status: Callable[[], int] = lib.sk_value_status
 _MISSING: int = lib.SK_MISSING
 _UNKNOWN: int = lib.SK_UNKNOWN
 NO_DEFAULT: Any = object()
@@ -267,6 +268,13 @@ class NumberValueState(ValueState[N]):
             raise self._raw._fault(fault, key) from None
         if value == value and value != _NO_NUMBER:
             return value
+        if _value_status() == _UNKNOWN:
+            self._residence.fetch_one(self._raw, k)
+            ptr = self._ptr
+            if ptr is not None:  # else it was closed meanwhile, which is told below
+                value = read(ptr, self._id, k, len(k))
+                if value == value and value != _NO_NUMBER:
+                    return value
         number: N = self._read(key, NO_DEFAULT)
         return number
 

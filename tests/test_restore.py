@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 from servers import HOST, RedisServer, redis_server
-from test_frozen import image_of
+from test_freeze import image_of
 from test_residence import DictHome
 from test_residence import home as home  # a fixture
 

@@ -275,8 +275,6 @@ def unpack_chain(
             _check_place(reader, offset, head.leaf, head.name, segment.leaf, seen)
             if head.leaves != leaves:
                 raise reader.damaged(offset, f"a block is of {head.leaves} leaves")
-            if head.size != len(block):
-                raise reader.damaged(offset, "there is a block of a wrong size")
             if head.name in done:
                 is_all = False
                 continue

@@ -59,7 +59,7 @@ from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import CheckpointMetrics
 from statekit.native import Store
 from statekit.native.kinds import RESIDENCIES
-from statekit.residence.frozen import Frozen
+from statekit.residence.freeze import Frozen
 from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.storage import Storage, open_storage

@@ -34,7 +34,6 @@ _ID_BYTES = 16
 class Head(NamedTuple):
     """What the header of a block says."""
 
-    size: int  # bytes, header included
     leaf: int
     leaves: int  # of the store it was made in
     name: bytes  # of the state
@@ -147,7 +146,7 @@ def read_head(block: Readable) -> Head:
     info = ffi.new("sk_block_info *")
     _expect(lib.sk_block_read(native, len(native), info))
     name: bytes = ffi.string(info.name)
-    return Head(info.size, info.leaf, 1 << info.leaf_bits, name, bool(info.is_delta))
+    return Head(info.leaf, 1 << info.leaf_bits, name, bool(info.is_delta))
 
 
 def _checked(pack_id: bytes) -> bytes:

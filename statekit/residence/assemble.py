@@ -69,8 +69,9 @@ class Assembly:
                 scratch.decode_leaf(leaf, here, "over")
             install_rows(self._states, rows)
             scratch.mark(leaf, leaf + 1, "whole")
-            only = next((raw for raw in scratch.states() if raw.name == state), None)
-            return scratch.encode_leaf(leaf, only)
+            only = [raw for raw in scratch.states() if raw.name == state]
+            assert state is None or only, f"the assembly is not of a store that has {state!r}"
+            return scratch.encode_leaf(leaf, only[0] if only else None)
         finally:
             scratch.mark(leaf, leaf + 1, "away")
 

@@ -140,6 +140,10 @@ class Sources:
         self._routes = routes
         self.has_push = bool(routes)  # whether some of them are processes that hand leaves over
 
+    def is_one_with(self, other: "Sources") -> bool:
+        """Whether what can be read here can be read there, and nothing else is to come."""
+        return self.pull is other.pull and not self.has_push and not other.has_push
+
     @property
     def pushes(self) -> list[PushSource]:
         return [push for _, push in self._routes]
@@ -192,7 +196,7 @@ class Sources:
         shown = [repr(push) for push in self.pushes]
         if self.pull is not None:
             shown.append(repr(self.pull))
-        return f"<{' and '.join(shown)}>"
+        return shown[0] if len(shown) == 1 else f"<{' and '.join(shown)}>"
 
 
 class _RoutedPull(PullSource):

@@ -191,10 +191,9 @@ class Checkpoint(InProcess):
         return [(segment, self._read(segment)) for segment in self.manifest.chain(leaf)]
 
     def read_leaf(self, leaf: int) -> list[Data]:
-        """What to decode into an empty leaf, in this order.
+        """The steps of a leaf, newest first, as Store.decode_chain() takes them.
 
-        Store.decode_leaf() with mode "under", and with "under_all" for the last, or for b"" if
-        there is nothing. The blocks of one item are of different states.
+        The blocks of one step are of different states. There is no step if the leaf is empty.
         """
         checked = self._packs_checked
         stored = []

@@ -40,6 +40,8 @@ class Files(dict[str, bytes]):
             raise DamagedError(f"{name} is too short", file=self.file(name), offset=len(self[name]))
         return self[name][offset:end]
 
+    read_parts = Storage.read_parts
+
     def list(self) -> "list[Entry]":
         return [Entry(name, len(self[name]), float(at)) for at, name in enumerate(sorted(self))]
 

@@ -32,7 +32,7 @@ from statekit.errors import (
 )
 from statekit.format.pack import PackBuilder
 from statekit.live import checkpointer
-from statekit.residence import frozen as frozen_module
+from statekit.residence import freeze as freeze_module
 from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
 from statekit.storage import fsspec as remote
@@ -334,7 +334,7 @@ def test_rows_that_cannot_be_put_aside_fail_the_checkpoint_and_not_the_flush(
         counts = kv.value("counts", int)
         for fault, expected, words in (
             (
-                (frozen_module, "SpooledTemporaryFile", FullFile),
+                (freeze_module, "SpooledTemporaryFile", FullFile),
                 StorageError,
                 tempfile.gettempdir(),
             ),

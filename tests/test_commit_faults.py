@@ -35,7 +35,7 @@ from servers import HOST, RedisServer, redis_server
 import statekit as sk
 from statekit.errors import HomeError
 from statekit.homes import ledger as ledger_module
-from statekit.residence import residence as residence_module
+from statekit.residence import commits, writeback
 
 NIGHTLY = os.environ.get("STATEKIT_NIGHTLY", "") not in ("", "0")
 KEYS = [f"key-{at}" for at in range(6)]
@@ -53,14 +53,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that a few rows fill."""
-    monkeypatch.setattr(residence_module, "_WRITE_ROWS_MAX", 8)
+    monkeypatch.setattr(writeback, "_WRITE_ROWS_MAX", 8)
     monkeypatch.setattr(ledger_module, "_ROLL_ROWS_MAX", 8)
 
 
 def in_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that was evicted is more than a batch."""
-    monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MAX", 400)
-    monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MIN", 400)
+    monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 400)
+    monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 400)
 
 
 # ---- Scripts

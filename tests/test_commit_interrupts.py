@@ -17,10 +17,11 @@ from statekit import uninterrupted as uninterrupted_module
 from statekit.errors import ClosedError
 from statekit.homes import ledger as ledger_module
 from statekit.provider import provider as provider_module
-from statekit.residence import residence as residence_module
+from statekit.residence import commits, fetch, residence, scan, transfer, writeback
 
 KEYS = [f"key-{at}" for at in range(12)]
-FILES = [residence_module, ledger_module, provider_module, uninterrupted_module.__file__]
+RESIDENCE = [residence, writeback, fetch, commits, scan, transfer]
+FILES = [*RESIDENCE, ledger_module, provider_module, uninterrupted_module.__file__]
 EVERY = 1 if NIGHTLY else 7  # of the places
 HOMES = ["phases", "atomic", "atomic-phases"]
 
@@ -28,9 +29,9 @@ HOMES = ["phases", "atomic", "atomic-phases"]
 @pytest.fixture(params=HOMES)
 def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "atomic-phases":
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MAX", 300)
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MIN", 300)
-    monkeypatch.setattr(residence_module, "_WRITE_ROWS_MAX", 6)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 300)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 300)
+    monkeypatch.setattr(writeback, "_WRITE_ROWS_MAX", 6)
     monkeypatch.setattr(ledger_module, "_ROLL_ROWS_MAX", 6)
     home: str = request.param
     return home

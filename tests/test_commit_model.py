@@ -35,7 +35,7 @@ from servers import HOST, RedisServer, redis_server
 import statekit as sk
 from statekit.errors import CommitError
 from statekit.homes import ledger as ledger_module
-from statekit.residence import residence as residence_module
+from statekit.residence import commits, fetch, writeback
 
 NIGHTLY = os.environ.get("STATEKIT_NIGHTLY", "") not in ("", "0")
 STEPS = 250
@@ -65,16 +65,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of a leaf are learned when a few were asked for in vain."""
-    monkeypatch.setattr(residence_module, "_VAIN_MIN", 2)
+    monkeypatch.setattr(fetch, "_VAIN_MIN", 2)
 
 
 @pytest.fixture(params=["in one step", "in two phases"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a home that is atomic commits what was evicted before."""
     if request.param == "in two phases":
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MAX", 700)
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MIN", 700)
-        monkeypatch.setattr(residence_module, "_WRITE_ROWS_MAX", 5)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 700)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 700)
+        monkeypatch.setattr(writeback, "_WRITE_ROWS_MAX", 5)
         monkeypatch.setattr(ledger_module, "_ROLL_ROWS_MAX", 3)
     way: str = request.param
     return way

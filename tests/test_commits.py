@@ -19,7 +19,7 @@ import statekit as sk
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import ArgumentError, CommitError, HomeError, NotOwnedError
 from statekit.homes.ledger import PENDING, Ledger
-from statekit.residence import residence as residence_module
+from statekit.residence import commits
 
 SECONDS_MAX = 30.0
 TOKEN = "a-token-of-this-test"
@@ -298,8 +298,8 @@ def test_two_siblings_that_commit_at_once_do_not_undo_each_other(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One finds the other's commit half done, waits for it, and must not do it again."""
-    monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MAX", 100)
-    monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MIN", 100)
+    monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 100)
+    monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 100)
     kv = opened(url)
     fill(kv, 1)
     kv.commit({"at": 1})
@@ -539,8 +539,8 @@ def test_a_checkpoint_has_the_moment_at_which_it_was_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if way == "phases":
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MAX", 100)
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MIN", 100)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 100)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 100)
     kv = opened(url)
     fill(kv, 1)
     kv.commit({"at": 1})
@@ -604,8 +604,8 @@ def test_a_scan_misses_nothing_that_a_commit_moves_meanwhile(
     """Of a state that was cleared: what is in place counts again once the commit is made."""
     monkeypatch.setattr("statekit.homes.rocksdb._PAGE_ROWS", 2)
     for bytes_max in (1 << 20, 100):
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MAX", bytes_max)
-        monkeypatch.setattr(residence_module, "_COMMIT_BYTES_MIN", bytes_max)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", bytes_max)
+        monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", bytes_max)
         kv = opened(url)
         fill(kv, 1)
         kv.commit({"at": 1})

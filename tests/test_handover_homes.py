@@ -102,6 +102,21 @@ def wait_freed(kv: sk.KVProvider) -> None:
     wait_until(lambda: not kv._residence.shut_leaves, SECONDS_MAX)
 
 
+def test_a_state_may_be_declared_with_another_type_between_two_hand_overs(
+    stack: ExitStack, home: RocksHome
+) -> None:
+    filled(stack, home.url).close()
+    a, b, c = opened(stack, home.url), opened(stack, owned=()), opened(stack, owned=())
+    address = a.serve().address
+    b.fetch_from(address, key_groups=[0]).wait(SECONDS_MAX)
+    assert dict(b.value("n", int).items()) == of_groups(b, [0])
+    floats, expected = a.value("n", float), of_groups(a, [1])
+    changed = {key: value + 0.5 for key, value in [*expected.items()][::2]}
+    floats.update(changed)
+    c.fetch_from(address, key_groups=[1]).wait(SECONDS_MAX)
+    assert dict(c.value("n", float).items()) == expected | changed
+
+
 # ---- What is handed over stays handed over
 
 

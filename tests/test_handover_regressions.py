@@ -324,7 +324,7 @@ def test_hand_overs_that_are_done_are_let_go_of_while_another_stays_open(stack: 
         b.value("n", int).add_many(ones, [1] * len(ones))
         a.fetch_from(there, key_groups=[1]).wait(SECONDS_MAX)
         assert set(a.value("n", int).get_many(ones)) == {turn + 1}
-        source = repr(b._residence.source)
+        source = repr(b._residence.sources)
         assert source.count("<Arrival") <= 2, source
     assert not lasting.done
     lasting.wait(SECONDS_MAX)

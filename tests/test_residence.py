@@ -408,7 +408,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], int | None]] = {
 def test_an_answer_older_than_an_eviction_is_not_installed(
     home: DictHome, change: str, evicts: bool
 ) -> None:
-    """The sequence of residence.py's header, step by step."""
+    """The sequence of fetch.py's header, step by step."""
     kv = open_dict("1MiB")
     kv.value("n", int)["k"] = 0
     kv = reopened(kv)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 from servers import HOST, RedisServer, redis_server
-from test_frozen import image_of
+from test_freeze import image_of
 from test_residence import DictHome
 from test_residence import home as home  # a fixture
 
@@ -38,7 +38,7 @@ from statekit.errors import (
 from statekit.format.manifest import manifest_name
 from statekit.native import Block
 from statekit.provider.restore import _restore_here
-from statekit.residence.loading import CheckpointSource, LeafSource, open_pinned
+from statekit.residence.sources import CheckpointSource, PullSource, open_pinned
 from statekit.schema import StateSchema
 from statekit.storage import open_storage
 
@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 # ---- A source in memory
 
 
-class MemorySource(LeafSource):
+class MemorySource(PullSource):
     """Chains in a dict. `before_read` may wait or raise."""
 
     def __init__(self, chains: dict[int, list[bytes]]) -> None:
@@ -120,7 +120,7 @@ class World:
 
     def restored(
         self,
-        source: LeafSource | None = None,
+        source: PullSource | None = None,
         owned: Sequence[range] | None = None,
         *,
         background: bool = False,

@@ -196,6 +196,16 @@ def test_a_subdirectory_has_one_plain_name(storage: Storage, name: str) -> None:
         storage.sub(name)
 
 
+def test_several_parts_of_a_file_are_read_as_each_would_be(storage: Storage) -> None:
+    storage.write(PACK, [b"0123456789"])
+    found = storage.read_parts(PACK, [(0, 2), (7, 3), (4, 0), (1, 4)])
+    assert found == [b"01", b"789", b"", b"1234"]
+    with pytest.raises(DamagedError, match="it ends at byte 10, and the bytes from 8 to 12"):
+        storage.read_parts(PACK, [(0, 2), (8, 4)])
+    with pytest.raises(MissingFileError):
+        storage.read_parts(MANIFEST, [(0, 2)])
+
+
 # Not S3: moto looks and puts in two steps. See the test of conditional puts.
 @pytest.mark.parametrize("url", ["local", "memory"], indirect=True)
 def test_of_threads_that_create_one_name_exactly_one_wins(url: str) -> None:

@@ -16,7 +16,7 @@ def read_segment(
     Their checksum fields have no meaning. number: of the checkpoint that wants them, for messages.
     """
     data = storage.read(pack.name, segment.offset, segment.length)
-    return form.unpack_segment(data, storage.file(pack.name), pack, segment, number=number)
+    return form.unpack_segment(data, storage.file, pack, segment, number=number)
 
 
 def read_frames(
@@ -24,22 +24,21 @@ def read_frames(
 ) -> memoryview:
     """The frames of a segment as they are, verified: for PackBuilder.add_frames()."""
     data = storage.read(pack.name, segment.offset, segment.length)
-    return form.unpack_frames(data, storage.file(pack.name), pack, segment, number=number)
+    return form.unpack_frames(data, storage.file, pack, segment, number=number)
 
 
 def check_header(storage: Storage, pack: PackRef) -> None:
     """DamagedError if a pack does not begin as it should."""
-    form.check_header(storage.read(pack.name, 0, PACK_HEADER), storage.file(pack.name), pack)
+    form.check_header(storage.read(pack.name, 0, PACK_HEADER), storage.file, pack)
 
 
 def verify_pack(
     storage: Storage, pack: PackRef, segments: Iterable[Segment] = (), *, number: int | None = None
 ) -> Iterator[DamagedError]:
     """Reads a pack and gives all its damage; see format.pack.damage_of()."""
-    file = storage.file(pack.name)
     try:
         data = memoryview(storage.read(pack.name))
     except MissingFileError:
-        yield damaged(file, None, "it is not there")
+        yield damaged(storage.file(pack.name), None, "it is not there")
         return
-    yield from form.damage_of(data, file, pack, segments, number=number)
+    yield from form.damage_of(data, storage.file, pack, segments, number=number)

@@ -33,12 +33,14 @@ from statekit.errors import (
     shorten,
 )
 from statekit.format.manifest import (
+    PACK_HEADER,
     Manifest,
     Segment,
     damaged,
     manifest_name,
     number_of,
 )
+from statekit.format.pack import Stored, unpack_chain
 from statekit.keys import decode_key, key_codec, leaf_of_encoded
 from statekit.native.block import Block
 from statekit.schema import StateSchema, show
@@ -74,6 +76,7 @@ class Checkpoint(InProcess):
         self.manifest = manifest
         self._head = None if data is None else data[:HEAD_BYTES]  # data: the manifest's file
         self._packs_checked: set[int] = set()
+        self._number, self._leaves = manifest.number, manifest.leaves  # each leaf needs these
         self.seen = manifest.number  # the highest number in the place when this one was looked for
         #: Which one it is, wherever it lies: places and numbers may be used again by others, and
         #: one path is another place on another machine. It names its packs, and these are unique.
@@ -188,29 +191,25 @@ class Checkpoint(InProcess):
         return [(segment, self._read(segment)) for segment in self.manifest.chain(leaf)]
 
     def read_leaf(self, leaf: int) -> list[Data]:
-        """What to decode into an empty leaf, in this order.
+        """The steps of a leaf, newest first, as Store.decode_chain() takes them.
 
-        Store.decode_leaf() with mode "under", and with "under_all" for the last, or for b"" if
-        there is nothing. The blocks of one item are of different states.
+        The blocks of one step are of different states. There is no step if the leaf is empty.
         """
-        steps = []
-        done: set[str] = set()  # states whose older blocks say nothing any more
-        for segment in reversed(self.manifest.chain(leaf)):
-            whole = self._read(segment)
-            data = memoryview(whole)
-            kept = []
-            newly: set[str] = set()
-            at = 0
-            for block in self._blocks(segment, data):
-                if block.name not in done:
-                    kept.append(data[at : at + block.size])
-                    if not block.is_delta:
-                        newly.add(block.name)
-                at += block.size
-            if kept:
-                is_all = sum(map(len, kept)) == len(whole)
-                steps.append(whole if is_all else b"".join(kept))
-            done |= newly
+        checked = self._packs_checked
+        stored = []
+        fresh = []
+        for name, pack, segment in self.manifest.places(leaf):
+            parts = [(segment.offset, segment.length)]
+            header = None
+            if segment.pack in checked:
+                (frames,) = self.storage.read_parts(name, parts)
+            else:
+                # No data is in its header, but that is part of the checkpoint: looked at once.
+                header, frames = self.storage.read_parts(name, [(0, PACK_HEADER), *parts])
+                fresh.append(segment.pack)
+            stored.append(Stored(pack, segment, frames, header))
+        steps = unpack_chain(stored, self._leaves, self.storage.file, self._number)
+        checked.update(fresh)
         return steps
 
     def _steps(self, leaf: int, state: str | None = None) -> Iterator[Block]:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from types import TracebackType
 from typing import IO, Any, cast
@@ -186,6 +187,19 @@ class Attempt:
         links = [Link(packs[part.pack], part.offset, part.length) for part in chain]
         if links:
             self._chains[leaf] = links + self._chains.get(leaf, [])
+
+    def refer_chains(self, manifest: Manifest, wanted: AbstractSet[int]) -> None:
+        """refer() of the chains that a checkpoint of this storage has of some leaves.
+
+        Many, most often: leaves that did not change. So it is one loop.
+        """
+        packs, chains = manifest.packs, self._chains
+        found: dict[int, list[Link]] = {}
+        for leaf, pack, offset, length, _, _ in manifest.segments.rows():
+            if leaf in wanted:
+                found.setdefault(leaf, []).append(Link(packs[pack], offset, length))
+        for leaf, links in found.items():
+            chains[leaf] = links + chains.get(leaf, [])
 
     def _link(self, leaf: int, below: bool) -> Link:
         link = Link()

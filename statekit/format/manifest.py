@@ -145,6 +145,14 @@ class Segment(NamedTuple):
     is_delta: bool  # applied over the segments before it
 
 
+class Place(NamedTuple):
+    """A segment, and where it is."""
+
+    file: str  # of the pack
+    pack: PackRef
+    segment: Segment
+
+
 class Segments(Sequence[Segment]):
     """Segments over their bytes in a manifest. Items and slices are made when asked for.
 
@@ -223,6 +231,10 @@ class Segments(Sequence[Segment]):
         """With the four zero bytes behind them."""
         return memoryview(self.raw).cast("Q")[3 :: _ROW // 8]
 
+    def rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """leaf, pack, offset, length, flags, 0 of each: for loops over all, in one call."""
+        return _SEGMENT.iter_unpack(self.raw)
+
     def chain(self, leaf: int) -> "Segments":
         leaves = self.leaves
         start = bisect_left(leaves, leaf)
@@ -296,12 +308,33 @@ class Manifest:
         """The segments of a leaf, oldest first; none if it is empty."""
         return self.segments.chain(leaf)
 
+    def places(self, leaf: int) -> list[Place]:
+        """The chain of a leaf, newest first: all that is needed to read it."""
+        return [
+            Place((pack := self.packs[segment.pack]).name, pack, segment)
+            for segment in [*self.segments.chain(leaf)][::-1]
+        ]
+
     def chains(self) -> Iterator[tuple[int, Segments]]:
         """Every leaf that has segments, with them, by ascending leaf."""
         starts = [*compress(count(), map(_DELTA.__ne__, self.segments.flags)), len(self.segments)]
         leaves, raw = self.segments.leaves, self.segments.raw
         for start, stop in pairwise(starts):
             yield leaves[start], Segments(raw[start * _ROW : stop * _ROW])
+
+    def changed(self) -> list[tuple[int, list[int]]]:
+        """Leaves that have changes over their full segment: the bytes of each segment of theirs.
+
+        By ascending leaf, and oldest first. Most leaves have none, and are passed over quickly.
+        """
+        leaves, lengths = self.segments.leaves, self.segments.lengths
+        found: dict[int, list[int]] = {}
+        for at in compress(count(), map(_DELTA.__eq__, self.segments.flags)):
+            leaf = leaves[at]
+            if leaf not in found:
+                found[leaf] = [lengths[at - 1]]  # the full one is the first of its leaf
+            found[leaf].append(lengths[at])
+        return [*found.items()]
 
     # ---- Bytes
 

@@ -43,19 +43,21 @@ A frame is valid iff
 3. a compressed one has a known codec and zeros where there are to be; its payload fits, and gives
    exactly the size that is stated, and a block of that size with checksum 0;
 4. its block is of the leaf that the segment is about, and of one state only once in a segment.
-unpack_segment() checks all of these; what is inside a block is checked when it is decoded.
+unpack_segment() checks all of these. unpack_chain() checks the headers of blocks in addition; what
+is inside a block is checked when it is decoded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from statekit._native import lib
 from statekit.errors import CorruptBlockError, DamagedError
 from statekit.format.compression import CODECS, decompress
 from statekit.format.manifest import FORMAT_LATEST, PACK_HEADER, PackRef, Segment, damaged
 from statekit.native.block import Block
-from statekit.native.digest import crc32c, xxh64
-from statekit.native.frames import Frames, bind, digest, seal, verify
+from statekit.native.digest import xxh64
+from statekit.native.frames import Frames, bind, digest, read_head, seal, verify
 
 PACK_BYTES = 16 << 20  # a pack is finished when it has so many
 
@@ -75,6 +77,9 @@ assert _ENVELOPE.size == 40
 assert _HEADER.size + 4 + _NUMBER.size == PACK_HEADER
 
 
+FullName: TypeAlias = Callable[[str], str]  # of a file, for messages: Storage.file()
+
+
 class FilledLeaf(Protocol):
     """Where Snapshot.fill() put the blocks of a leaf."""
 
@@ -91,7 +96,8 @@ class FilledLeaf(Protocol):
 def pack_header(id_: bytes, number: int) -> bytes:
     """The first 64 bytes of a pack: all of them follow from its id and number."""
     head = _HEADER.pack(_MAGIC, id_, FORMAT_LATEST)
-    return head + crc32c(head).to_bytes(4, "little") + _NUMBER.pack(number)
+    checksum: int = lib.sk_crc32c(head, len(head), 0)
+    return head + checksum.to_bytes(4, "little") + _NUMBER.pack(number)
 
 
 class PackBuilder:
@@ -217,12 +223,14 @@ def _envelope(codec: int, payload: bytes | None, inside: int) -> bytes | None:
 class _Reader(NamedTuple):
     """What messages say about who wanted the bytes."""
 
-    file: str  # where the pack is, for people
+    full_name: FullName
     pack: PackRef
-    wanted: str  # ", which leaf 7 of checkpoint 3 needs"
+    leaf: int | None = None  # that needs them, if it is known
+    number: int | None = None  # of the checkpoint
 
     def damaged(self, offset: int, what: str) -> DamagedError:
-        return damaged(self.file, offset, f"{what}{self.wanted}")
+        wanted = "" if self.leaf is None else _wanted(self.leaf, self.number)
+        return damaged(self.full_name(self.pack.name), offset, f"{what}{wanted}")
 
 
 def _wanted(leaf: int, number: int | None) -> str:
@@ -230,25 +238,85 @@ def _wanted(leaf: int, number: int | None) -> str:
     return f", which leaf {leaf}{checkpoint} needs"
 
 
+class Stored(NamedTuple):
+    """What a pack has of a leaf, as it was read."""
+
+    pack: PackRef
+    segment: Segment
+    frames: bytes
+    header: bytes | None  # of the pack, if it is to be checked
+
+
+def unpack_chain(
+    stored: Iterable[Stored], leaves: int, full_name: FullName, number: int
+) -> list[bytes]:
+    """The steps of a leaf from what packs have of it, newest first; see Checkpoint.read_leaf().
+
+    leaves: how many there are. Blocks under a full one of the same state are left out. DamagedError
+    says at which offset of which pack something is wrong; number: of the checkpoint, for messages.
+    """
+    steps = []
+    done: set[bytes] = set()  # states whose older blocks say nothing any more
+    for pack, segment, frames, header in stored:
+        reader = _Reader(full_name, pack, segment.leaf, number)
+        if header is not None:
+            check_header(header, full_name, pack)
+        _verify(reader, segment, frames)
+        seen: set[bytes] = set()
+        kept = []
+        newly = []
+        is_all = True
+        for offset, block in _each_block(reader, segment.offset, memoryview(frames)):
+            try:
+                head = read_head(block)
+            except CorruptBlockError as error:
+                what = f"there is a block that is not valid ({error})"
+                raise reader.damaged(offset, what) from None
+            _check_place(reader, offset, head.leaf, head.name, segment.leaf, seen)
+            if head.leaves != leaves:
+                raise reader.damaged(offset, f"a block is of {head.leaves} leaves")
+            if head.name in done:
+                is_all = False
+                continue
+            kept.append(block)
+            is_all &= block.obj is frames
+            if not head.is_delta:
+                newly.append(head.name)
+        if kept:
+            # Most often nothing was compressed: then they are what was read, and need no copy.
+            steps.append(frames if is_all else b"".join(kept))
+        done.update(newly)
+    return steps
+
+
 def unpack_segment(
-    data: bytes, file: str, pack: PackRef, segment: Segment, *, number: int | None = None
+    data: bytes,
+    full_name: FullName,
+    pack: PackRef,
+    segment: Segment,
+    *,
+    number: int | None = None,
 ) -> bytes:
     """The blocks of a segment, one after the other, verified and decompressed.
 
-    data: what the pack has there; file: the pack's, for messages, as is `number`, that of the
-    checkpoint. The checksum fields of the blocks have no meaning. DamagedError says at which offset
-    of the pack the bad frame is.
+    data: what the pack has there. The checksum fields of the blocks have no meaning. DamagedError
+    says at which offset of the pack the bad frame is; number: of the checkpoint, for messages.
     """
-    reader = _Reader(file, pack, _wanted(segment.leaf, number))
+    reader = _Reader(full_name, pack, segment.leaf, number)
     _verify(reader, segment, data)
     return _blocks(reader, segment, data)
 
 
 def unpack_frames(
-    data: bytes, file: str, pack: PackRef, segment: Segment, *, number: int | None = None
+    data: bytes,
+    full_name: FullName,
+    pack: PackRef,
+    segment: Segment,
+    *,
+    number: int | None = None,
 ) -> memoryview:
     """The frames of a segment as they are, verified, with plain checksums: for add_frames()."""
-    _verify(_Reader(file, pack, _wanted(segment.leaf, number)), segment, data)
+    _verify(_Reader(full_name, pack, segment.leaf, number), segment, data)
     frames = memoryview(bytearray(data))
     bind(frames, pack.id, segment.offset)  # twice undoes it
     return frames
@@ -268,7 +336,7 @@ def _blocks(reader: _Reader, segment: Segment, frames: bytes) -> bytes:
     seen: set[bytes] = set()
     parts = []
     for offset, block in _each_block(reader, segment.offset, memoryview(frames)):
-        _check_place(reader, offset, block, segment.leaf, seen)
+        _check_place(reader, offset, *_leaf_and_name(block), segment.leaf, seen)
         parts.append(block)
     # Most often nothing was compressed: then they are what was read, which need not be copied.
     return frames if all(block.obj is frames for block in parts) else b"".join(parts)
@@ -285,13 +353,18 @@ def _each_block(
         yield offset + at, frame if is_block else _decompressed(reader, offset + at, frame)
 
 
-def _check_place(
-    reader: _Reader, offset: int, block: memoryview, leaf: int, seen: set[bytes]
-) -> None:
-    """Condition 4. Only the header is looked at, which verified frames have."""
-    if _BLOCK_LEAF.unpack_from(block, _BLOCK_LEAF_AT)[0] != leaf:
-        raise reader.damaged(offset, "there is a block of another leaf")
+def _leaf_and_name(block: memoryview) -> tuple[int, bytes]:
+    """Of the header, which verified frames have."""
     name = bytes(block[_BLOCK_HEADER : _BLOCK_HEADER + block[_BLOCK_NAME_LENGTH_AT]])
+    return _BLOCK_LEAF.unpack_from(block, _BLOCK_LEAF_AT)[0], name
+
+
+def _check_place(
+    reader: _Reader, offset: int, found: int, name: bytes, leaf: int, seen: set[bytes]
+) -> None:
+    """Condition 4. found: the leaf that a block is of."""
+    if found != leaf:
+        raise reader.damaged(offset, "there is a block of another leaf")
     if name in seen:
         raise reader.damaged(offset, "there is a second block of the same state")
     seen.add(name)
@@ -309,12 +382,12 @@ def _decompressed(reader: _Reader, offset: int, frame: memoryview) -> memoryview
     return memoryview(block)
 
 
-def check_header(found: Any, file: str, pack: PackRef) -> None:
+def check_header(found: Any, full_name: FullName, pack: PackRef) -> None:
     """DamagedError if a pack does not begin as it should. found: its first PACK_HEADER bytes."""
     expected = pack_header(pack.id, pack.number)
     if found != expected:
         at = next((at for at in range(len(found)) if found[at] != expected[at]), len(found))
-        raise damaged(file, at, "its header is not that of this pack")
+        raise _Reader(full_name, pack).damaged(at, "its header is not that of this pack")
 
 
 # ---- Verifying
@@ -322,7 +395,7 @@ def check_header(found: Any, file: str, pack: PackRef) -> None:
 
 def damage_of(
     data: memoryview,
-    file: str,
+    full_name: FullName,
     pack: PackRef,
     segments: Iterable[Segment] = (),
     *,
@@ -335,14 +408,14 @@ def damage_of(
     name the pack, the more is found at once. number: of the checkpoint, for messages.
     """
     try:
-        check_header(data[:PACK_HEADER], file, pack)
+        check_header(data[:PACK_HEADER], full_name, pack)
     except DamagedError as error:
         yield error
     if len(data) != pack.size:
-        yield damaged(file, min(len(data), pack.size), f"it has {len(data)} bytes, not {pack.size}")
+        what = f"it has {len(data)} bytes, not {pack.size}"
+        yield _Reader(full_name, pack).damaged(min(len(data), pack.size), what)
     for start, stop, leaf in _rows(segments, len(data)):
-        wanted = "" if leaf is None else _wanted(leaf, number)
-        reader = _Reader(file, pack, wanted)
+        reader = _Reader(full_name, pack, leaf, number)
         if start >= len(data):
             yield reader.damaged(len(data), "it ends before a segment")
         else:
@@ -393,4 +466,4 @@ def _check_deeply(
         except CorruptBlockError as error:
             raise reader.damaged(offset, f"there is a block that is not valid ({error})") from None
         if leaf is not None:
-            _check_place(reader, offset, data, leaf, seen)
+            _check_place(reader, offset, *_leaf_and_name(data), leaf, seen)

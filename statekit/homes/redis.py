@@ -12,7 +12,7 @@ A commit is one transaction (MULTI) on one server. A cluster has no transactions
 so there it takes two phases (ledger.py), which promise the same and write each row twice.
 
 Redis has no snapshots for its users. A checkpoint copies the rows of a leaf before the provider
-changes them (statekit/residence/frozen.py), which is exact as long as nobody but the provider that
+changes them (statekit/residence/freeze.py), which is exact as long as nobody but the provider that
 owns a leaf writes to it; the same rule that write-back rests on.
 
 Every command but the one that replaces the meta may be repeated without harm, so a lost

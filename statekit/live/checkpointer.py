@@ -29,6 +29,7 @@ evicted, so these changes are all here.
 import logging
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import CheckpointMetrics
 from statekit.native import Store
 from statekit.native.kinds import RESIDENCIES
-from statekit.residence.frozen import Frozen
+from statekit.residence.freeze import Frozen
 from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.storage import Storage, open_storage
@@ -169,7 +170,8 @@ class Checkpointer:
         keep: how many of the newest are to stay.
         """
         storage = open_storage(url) if storage is None else storage
-        check_compression(compression)
+        if compression is not None:
+            check_compression(compression)
         if keep is not None:
             check_keep(keep)
         if callable(metadata):
@@ -563,10 +565,19 @@ class _Run:
         away = sum(residencies.count(_AWAY, part.start, part.stop) for part in self.parts)
         assert not away, f"{away} leaves are owned and away"
         if self.lineage is not None:
-            manifest = self.lineage.checkpoint.manifest
-            for leaf, chain in manifest.chains():
-                if self._is_based(leaf) and residencies[leaf] != _AWAY and self._has(leaf):
-                    attempt.refer(leaf, chain, manifest.packs)
+            manifest, since = self.lineage.checkpoint.manifest, self.frozen.since
+            assert since is not None
+            leaves = manifest.segments.leaves  # ascending
+            based: set[int] = set()
+            for part in self.parts:
+                start = bisect_left(leaves, part.start)
+                stop = bisect_left(leaves, part.stop, start)
+                based.update(
+                    leaf
+                    for leaf in leaves[start:stop].tolist()
+                    if since[leaf] and residencies[leaf] != _AWAY
+                )
+            attempt.refer_chains(manifest, based)
         unread = [
             leaf
             for part in self.parts
@@ -652,11 +663,8 @@ class _Run:
 
 def _worn_chains(manifest: Manifest) -> list[int]:
     """Leaves that the next checkpoint writes anew."""
-    worn = []
-    for leaf, chain in manifest.chains():
-        if len(chain) == 1:
-            continue
-        changes = sum(segment.length for segment in chain[1:])
-        if len(chain) >= CHAIN_MAX or changes > DELTA_SHARE * chain[0].length:
-            worn.append(leaf)
-    return worn
+    return [
+        leaf
+        for leaf, (full, *changes) in manifest.changed()
+        if 1 + len(changes) >= CHAIN_MAX or sum(changes) > DELTA_SHARE * full
+    ]

@@ -34,8 +34,8 @@ from statekit.native.columns import route
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import Limits
 from statekit.protocol.messages import Leases, cut_leases, renew_leases
-from statekit.residence.loading import CheckpointSource, open_pinned
 from statekit.residence.residence import Residence
+from statekit.residence.sources import CheckpointSource, open_pinned
 from statekit.schema import StateSchema
 from statekit.state.keyed import plain_items
 

@@ -43,7 +43,8 @@ from statekit.native.buffers import Part
 from statekit.protocol.calls import BeginReply
 from statekit.protocol.handover import Incoming
 from statekit.protocol.messages import Here
-from statekit.residence.loading import LeafSource, Loading, Wanted
+from statekit.residence.loading import Loading
+from statekit.residence.sources import PullSource, PushSource, Wanted
 
 if TYPE_CHECKING:
     from statekit.migration.new_owner import NewOwnerShell
@@ -57,11 +58,9 @@ STRATEGIES: tuple[str, ...] = get_args(Strategy)
 CLOSE_SECONDS = 2.0  # to give back what has not come, when the provider is closed
 
 
-class Arrival(LeafSource):
+class Arrival(PushSource):
     """Key-groups on their way here from another process; see KVProvider.fetch_from()."""
 
-    is_far = True
-    is_peer = True
     advice = "It was made like that where it comes from; the other leaves are not affected."
 
     def __init__(
@@ -72,10 +71,9 @@ class Arrival(LeafSource):
         state: Incoming,
         key_groups: tuple[range, ...],
         strategy: str,
-        base: LeafSource | None,
+        base: PullSource | None,
         is_known: bool,
     ) -> None:
-        super().__init__()
         offer = reply.offer
         self.id = offer.migration
         self.key_groups = key_groups
@@ -168,14 +166,14 @@ class Arrival(LeafSource):
         return True
 
     def _is_waited_for(self) -> bool:
-        if self.is_ended:
+        if self.is_cut_off:
             return True
         if self.state.missing:
             return False
         return self.reports.is_done or self._error is not None  # untold, but all of it is here
 
     @property
-    def is_ended(self) -> bool:
+    def is_cut_off(self) -> bool:
         """Whether nothing comes any more, because of the provider or of its generation."""
         return self.is_closed or self.state.is_fenced
 
@@ -183,11 +181,9 @@ class Arrival(LeafSource):
     def is_settled(self) -> bool:
         return self.is_closed or self.state.is_over
 
-    def pruned(self) -> LeafSource | None:
-        if not (self.reports.is_done and self.state.is_over):
-            return self
-        self.release()
-        return None
+    @property
+    def is_ended(self) -> bool:
+        return self.reports.is_done and self.state.is_over
 
     def give_back(self) -> tuple[range, ...]:
         """Gives the key-groups back of which nothing has come; which ones.
@@ -243,7 +239,7 @@ class Arrival(LeafSource):
         with self.lock:
             self._waiting += 1
             try:
-                return self.lock.wait_for(lambda: is_so() or self.is_ended, seconds)
+                return self.lock.wait_for(lambda: is_so() or self.is_cut_off, seconds)
             finally:
                 self._waiting -= 1
 
@@ -321,11 +317,7 @@ class Arrival(LeafSource):
             self.changed()
         self.reports.start()
 
-    def read_leaf(self, leaf: int) -> list[bytes]:
-        raise AssertionError("leaves of a peer are brought, not read")
-
-    def share(self) -> LeafSource:
-        """For a checkpoint: the leaves that have not come, as they are when they come."""
+    def to_read(self) -> PullSource:
         kept = Kept(self)
         self._kept.append(kept)
         return kept
@@ -339,7 +331,7 @@ class Arrival(LeafSource):
         if self.strategy != "on_demand":
             self.streaming.start()
 
-    def _close(self) -> None:
+    def release(self) -> None:
         with self.lock:
             self.is_closed = True
             self._is_cut_short = bool(self.state.missing)

@@ -22,12 +22,14 @@ from statekit.errors import (
 )
 from statekit.migration.departure import ENTRIES_PLACE, place_of
 from statekit.native import Block
+from statekit.native.block import block_pieces
 from statekit.native.buffers import Part, unpinned
 from statekit.native.frames import verify
 from statekit.protocol.calls import FetchCall, PickCall, Piece, PieceKind
 from statekit.protocol.messages import Fenced, Moved, Never
 from statekit.remote.security import unbelieved
-from statekit.residence.loading import Loading, Wanted, block_pieces
+from statekit.residence.loading import Loading
+from statekit.residence.sources import Wanted
 
 if TYPE_CHECKING:
     from statekit.migration.arrival import Arrival
@@ -57,7 +59,7 @@ class Fetching:
         self.answer_s = 0.0  # about how long the answers take
 
     def bring(self, leaves: Sequence[int], loading: Loading) -> None:
-        """See LeafSource.bring()."""
+        """See PushSource.bring()."""
         arrival = self._arrival
         if arrival.strategy not in _FETCHING:
             for leaf in leaves:
@@ -81,9 +83,9 @@ class Fetching:
                 self._await_asked(leaf, loading)
 
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
-        """See LeafSource.bring_keys()."""
+        """See PushSource.bring_keys()."""
         arrival = self._arrival
-        missing = [leaf for leaf in leaves if leaf in arrival.state.missing]
+        missing = self._missing(leaves, loading)
         count = sum(map(len, wanted.values()))
         size = sum(map(arrival.sizes.__getitem__, missing))
         is_worth_it = size > max(ENTRIES_FIRST_BYTES, ENTRIES_SHARE * ENTRY_BYTES * count)
@@ -93,6 +95,20 @@ class Fetching:
         for start in range(0, len(missing), LEASES_MAX):
             for keys in _portions(wanted):
                 self._pick(missing[start : start + LEASES_MAX], keys, loading)
+
+    def _missing(self, leaves: Iterable[int], loading: Loading) -> list[int]:
+        """Those of these leaves that are to come.
+
+        If one of the others was given back, or taken back, the participant knows it before the
+        store does. Who looks in between must not find that it is neither to come nor gone.
+        """
+        missing = []
+        for leaf in leaves:
+            if leaf in self._arrival.state.missing:
+                missing.append(leaf)
+            else:
+                loading.stand_still(leaf)
+        return missing
 
     def bring_each(self, leaves: Iterable[int], loading: Loading) -> None:
         """Asks for leaves one by one. The source says why one is not there."""
@@ -145,11 +161,11 @@ class Fetching:
         arrival, state = self._arrival, self._arrival.state
         before = self._failures.get(leaf)
         arrival.wait_for(lambda: leaf not in state.asked or leaf not in state.missing)
-        is_here = leaf not in state.missing
+        is_here = not self._missing((leaf,), loading)
         failure = self._failures.get(leaf)
         if not is_here and failure is not None and failure is not before:
             raise copy(failure if failure.leaf == leaf else self.lost_leaf(leaf, failure))
-        if not is_here and not arrival.is_ended:
+        if not is_here and not arrival.is_cut_off:
             loading.load(leaf)
 
     def _requests(self, leaves: Sequence[int]) -> Iterator[list[int]]:

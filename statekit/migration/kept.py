@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Sequence
 from tempfile import SpooledTemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from statekit.errors import MigrationError, StateKitError, temporary_failed
-from statekit.native.block import rewrite
+from statekit.native.block import block_pieces, rewrite
 from statekit.native.buffers import Part
-from statekit.residence.loading import LeafSource, block_pieces
+from statekit.residence.sources import PullSource
 
 if TYPE_CHECKING:
     from statekit.migration.arrival import Arrival
@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 KEPT_BYTES = 16 << 20  # in memory; the rest waits in a file
 
 
-class Kept(LeafSource):
+class Kept(PullSource):
     """The leaves of an arrival that had not come, and are as they were when they do."""
-
-    is_far = True
-    is_peer = True
 
     def __init__(self, arrival: "Arrival") -> None:
         super().__init__()
@@ -68,9 +65,6 @@ class Kept(LeafSource):
                 step = self._file.read(length)
                 steps.append(b"".join(rewrite(piece) for _, piece in block_pieces(step)))
             return steps
-
-    def bring(self, leaves: Sequence[int], loading: Any) -> None:
-        self._arrival.bring(leaves, loading)
 
     def _close(self) -> None:
         self._arrival.unshare(self)

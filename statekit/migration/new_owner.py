@@ -60,8 +60,9 @@ from statekit.protocol.messages import (
     runs_of,
 )
 from statekit.protocol.participant import NUMBERS_MAX
-from statekit.residence.loading import LeafSource, Loading
+from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
+from statekit.residence.sources import PullSource
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("statekit")
 
 # A checkpoint to begin from: how to read it, and which one it is.
-Base: TypeAlias = tuple[LeafSource, bytes]
+Base: TypeAlias = tuple[PullSource, bytes]
 
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
@@ -346,7 +347,7 @@ class NewOwnerShell(Shell):
         reply: BeginReply,
         granted: tuple[range, ...],
         strategy: str,
-        base: LeafSource | None,
+        base: PullSource | None,
         is_known: bool,
     ) -> Arrival:
         """What is offered is ours, and comes from now on."""

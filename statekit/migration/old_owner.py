@@ -424,7 +424,7 @@ class OldOwnerShell(Shell):
 
     def _free(self, leaf: int) -> None:
         """Another process has the leaf. Its memory is freed when nobody is being served."""
-        self._residence.doom(leaf)
+        self._residence.note_handed_over(leaf)
         with self._lock:
             if self._janitor is None:
                 self._janitor = threading.Thread(
@@ -440,25 +440,25 @@ class OldOwnerShell(Shell):
             while True:
                 self._wait_idle(JANITOR_SECONDS)
                 try:
-                    self._free_doomed(JANITOR_SHARE)
+                    self._free_handed_over(JANITOR_SHARE)
                 except HomeError as error:
                     _log.warning("what was handed over is not deleted at home yet: %s", error)
                     with self._lock:
                         self._janitor = None  # the next one tries again
                     return
                 with self._lock:
-                    if not self._residence.doomed():
+                    if not self._residence.handed_over():
                         self._janitor = None
                         return
 
-    def _free_doomed(self, share: float) -> None:
-        """Frees what is doomed now; share: times as long as it takes to free one, others work."""
-        leaves = self._residence.doomed()
+    def _free_handed_over(self, share: float) -> None:
+        """Frees what others have; share: times as long as it takes to free one, others work."""
+        leaves = self._residence.handed_over()
         with self._owner.lock:
             self._owner.record_deleted(groups_of(leaves, self.subgroups))
         for leaf in leaves:
             began = perf_counter()
-            self._residence.free_doomed(leaf)
+            self._residence.free_handed_over(leaf)
             if share:
                 worked = perf_counter() - began
                 self._wait_idle(min(share * worked, JANITOR_PAUSE_SECONDS_MAX))

@@ -241,7 +241,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
                     f"{shorten(encoded)} is no encoded key of state {call.state!r}, whose keys "
                     f"are {raw.codec.text!r}."
                 ) from None
-            values.append(residence.settle(raw, raw.get_encoded, key))
+            values.append(residence.call_when_here(raw, raw.get_encoded, key))
         return QueryReply(schema, tuple(values))
 
     def _native_state(self, schema: StateSchema) -> State:
@@ -303,7 +303,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
             self._leave_behind(departure)
         if self._residence.home is not None:
             try:
-                self._free_doomed(0)  # what others have is deleted by the flush that comes now
+                self._free_handed_over(0)  # what others have is deleted by the flush that comes now
             except HomeError as error:
                 _log.warning("what was handed over is not deleted at home: %s", error)
         if self._server is not None:

@@ -44,7 +44,7 @@ class Streaming:
         """Has a thread take in what the source sends; one that waits to try again does so now."""
         arrival = self._arrival
         with arrival.lock:
-            if arrival.is_ended or not arrival.state.missing:
+            if arrival.is_cut_off or not arrival.state.missing:
                 return
             arrival.forget_error()
             if self._thread is None:
@@ -57,7 +57,7 @@ class Streaming:
         arrival, shell = self._arrival, self._arrival.shell
         first = arrival.timer_leaves if arrival.strategy == "prioritised" else []
         accept = shell.open_stream(arrival.id)
-        while accept is not None and not arrival.is_ended:
+        while accept is not None and not arrival.is_cut_off:
             before = arrival.state.done
             is_tried_again = True
             try:
@@ -85,13 +85,15 @@ class Streaming:
     def _may_retry(self, error: StateKitError) -> bool:
         """Tells who waits what the matter is; True after a while if the peer may come back."""
         arrival = self._arrival
-        if arrival.is_ended:
+        if arrival.is_cut_off:
             return False
         with arrival.lock:
             arrival.set_error(error)
             if not isinstance(error, PeerLostError):
                 return False
-            arrival.lock.wait_for(lambda: arrival.is_ended or arrival.error is None, RETRY_SECONDS)
+            arrival.lock.wait_for(
+                lambda: arrival.is_cut_off or arrival.error is None, RETRY_SECONDS
+            )
         return True
 
     def _ask_rest(self) -> None:
@@ -113,7 +115,7 @@ class Streaming:
         try:
             began = perf_counter()
             for leaf, steps, size in self._read_ahead(stream):
-                if arrival.is_ended:
+                if arrival.is_cut_off:
                     return
                 arrival.forget_error()
                 if steps is not None:

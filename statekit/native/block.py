@@ -11,10 +11,10 @@
 [(b'alice', 7)]
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, native_error, shorten
@@ -255,6 +255,31 @@ def rewrite(
         push_buffer(buffer)
         raise native_error(status, was.name)
     return buffer.take(buffer.length)
+
+
+Types: TypeAlias = Mapping[str, tuple[str, bool]]  # of states, by name: kind, timed
+
+
+def fit_blocks(blocks: bytes, types: Types) -> bytes:
+    """Blocks as a store with these types takes them: an older one may be of another type."""
+    parts: list[bytes | memoryview] = []
+    is_changed = False
+    for block, piece in block_pieces(blocks):
+        kind, timed = types.get(block.name, (block.kind, block.is_timed))
+        if (kind, timed) == (block.kind, block.is_timed):
+            parts.append(piece)
+        else:
+            is_changed = True
+            parts.append(rewrite(bytes(piece), kind=kind, timed=timed))
+    return b"".join(parts) if is_changed else blocks
+
+
+def block_pieces(blocks: bytes | memoryview) -> Iterator[tuple[Block, memoryview]]:
+    """The blocks that lie one after the other, and the bytes of each."""
+    view, at = memoryview(blocks), 0
+    for block in Block.each(blocks):
+        yield block, view[at : at + block.size]
+        at += block.size
 
 
 def _pieces(data: memoryview, offsets: memoryview | None) -> list[bytes]:

@@ -19,7 +19,7 @@ True
 """
 
 import weakref
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, native_error
@@ -29,6 +29,15 @@ Readable: TypeAlias = bytes | bytearray | memoryview
 Writable: TypeAlias = bytearray | memoryview
 
 _ID_BYTES = 16
+
+
+class Head(NamedTuple):
+    """What the header of a block says."""
+
+    leaf: int
+    leaves: int  # of the store it was made in
+    name: bytes  # of the state
+    is_delta: bool
 
 
 class Frames:
@@ -119,13 +128,25 @@ def verify(frames: Readable | Part, pack_id: bytes, offset: int) -> int | None:
 
     Good: bound to this place, and undamaged as far as a checksum can tell.
     """
-    native, length = span(frames)
+    native, length = (frames, len(frames)) if frames.__class__ is bytes else span(frames)
     bad = ffi.new("uint64_t *")
     status = lib.sk_frames_verify(native, length, _checked(pack_id), offset, bad)
     if status == lib.SK_CORRUPT:
         return int(bad[0])
     _expect(status)
     return None
+
+
+def read_head(block: Readable) -> Head:
+    """The header of the block at the start of a buffer. CorruptBlockError if it is not valid.
+
+    It is what Block begins with, without all that is needed to look at entries.
+    """
+    native = block if block.__class__ is bytes else ffi.from_buffer("uint8_t[]", block)
+    info = ffi.new("sk_block_info *")
+    _expect(lib.sk_block_read(native, len(native), info))
+    name: bytes = ffi.string(info.name)
+    return Head(info.leaf, 1 << info.leaf_bits, name, bool(info.is_delta))
 
 
 def _checked(pack_id: bytes) -> bytes:

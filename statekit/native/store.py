@@ -21,7 +21,7 @@ from statekit.errors import (
 )
 from statekit.keys import KeyType, key_codec
 from statekit.kinds import KIND_NAMES, KINDS, ContainerKind, EncodedKind, Kind
-from statekit.native.block import Block
+from statekit.native.block import Block, fit_blocks
 from statekit.native.buffers import (
     Part,
     empty_buffer,
@@ -40,7 +40,6 @@ from statekit.native.kinds import (
     Gate,
     Residency,
     clock_number,
-    residency_name,
 )
 from statekit.native.numbers import F64State, I64State
 from statekit.native.snapshot import Snapshot
@@ -338,7 +337,21 @@ class Store(InProcess):
         "away": the leaf is not this store's, and every call about a key of it is refused.
         """
         (leaf,) = _leaves(leaf)
-        return residency_name(lib.sk_leaf_residency(self._ptr, leaf))
+        answer: int = lib.sk_leaf_residency(self._ptr, leaf)
+        if answer < 0:
+            raise native_error(-answer)
+        return RESIDENCIES[answer]
+
+    def by_leaf(self, state: State, keys: Sequence[bytes]) -> dict[int, list[bytes]]:
+        """Encoded keys of a state, by the leaf that each is of."""
+        ptr, number = self._ptr, state._id
+        found: dict[int, list[bytes]] = {}
+        for key in keys:
+            leaf = lib.sk_key_leaf(ptr, number, key, len(key))
+            if leaf < 0:
+                raise native_error(-leaf, state.name, state.codec.show(key))
+            found.setdefault(leaf, []).append(key)
+        return found
 
     def residencies(self, leaves: Any) -> bytes:
         """residency() of leaves, an array of 32 bits each: a byte each, by number (kinds.py).
@@ -509,8 +522,30 @@ class Store(InProcess):
         if mode not in _MODES:
             raise ArgumentError(f"{shorten(mode)} is no mode. Use one of {', '.join(_MODES)}.")
         (leaf,) = _leaves(leaf)
-        native, length = span(blocks)
+        native, length = (blocks, len(blocks)) if blocks.__class__ is bytes else span(blocks)
         self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, length, _MODES[mode]))
+
+    def decode_fitting(self, leaf: int, blocks: bytes | Part, mode: DecodeMode) -> None:
+        """decode_leaf() of blocks whose states may have had other types when they were made."""
+        try:
+            self.decode_leaf(leaf, blocks, mode)
+        except SchemaError:
+            # Types differ, which is rare. C has taken in nothing, so looking first is not worth
+            # it: that takes a fifth of the time that a restore takes.
+            self.decode_leaf(leaf, fit_blocks(bytes(blocks), self.types()), mode)
+            # What is here now is not what the checkpoint has: entries have got stamps, say, which
+            # must not be given anew with every restore. So the next checkpoint writes it anew.
+            self.forget(leaf)
+
+    def decode_chain(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
+        """Fills a chain in under what a leaf has, newest step first. The leaf is whole then."""
+        for blocks in steps[:-1]:
+            self.decode_fitting(leaf, blocks, "under")
+        self.decode_fitting(leaf, steps[-1] if steps else b"", "under_all")
+
+    def types(self) -> dict[str, tuple[str, bool]]:
+        """Kind of each state, and whether it is timed."""
+        return {raw.name: (raw.kind, raw.timed) for raw in self.states()}
 
     def detach(self, start: int, stop: int) -> Leaves:
         """Takes leaves [start, stop) out, with their entries; here they are away then.

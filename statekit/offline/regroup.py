@@ -10,7 +10,7 @@ from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.union import name_of
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import ArgumentError, shorten
-from statekit.native.block import Block, rewrite
+from statekit.native.block import Block, block_pieces, rewrite
 from statekit.offline.copying import (
     CopyAttempt,
     OnBytes,
@@ -20,7 +20,7 @@ from statekit.offline.copying import (
     pinned,
     refer,
 )
-from statekit.offline.fold import Folder, blocks_of
+from statekit.offline.fold import Folder
 from statekit.storage import Storage
 
 _GROUPS_MAX = 1 << 20
@@ -102,7 +102,7 @@ def _slice(attempt: Attempt, source: Checkpoint, leaves: int, on_bytes: OnBytes)
     for leaf, chain in source.manifest.chains():
         blocks = []
         parts: set[int] = set()  # most of many would be empty
-        for data, block in blocks_of(folder.fold(leaf)):
+        for block, data in block_pieces(folder.fold(leaf)):
             blocks.append(data)
             parts.update(hash_ >> shift for hash_ in block.hashes)
         for part in sorted(parts):

@@ -919,7 +919,8 @@ class KVProvider(InProcess, PeerApi):
         except BaseException:
             other._let_go()
             raise
-        other._residence.resume_loading()
+        if other._residence.loading is not None:
+            other._residence.resume_loading()
         self._gave(part)
         other._take_over(part)
         self._hand_on(other, part)
@@ -933,7 +934,8 @@ class KVProvider(InProcess, PeerApi):
         store.mark(0, store.leaves, "away")
         own = self._residence
         residence = Residence(store, own.ledger, budget)
-        residence.share_source(own)
+        if own.loading is not None:
+            residence.share_source(own)
         meta = Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
         other = KVProvider(self.url, residence, meta, (), self._home.share(), self._family)
         other._has_position = self._has_position

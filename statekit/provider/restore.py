@@ -34,8 +34,8 @@ from statekit.homes.record import HomeShare, Meta, change_record, fix_geometry
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import Family, KVProvider
-from statekit.residence.loading import CheckpointSource, open_pinned
 from statekit.residence.residence import Residence
+from statekit.residence.sources import CheckpointSource, PullSource, open_pinned
 from statekit.uninterrupted import uninterrupted
 
 Place: TypeAlias = str | PathLike[str] | Checkpoint
@@ -159,7 +159,7 @@ def _restore_here(
     url = CHECKPOINT + ", ".join(one.url for one in plan.checkpoints)
     kv = KVProvider(url, residence, meta, mine, HomeShare(None), Family())
     try:
-        _prepare(kv, plan, mine)
+        _prepare(kv, plan, mine, source)
         if lazy:
             residence.resume_loading()
         else:
@@ -187,8 +187,13 @@ def _wanted(leaves: Iterable[int], is_abandoned: Callable[[], bool]) -> Iterator
         yield leaf
 
 
-def _prepare(kv: KVProvider, plan: Union, mine: tuple[range, ...]) -> None:
-    """The provider's store with nothing in it yet, but with types, time and a past."""
+def _prepare(
+    kv: KVProvider, plan: Union, mine: tuple[range, ...], source: PullSource | None
+) -> None:
+    """The provider's store with nothing in it yet, but with types, time and a past.
+
+    source: what leaves come from; None if they go into a home, which is to be asked then.
+    """
     store = kv._residence.store
     if plan.watermark is not None:
         store.set_time("event", plan.watermark)  # before anything is read
@@ -200,7 +205,6 @@ def _prepare(kv: KVProvider, plan: Union, mine: tuple[range, ...]) -> None:
     owned = leaf_ranges(mine, plan.subgroups)
     for part in owned:
         store.mark(part.start, part.stop, "whole")
-    source = kv._residence.source  # None if it goes into a home, which is to be asked then
     filled = (range(store.leaves),) if source is None else source.filled(store.leaves)
     for part in filled:  # the others are empty, and need not be asked for
         for own in owned:
@@ -239,7 +243,7 @@ def _restore_home(
         kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
         for schema in plan.schemas:
             kv._register(schema)
-        _prepare(kv, plan, mine)
+        _prepare(kv, plan, mine, None)
         leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
         residence.fill_home(source, _wanted(leaves, is_abandoned))
         # From now on they are at the position of the checkpoint.

@@ -51,7 +51,7 @@ class ContainerState(KeyedState[V]):
         if isinstance(value, View) and value._is_root_of(self, key):
             return  # state[key] += ... has changed it in place already
         data = self._encoded(self._codec, value, key)
-        self._settle(self._raw.put_encoded, key, data)
+        self._when_here(self._raw.put_encoded, key, data)
 
     def get_many(self, keys: Any) -> Values[V | None]:
         """Plain copies of many keys' containers; None where there is none."""

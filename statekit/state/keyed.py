@@ -2,7 +2,7 @@
 
 A typed state stands on a handle of the native store (`_raw`) and on the provider's residence,
 which brings what is not here. Operations call C directly and look at the answer; only what C could
-not do at once goes the long way, through `_settle`.
+not do at once goes the long way, through `_when_here`.
 """
 
 import sys
@@ -31,7 +31,8 @@ from statekit.errors import (
 from statekit.exact import VALUE_FAULTS
 from statekit.native.columns import Column, key_column
 from statekit.native.states import State
-from statekit.residence.residence import AWAITED, BATCH_RECORDS_MAX, Residence
+from statekit.residence.fetch import AWAITED, BATCH_RECORDS_MAX
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema, show
 
 if TYPE_CHECKING:
@@ -80,19 +81,19 @@ class KeyedState(InProcess, ABC, Generic[V]):
     # ---- One key
 
     def __contains__(self, key: Any) -> bool:
-        return self._settle(self._raw.contains, key)
+        return self._when_here(self._raw.contains, key)
 
     def __delitem__(self, key: Any) -> None:
-        if not self._settle(self._raw.delete, key):
+        if not self._when_here(self._raw.delete, key):
             raise KeyError(key)
 
     def discard(self, key: Any) -> bool:
         """Removes the entry if there is one; True if there was."""
-        return self._settle(self._raw.delete, key)
+        return self._when_here(self._raw.delete, key)
 
     def drop(self, key: Any) -> None:
         """Removes the entry, if there is one or not: discard() that does not ask the home."""
-        self._settle(self._raw.delete, key, True)
+        self._when_here(self._raw.delete, key, True)
 
     # ---- All entries
 
@@ -205,14 +206,14 @@ class KeyedState(InProcess, ABC, Generic[V]):
 
     # ---- What can go wrong
 
-    def _settle(self, call: Callable[..., R], *args: Any) -> R:
+    def _when_here(self, call: Callable[..., R], *args: Any) -> R:
         if self._ptr is None:
             raise closed_error(self.name)
         try:
             return call(*args)
         except AWAITED as error:
             awaited = error
-        return self._residence.settle_after(awaited, self._raw, call, *args)
+        return self._residence.call_again(awaited, self._raw, call, *args)
 
     def _encoded_items(self, codec: Codec, values: Any, keys: Any = ()) -> list[bytes]:
         """The values of a batch, each encoded; an error names the record, and its key if it can."""

@@ -46,7 +46,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
 
     def set(self, key: Any, due: Timestamp) -> None:
         """Sets a timer. One that is set for this key and time already stays as it is."""
-        self._settle(self._raw.set, key, as_ms(due, "due time"))
+        self._when_here(self._raw.set, key, as_ms(due, "due time"))
 
     def move(self, key: Any, due: Timestamp) -> None:
         """Cancels the key's timers and sets this one: the end of a session that went on."""
@@ -60,11 +60,11 @@ class TimersState(KeyedState[tuple[int, ...]]):
         """Cancels one timer, or all of a key; True if there was one."""
         if due is None:
             return self.discard(key)
-        return self._settle(self._raw.cancel, key, as_ms(due, "due time"))
+        return self._when_here(self._raw.cancel, key, as_ms(due, "due time"))
 
     def __getitem__(self, key: Any) -> tuple[int, ...]:
         """The due times of a key, in order; empty if it has none."""
-        return self._settle(self._raw.get, key)
+        return self._when_here(self._raw.get, key)
 
     def get(self, key: Any) -> tuple[int, ...]:
         return self[key]

@@ -2,7 +2,7 @@
 
 ints and floats live in the slots of the native store, eight bytes each; every other type is
 encoded (codecs.py). The methods for one key are written for speed: they call C themselves and
-hand everything but the expected answer to `_settle`. See statekit/native/states.py.
+hand everything but the expected answer to `_when_here`. See statekit/native/states.py.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,8 @@ from statekit.native.buffers import new_read, pop_read, push_read, take_grown
 from statekit.native.columns import column
 from statekit.native.numbers import NumberState
 from statekit.native.states import BytesState
-from statekit.residence.residence import AWAITED, Residence
+from statekit.residence.fetch import AWAITED
+from statekit.residence.residence import Residence
 from statekit.schema import StateSchema, show
 from statekit.state.keyed import KeyedState
 from statekit.state.results import EncodedValues, NumberValues, Values
@@ -36,6 +37,7 @@ N = TypeVar("N", int, float)
 _NO_NUMBER = -(2**63)  # this, or a NaN, may stand for "no value"
 _get: Callable[..., int] = lib.sk_get
 _put: Callable[..., int] = lib.sk_put
+_value_status: Callable[[], int] = lib.sk_value_status
 _MISSING: int = lib.SK_MISSING
 _UNKNOWN: int = lib.SK_UNKNOWN
 NO_DEFAULT: Any = object()
@@ -121,7 +123,7 @@ class ValueState(KeyedState[V]):
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key, data) from None
         if status:
-            self._settle(self._raw.put_encoded, key, data)
+            self._when_here(self._raw.put_encoded, key, data)
 
     @overload
     def get(self, key: Any) -> V | None: ...
@@ -139,7 +141,7 @@ class ValueState(KeyedState[V]):
         try:
             data = get(key)
         except AWAITED:
-            data = self._settle(get, key)
+            data = self._when_here(get, key)
         if data is not None:
             try:
                 return self._decode(data)
@@ -172,7 +174,7 @@ class ValueState(KeyedState[V]):
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """Removes the entry and returns its value; KeyError if there is none and no default."""
-        data = self._settle(self._raw.get_encoded, key)
+        data = self._when_here(self._raw.get_encoded, key)
         if data is None or not self.discard(key):
             if default is NO_DEFAULT:
                 raise KeyError(key)
@@ -267,6 +269,13 @@ class NumberValueState(ValueState[N]):
             raise self._raw._fault(fault, key) from None
         if value == value and value != _NO_NUMBER:
             return value
+        if _value_status() == _UNKNOWN:
+            self._residence.fetch_one(self._raw, k)
+            ptr = self._ptr
+            if ptr is not None:  # else it was closed meanwhile, which is told below
+                value = read(ptr, self._id, k, len(k))
+                if value == value and value != _NO_NUMBER:
+                    return value
         number: N = self._read(key, NO_DEFAULT)
         return number
 
@@ -280,7 +289,7 @@ class NumberValueState(ValueState[N]):
         except KEY_FAULTS as fault:
             raise self._number_fault(fault, key, value) from None
         if status:
-            self._settle(self._raw.put, key, value)
+            self._when_here(self._raw.put, key, value)
 
     def _number_fault(self, fault: Exception, key: Any, value: Any) -> StateKitError:
         if self._ptr is None or not self._raw._encodes(key):
@@ -292,7 +301,7 @@ class NumberValueState(ValueState[N]):
         try:
             value = get(key)
         except AWAITED:
-            value = self._settle(get, key)
+            value = self._when_here(get, key)
         if value is not None:
             return value
         if default is NO_DEFAULT:
@@ -302,7 +311,7 @@ class NumberValueState(ValueState[N]):
         return default
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
-        value = self._settle(self._raw.get, key)
+        value = self._when_here(self._raw.get, key)
         if value is None or not self.discard(key):
             if default is NO_DEFAULT:
                 raise KeyError(key)
@@ -314,16 +323,16 @@ class NumberValueState(ValueState[N]):
         try:
             return add(key, amount, self._zero)
         except AWAITED:
-            return self._settle(add, key, amount, self._zero)
+            return self._when_here(add, key, amount, self._zero)
 
     def min(self, key: Any, value: N) -> N:
-        return self._settle(self._raw.min, key, value)
+        return self._when_here(self._raw.min, key, value)
 
     def max(self, key: Any, value: N) -> N:
-        return self._settle(self._raw.max, key, value)
+        return self._when_here(self._raw.max, key, value)
 
     def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:
-        return self._settle(self._raw.compare_and_set, key, expected, desired)
+        return self._when_here(self._raw.compare_and_set, key, expected, desired)
 
     def _decoded(self, stored: Any) -> N:
         number: N = stored

@@ -98,7 +98,7 @@ class View(InProcess):
         self._shape: Any = shape
         self._levels = levels  # what to create on the way: a letter per level, down to here
 
-    # ---- The two calls. What C could not do at once goes through the raw handle, and _settle.
+    # ---- The two calls. What C could not do at once goes through the raw handle, and _when_here.
 
     def _read(
         self,
@@ -132,7 +132,7 @@ class View(InProcess):
         push_buffer(buffer)
         if length == -_IS_MISSING:
             return None
-        return state._settle(state._raw.read, self._key, op, steps, arg, i, j, wants_bytes)
+        return state._when_here(state._raw.read, self._key, op, steps, arg, i, j, wants_bytes)
 
     def _write(
         self,
@@ -166,7 +166,7 @@ class View(InProcess):
             return True
         done = None
         if length != -_IS_MISSING:
-            done = state._settle(state._raw.write, self._key, op, steps, arg, i, j, levels)
+            done = state._when_here(state._raw.write, self._key, op, steps, arg, i, j, levels)
         if done is None and creates:  # a map's entries are made on the way, a list's items are not
             raise PathError(
                 f"the list item that this view stands for is gone"
@@ -184,7 +184,7 @@ class View(InProcess):
         if self._steps:
             data = self._read(_GET)
         else:
-            data = self._state._settle(self._state._raw.get_encoded, self._key)
+            data = self._state._when_here(self._state._raw.get_encoded, self._key)
         return _EMPTY[self._shape.letter] if data is None else data
 
     def _decoded(self, codec: Codec, data: bytes) -> Any:
@@ -257,7 +257,7 @@ class View(InProcess):
         raw = self._state._raw
         done, entries = 0, _REPR_PAGE
         while entries <= _REPR_ITEMS:
-            page = self._state._settle(raw.first_page, self._key, self._steps, entries)
+            page = self._state._when_here(raw.first_page, self._key, self._steps, entries)
             parts = [] if page is None else _split_array(page)
             keys, values = parts[::2], parts[1::2]
             yield from map(show, keys[done:], values[done:])
@@ -804,7 +804,7 @@ class SetView(View, MutableSet[T], Generic[T]):
         """Removes a member and returns it; KeyError if there is none."""
         raw = self._state._raw
         while True:
-            page = self._state._settle(raw.first_page, self._key, self._steps, 1)
+            page = self._state._when_here(raw.first_page, self._key, self._steps, 1)
             if page is None:
                 raise KeyError(f"pop from an empty set{where(self._state.name, self._key)}")
             step = bytes(_split_array(page)[0])

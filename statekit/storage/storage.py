@@ -54,6 +54,7 @@ class Entry(NamedTuple):
 # Storage.list() hides the builtin in the class.
 Entries: TypeAlias = list[Entry]
 Names: TypeAlias = list[str]
+Pieces: TypeAlias = list[bytes]
 
 
 class Storage(ABC):
@@ -98,6 +99,10 @@ class Storage(ABC):
 
         MissingFileError if there is no such file, DamagedError if it ends before.
         """
+
+    def read_parts(self, name: str, parts: "Sequence[tuple[int, int]]") -> Pieces:
+        """Several parts of a file: offset and length of each. As read() in all else."""
+        return [self.read(name, offset, length) for offset, length in parts]
 
     @abstractmethod
     def size(self, name: str) -> int:

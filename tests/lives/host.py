@@ -423,10 +423,10 @@ class Worker:
         residence = self.kvs[pid]._residence
         for _ in range(int(ANSWER_SECONDS_MAX / 0.004)):
             with residence._lock:
-                if not residence._doomed:
+                if not residence._handed_over:
                     return
             until.wait(0.002)
-        raise AssertionError(f"leaves {sorted(residence._doomed)[:9]} are kept for ever")
+        raise AssertionError(f"leaves {sorted(residence._handed_over)[:9]} are kept for ever")
 
     def late(self, move: str) -> tuple[str, int] | None:
         """What was added to our part of a barrier when key-groups came."""

@@ -13,71 +13,28 @@ entries are evicted and answers of the home installed. What users do meanwhile h
 and memory's snapshot is exact by itself.
 
 The leaf as it was is then what memory had of it over what the home had of it; or, while a provider
-is being restored, over what its source has, which never changes.
+is being restored, over what its source has, which never changes (assemble.py).
 """
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from tempfile import SpooledTemporaryFile
 from typing import IO
 
 import msgpack
 
-from statekit.errors import (
-    BadValueError,
-    CorruptBlockError,
-    HomeError,
-    StateKitError,
-    StorageError,
-    temporary_failed,
-    where,
-)
+from statekit.errors import HomeError, StateKitError, StorageError, temporary_failed
 from statekit.homes.home import HomeSnapshot
 from statekit.homes.ledger import Ledger
-from statekit.homes.rows import native_value, split_stamp
 from statekit.native import Store
 from statekit.native.snapshot import Snapshot
-from statekit.native.states import State
-from statekit.residence.loading import LeafSource, decode_steps
+from statekit.residence.assemble import Assembly, Rows
+from statekit.residence.sources import PullSource
 from statekit.schema import StateSchema
 
 _ASIDE_BYTES_MAX = 16 << 20  # of copied rows in memory; the rest waits in a file
-
-Rows = Iterable[tuple[int, bytes, bytes]]  # number of the state, encoded key, row
-
-
-def empty_twin(store: Store, watermark: int | None) -> Store:
-    """A store with the same leaves and states, at this event time, that owns nothing."""
-    twin = Store(store.key_groups, store.subgroups)
-    twin.mark(0, store.leaves, "away")
-    if watermark is not None:
-        twin.set_time("event", watermark)
-    for raw in store.states():
-        other = twin.state(raw.name, raw.kind, raw.codec.text, timed=raw.timed)  # type: ignore[call-overload]
-        if raw.ttl_settings is not None:
-            after_ms, clock, on_read = raw.ttl_settings
-            other.ttl(after_ms, clock=clock, on_read=on_read)
-    return twin
-
-
-def read_row(raw: State, row: bytes | None) -> tuple[bytes | None, int | None]:
-    """What to install for a row of the home: encoded value (None: there is none) and stamp."""
-    if row is None:
-        return None, None
-    value, stamp = split_stamp(raw.kind, row)
-    if stamp is not None and raw.timed and raw.is_expired(stamp):
-        return None, stamp
-    return native_value(raw.kind, value), stamp
-
-
-def bad_row(raw: State, error: BadValueError) -> CorruptBlockError:
-    """The exception for a row that the store does not take."""
-    return CorruptBlockError(
-        f"the home's row for this key is no {raw.kind} ({error}){where(raw.name)}. "
-        "Check whether another program wrote to the home, or restore it."
-    )
 
 
 class Guard:
@@ -163,7 +120,7 @@ class Frozen:
         store: Store,
         snapshot: Snapshot,
         since: "array[int] | None",
-        source: LeafSource | None,
+        source: PullSource | None,
         rows: "Guard | HomeSnapshot | None",
         schemas: Sequence[StateSchema],
         on_close: Callable[["Frozen"], None],
@@ -174,17 +131,11 @@ class Frozen:
         self.source = source  # of leaves that were not whole, if there is no home
         self._rows = rows
         self._schemas = schemas  # a state's number at home is its place in it
-        self._scratch: Store | None = None  # with the types of that moment
+        self._assembly: Assembly | None = None  # with the types of that moment
         self._on_close = on_close
         self._is_closed = False
         if rows is not None or source is not None:
-            self._scratch = empty_twin(store, snapshot.watermark)
-            known = {raw.name for raw in store.states()}
-            for schema in schemas:
-                if schema.name not in known:  # stored, and not declared here
-                    self._scratch.state(  # type: ignore[call-overload]
-                        schema.name, schema.kind, schema.key, timed=schema.timed
-                    )
+            self._assembly = Assembly.beside(store, schemas, snapshot.watermark)
 
     @property
     def has_home(self) -> bool:
@@ -200,19 +151,12 @@ class Frozen:
 
         Once for each leaf; several threads may do this for different ones.
         """
-        scratch = self._scratch
-        assert scratch is not None, f"leaf {leaf} was whole: all others come from somewhere"
-        scratch.mark(leaf, leaf + 1, "absent")
-        try:
-            scratch.decode_leaf(leaf, blocks, "over")
-            if self._rows is not None:
-                self._install(scratch, self._rows_of(leaf))
-                scratch.mark(leaf, leaf + 1, "whole")
-            elif self.source is not None:
-                decode_steps(scratch, leaf, self.source.read_leaf(leaf))
-            return scratch.encode_leaf(leaf)
-        finally:
-            scratch.mark(leaf, leaf + 1, "away")
+        assembly = self._assembly
+        assert assembly is not None, f"leaf {leaf} was whole: all others come from somewhere"
+        if self._rows is not None:
+            return assembly.over_rows(leaf, blocks, self._rows_of(leaf))
+        assert self.source is not None
+        return assembly.over_steps(leaf, blocks, self.source.read_leaf(leaf))
 
     def leaves(self, ranges: Sequence[range]) -> Iterator[tuple[int, bytes]]:
         """All that leaves of these ranges had, each once; those without entries are left out."""
@@ -238,19 +182,6 @@ class Frozen:
             for key, row in load(leaf, number)
         )
 
-    def _install(self, scratch: Store, rows: Rows) -> None:
-        """Puts rows under what the scratch has."""
-        by_name = {raw.name: raw for raw in scratch.states()}
-        by_number = [by_name[schema.name] for schema in self._schemas]
-        for number, key, row in rows:
-            raw = by_number[number]
-            encoded, stamp = read_row(raw, row)
-            try:
-                if encoded is not None:
-                    raw.install_encoded(key, encoded, stamp)
-            except BadValueError as error:
-                raise bad_row(raw, error) from None
-
     def close(self) -> None:
         """Lets go of the snapshots. Closing twice does no harm."""
         if self._is_closed:
@@ -263,8 +194,8 @@ class Frozen:
         self._on_close(self)
         if self.source is not None:
             self.source.release()
-        if self._scratch is not None:
-            self._scratch.close()
+        if self._assembly is not None:
+            self._assembly.close()
 
     def __enter__(self) -> "Frozen":
         return self

@@ -25,8 +25,8 @@ from statekit.errors import HomeError
 from statekit.homes import HomeUrl, register_home
 from statekit.homes.rocksdb import open_rocksdb
 from statekit.native import Block, Store
-from statekit.residence import frozen as frozen_module
-from statekit.residence.frozen import Frozen
+from statekit.residence import freeze as freeze_module
+from statekit.residence.freeze import Frozen
 
 MEMORY = "?memory=64KiB"
 HOMES = ["testdict", "rocksdb", "redis", "sqlite"]
@@ -254,8 +254,8 @@ def test_expired_rows_are_left_out(url: str) -> None:
         store.set_time("processing", 61_000)
         with kv._residence.freeze() as frozen:
             # the scratch store of the frozen state has the system's clock: set it like ours
-            assert frozen._scratch is not None
-            frozen._scratch.set_time("processing", 61_000)
+            assert frozen._assembly is not None
+            frozen._assembly._scratch.set_time("processing", 61_000)
             assert image_of(frozen) == {"short": {"k7": "young"}}
 
 
@@ -334,7 +334,7 @@ def test_leaves_that_come_are_not_in_it(home: DictHome) -> None:
 def test_copies_beyond_the_limit_wait_in_a_file(
     home: DictHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frozen_module, "_ASIDE_BYTES_MAX", 1000)
+    monkeypatch.setattr(freeze_module, "_ASIDE_BYTES_MAX", 1000)
     with open_small(f"testdict:t{MEMORY}") as kv:
         model = Model(kv, 8)
         model.steps(2000)

@@ -1,0 +1,380 @@
+"""Fetching: what is not here is brought, and an operation is done once its entries are here.
+
+From a home come entries, from a source leaves (sources.py, loading.py). There is never both.
+
+The danger is an answer of the home that is older than what happened since it was asked for:
+
+    thread A asks the home for k and gets v0
+    thread B fetches k too, changes it to v1; k is written home and evicted
+    thread A installs v0: v1 is lost
+
+So evictions are counted, and an answer is installed only if none came between; the lock makes
+the comparison and the installation one step. After two vain tries the question is asked with the
+lock held.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, perf_counter
+from typing import Any, TypeVar
+
+from statekit.errors import BadValueError, HomeError, MemoryLimitError, UnknownEntryError
+from statekit.homes import Row
+from statekit.homes.ledger import Ledger
+from statekit.native.columns import route
+from statekit.native.states import State
+from statekit.residence.assemble import bad_row, read_row
+from statekit.residence.loading import Loading
+from statekit.residence.sources import PullSource, Sources, Wanted
+from statekit.residence.writeback import WriteBack
+
+T = TypeVar("T")
+
+_TRIES_UNLOCKED = 2
+_FETCHES_MAX = 4  # for one operation, before it is done without regard to the budget
+_VAIN_MIN = 32  # entries of a leaf asked for in vain, before its keys at home are read, ...
+_VAIN_ROWS = 8  # ... if there are no more than so many for each that was asked for
+_FILTER_KEY_BYTES = 6  # that a key at home takes once it is learned, about
+BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
+AWAITED = (UnknownEntryError, MemoryLimitError)  # what an operation may wait for
+
+
+class Fetching(WriteBack):
+    """The part of a Residence (residence.py) that brings what is not here."""
+
+    # ---- Doing an operation that may need what is not here
+
+    def call_when_here(self, raw: State, call: Callable[..., T], *args: Any) -> T:
+        """Does an operation, and again until its entry is here and there is room for it."""
+        try:
+            return call(*args)
+        except AWAITED as error:
+            awaited = error
+        return self.call_again(awaited, raw, call, *args)
+
+    def call_again(
+        self,
+        awaited: UnknownEntryError | MemoryLimitError,
+        raw: State,
+        call: Callable[..., T],
+        *args: Any,
+    ) -> T:
+        """call_when_here() of a call that has said what it waits for."""
+        fetches = 0
+        while fetches < _FETCHES_MAX:
+            if isinstance(awaited, UnknownEntryError):
+                (key,) = awaited.keys
+                self.fetch_one(raw, raw.codec.encode(key))
+                fetches += 1
+            else:
+                self.make_room(awaited)  # raises if there is none to be made
+            try:
+                return call(*args)
+            except AWAITED as error:
+                awaited = error
+        # The room that was made may have been that of the entry itself, over and over.
+        with self._lock:
+            self.store.limit(0)
+            try:
+                return self._call_unlimited(raw, call, *args)
+            finally:
+                self._limit()
+                self._trim()
+
+    def _call_unlimited(self, raw: State, call: Callable[..., T], *args: Any) -> T:
+        try:
+            return call(*args)
+        except UnknownEntryError as unknown:
+            (key,) = unknown.keys
+            self.fetch_one(raw, raw.codec.encode(key))
+            return call(*args)
+
+    @contextmanager
+    def gathered(self, raw: State, keys: Any, needs_values: bool) -> Iterator[None]:
+        """Brings the entries of a batch here and keeps them here while the batch runs.
+
+        needs_values: the operation reads what is there. Without it nothing needs to be fetched.
+        Memory may pass the budget meanwhile, by what one batch needs.
+        """
+        with self._lock:
+            self.store.limit(0)
+            try:
+                if needs_values:
+                    try:
+                        raw.contains_many(keys)
+                    except UnknownEntryError as unknown:
+                        encode = raw.codec.encode
+                        wanted = list(dict.fromkeys(encode(key) for key in unknown.keys))
+                        self.fetch(raw, wanted)
+                yield
+            finally:
+                self._limit()
+            self._trim()
+
+    @contextmanager
+    def loaded(self, raw: State, keys: Any) -> Iterator[None]:
+        """Brings the leaves of a batch's keys here, and lets no others come while it runs."""
+        leaves = set(route(keys, raw.codec, self.store.leaves))
+        self.load_leaves(leaves)
+        with self._lock:
+            self.load_leaves(leaves)  # a merge may have brought some in the meantime
+            yield
+
+    @contextmanager
+    def timed_batch(self, raw: State) -> Iterator[None]:
+        """Counts how long a batch takes."""
+        began = perf_counter()
+        yield
+        self.counters[raw.name].batch_latency.observe(perf_counter() - began)
+
+    # ---- From the home
+
+    def fetch_one(self, raw: State, key: bytes) -> None:
+        """fetch() of one entry, for the single-key path."""
+        home = self.ledger
+        if home is not None:
+            began = perf_counter()
+            evictions = self._evictions
+            value = home.get_one(raw.leaf_of_encoded(key), self.numbers[raw.name], key)
+            with self._lock:
+                if evictions == self._evictions and self._installs(raw, key, value):
+                    if value is None:
+                        self._asked_in_vain(raw, home, key)
+                    self.counters[raw.name].fetched(1, perf_counter() - began)
+                    return
+        self.fetch(raw, [key])
+
+    def _asked_in_vain(self, raw: State, home: Ledger, key: bytes) -> None:
+        """The home had no such entry. If that happens often, its keys are learned instead."""
+        place = raw.leaf_of_encoded(key) << 16 | self.numbers[raw.name]
+        count = self._vain[place] = self._vain.get(place, 0) + 1
+        if count < _VAIN_MIN or count & (count - 1):
+            return  # at powers of two only
+        leaf, rows_max = place >> 16, _VAIN_ROWS * count
+        if self.budget is not None:
+            rows_max = min(rows_max, self._bytes_max // 16 // _FILTER_KEY_BYTES)
+        keys = home.keys(leaf, place & 0xFFFF, rows_max)
+        if keys is not None:  # else they are too many yet for what it would save
+            self._vain[place] = 0
+            self.store.home_keys(raw, leaf, keys)
+            self._trim()
+
+    def fetch(self, raw: State, keys: Sequence[bytes]) -> None:
+        """Asks the home for entries and installs what it says."""
+        home = self.ledger
+        if home is None:
+            began = perf_counter()
+            loading = self.loading
+            is_done = loading is not None and loading.fetch(raw, keys)
+            self.counters[raw.name].fetched(len(keys), perf_counter() - began)
+            if is_done or all(
+                self.store.residency(leaf) in ("whole", "away")
+                for leaf in self.store.by_leaf(raw, keys)
+            ):
+                return
+            raise UnknownEntryError(
+                f"{len(keys)} entries of state {raw.name!r} are not here, and this provider has no "
+                "home to ask. Attach or restore their key-groups first.",
+                state=raw.name,
+                keys=lambda: tuple(raw.codec.show(key) for key in keys),
+            )
+        began = perf_counter()
+        number = self.numbers[raw.name]
+        leaf_of = raw.leaf_of_encoded
+        rows = [(leaf_of(key), number, key) for key in keys]
+        tries = 0
+        while not self._fetch_once(raw, home, rows, locked=tries >= _TRIES_UNLOCKED):
+            tries += 1
+        self.counters[raw.name].fetched(len(keys), perf_counter() - began)
+
+    def _fetch_once(self, raw: State, home: Ledger, rows: list[Row], locked: bool) -> bool:
+        evictions = self._evictions
+        values = None if locked else home.get(rows)
+        with self._lock:
+            if values is not None:
+                return evictions == self._evictions and all(
+                    self._installs(raw, key, row)
+                    for (_, _, key), row in zip(rows, values, strict=True)
+                )
+            self.store.limit(0)  # so that no room needs to be made in between
+            try:
+                for (_, _, key), row in zip(rows, home.get(rows), strict=True):
+                    self._install(raw, key, row)
+            finally:
+                self._limit()
+            if self.store.bytes_used > self._bytes_max:
+                with suppress(MemoryLimitError, HomeError):  # who needs room next will be told
+                    self._make_room_to_read(None)
+        return True
+
+    def _installs(self, raw: State, key: bytes, row: bytes | None) -> bool:
+        """Installs what the home has said. False if room had to be made: then ask again.
+
+        While room is made, another thread may change the entry, and the change go home and leave
+        memory: what the home has said before must not come after it.
+        """
+        encoded, stamp = read_row(raw, row)
+        try:
+            raw.install_encoded(key, encoded, stamp)
+        except MemoryLimitError as limit:
+            with suppress(MemoryLimitError, HomeError):  # then it is done without regard to limits
+                self._make_room_to_read(limit)
+            return False
+        except BadValueError as error:
+            raise bad_row(raw, error) from None
+        return True
+
+    def _install(self, raw: State, key: bytes, row: bytes | None) -> None:
+        encoded, stamp = read_row(raw, row)
+        while True:
+            try:
+                raw.install_encoded(key, encoded, stamp)
+                return
+            except MemoryLimitError as limit:
+                try:
+                    self._make_room_to_read(limit)
+                except (MemoryLimitError, HomeError):
+                    # Nothing is left to evict, or the home takes nothing (its disk is full): an
+                    # entry that is at home must be readable, and goes when room is next needed.
+                    self.store.limit(0)
+                    try:
+                        raw.install_encoded(key, encoded, stamp)
+                        return
+                    finally:
+                        self._limit()
+            except BadValueError as error:
+                raise bad_row(raw, error) from None
+
+    # ---- From sources
+
+    @property
+    def sources(self) -> Sources | None:
+        """What leaves that are not whole come from, if that is not a home."""
+        loading = self.loading
+        return None if loading is None else loading.sources
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what is here is all that is ours: nothing is coming, going, or at home."""
+        return self.ledger is None and self.loading is None and not self.shut_leaves
+
+    def restore_from(self, source: PullSource, background: bool = True) -> None:
+        """Says where leaves come from that are absent; the source is let go of in the end."""
+        assert self.ledger is None
+        assert self.loading is None
+        self.loading = Loading(self.store, Sources(source), self._end_loading, background)
+
+    def share_source(self, other: "Fetching") -> None:
+        """Takes on the source of another residence, so that leaves can move that have not come."""
+        first, second = sorted((self, other), key=id)
+        with first._lock, second._lock:
+            loading = other.loading
+            if loading is None or self.loading is not None or self.ledger is not None:
+                return
+            pull = loading.sources.pull  # only: leaves of peers are here before they move
+            if pull is not None:
+                self.restore_from(pull.share(), loading.background)
+
+    def resume_loading(self) -> None:
+        """To be called when leaves have come that are not whole."""
+        loading = self.loading
+        if loading is not None and loading.background:
+            loading.start()
+
+    def _end_loading(self) -> None:
+        """Lets go of the source if everything is here."""
+        with self._lock:
+            loading, stats = self.loading, self.store.stats()
+            if loading is None or stats.partial or stats.absent:
+                return
+            if not all(push.is_settled for push in loading.sources.pushes):
+                # One of several hand-overs is done. To let go of all of them now would leave the
+                # other peers with leaves that they keep for us for ever.
+                return
+            try:
+                loading.stop()  # first: who finds no loading may rely on the source being let go of
+            finally:
+                self.loading = None
+
+    def wait_loaded(self, timeout: float | None = None) -> None:
+        """Until nothing is still to come. Raises the first error that kept a leaf from coming."""
+        until = None if timeout is None else monotonic() + timeout
+        while (loading := self.loading) is not None:
+            loading.start()
+            if not loading.wait(None if until is None else max(0.0, until - monotonic())):
+                raise TimeoutError(
+                    f"after {timeout} s {loading.leaves_done} of {loading.leaves_total} leaves "
+                    "are here. Wait again; what is not here comes when it is touched."
+                )
+            loading.raise_first()
+            stats = self.store.stats()
+            if self.awaits_peers and not stats.partial and not stats.absent:
+                return  # all is here; who brought it may still have to tell where it came from
+
+    def retype(self, name: str, kind: str, timed: bool) -> Any:
+        """Store.retype() of a state that nobody uses, while leaves may be on their way."""
+        with self._lock:
+            loading = self.loading
+            return (loading or self.store).retype(name, kind, timed)  # type: ignore[arg-type]
+
+    def load_leaves(self, leaves: Iterable[int]) -> None:
+        """Brings leaves here from the source, if there is one."""
+        loading = self.loading
+        if loading is not None:
+            loading.load_many(leaves)
+
+    def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
+        """Brings entries of leaves here from the source, if there is one, or these leaves."""
+        loading = self.loading
+        if loading is not None:
+            loading.load_keys(leaves, wanted)
+
+    @property
+    def awaits_peers(self) -> bool:
+        """Whether leaves may still come from another process."""
+        loading = self.loading
+        return loading is not None and loading.sources.has_push
+
+    def load_from_peers(self, ranges: Sequence[range]) -> None:
+        """Brings leaves here that another process still hands over, so that they can move on."""
+        sources = self.sources
+        if sources is not None and sources.has_push:
+            leaves = (leaf for part in ranges for leaf in part)
+            self.load_leaves([leaf for leaf in leaves if sources.push_of(leaf) is not None])
+
+    # ---- Timers and other states as a whole
+
+    def bring_timers(self) -> None:
+        """Brings timers here that are elsewhere: they must be in sight to fire."""
+        if self._timerless:
+            self._load_timerless()
+        loading = self.loading
+        if loading is not None:
+            loading.bring_timers()
+
+    def _load_timerless(self) -> None:
+        with self._lock:
+            leaves = [leaf for leaf in self._timerless if self.store.residency(leaf) != "away"]
+            self.load_timers(leaves)
+            self._timerless.clear()  # not before: the home may fail, and is asked again
+
+    def load_timers(self, leaves: Iterable[int]) -> None:
+        """Brings all timers of leaves here: they must be in sight to fire."""
+        for raw in self.store.states():
+            if raw.kind == "timers" and raw.name in self.numbers:
+                self.load_state(raw, leaves)
+
+    def load_state(self, raw: State, leaves: Iterable[int]) -> None:
+        """Brings all entries of a state here that are in some leaves."""
+        if self.ledger is None:
+            for leaf in leaves:
+                if (loading := self.loading) is None:
+                    return
+                loading.load_state(raw.name, leaf)
+            return
+        for leaf in leaves:
+            with self._lock:
+                if self.store.residency(leaf) == "whole":
+                    continue
+                for key, row in self.ledger.load(leaf, self.numbers[raw.name]):
+                    self._install(raw, key, row)

@@ -166,7 +166,7 @@ class Arrival(PushSource):
         return True
 
     def _is_waited_for(self) -> bool:
-        if self.is_cut_off:
+        if self.state.is_fenced or self._is_cut_short:
             return True
         if self.state.missing:
             return False
@@ -214,12 +214,13 @@ class Arrival(PushSource):
     # ---- What the participant knows
 
     def epoch_of(self, leaf: int) -> int:
-        return self.shell.epoch_of(leaf)
+        """The epoch at which the leaf is to come; -1 if it is not."""
+        return self.state.missing.get(leaf, -1)
 
     def leases(self, leaves: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Those of these leaves that are still to come, and their epochs."""
-        missing, epoch_of = self.state.missing, self.shell.epoch_of
-        return tuple((leaf, epoch_of(leaf)) for leaf in leaves if leaf in missing)
+        epochs = zip(leaves, map(self.state.missing.get, leaves), strict=True)
+        return tuple((leaf, epoch) for leaf, epoch in epochs if epoch is not None)
 
     def changed(self) -> None:
         """What the participant knows of this hand-over has changed, or may have."""
@@ -306,7 +307,9 @@ class Arrival(PushSource):
     def taken(self, leaf: int, steps: Sequence[bytes | Part] | None) -> None:
         """Under the leaf's gate: the participant learns of it before anybody can give it back."""
         is_whole = steps is not None
-        epoch = self.shell.epoch_of(leaf)
+        epoch = self.state.missing.get(leaf)
+        if epoch is None:
+            return  # entries of a leaf that has come as a whole meanwhile
         if steps is not None:
             for kept in [*self._kept]:  # first: who waits for the leaf finds it there
                 kept.keep(leaf, steps)

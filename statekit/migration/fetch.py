@@ -75,8 +75,9 @@ class Fetching:
             self._failures.update(dict.fromkeys(mine, copy(error)))  # without its traceback
             raise
         finally:
-            if mine:
-                arrival.shell.unanswered(arrival.id, mine)
+            left = [leaf for leaf in mine if leaf in arrival.state.missing]
+            if left:
+                arrival.shell.unanswered(arrival.id, left)
                 arrival.changed()
         for leaf in leaves:
             if leaf not in asked:
@@ -208,10 +209,9 @@ class Fetching:
             for piece in arrival.channel.fetch(call):
                 if piece.kind is not PieceKind.HERE:
                     self.refused(piece)
-                elif pieces.add(piece, arrival.epoch_of(piece.leaf)):
-                    blocks = pieces.take()
-                    arrival.bytes_received += len(blocks)
-                    yield piece, blocks
+                elif pieces.add(piece, arrival.state.missing.get(piece.leaf)):
+                    arrival.bytes_received += pieces.size
+                    yield piece, pieces.take()
 
     # ---- What the source says
 
@@ -294,9 +294,9 @@ class Pieces:
     def __init__(self) -> None:
         self._leaf = -1
         self._parts: list[bytes | Part] = []
-        self._bytes = 0
+        self.size = 0  # bytes that have come of the leaf
 
-    def add(self, piece: Piece, epoch: int) -> bool:
+    def add(self, piece: Piece, epoch: int | None) -> bool:
         """Whether the leaf is complete with it. Pieces of another lease are passed over.
 
         They follow each other: what was not complete when another leaf begins, never will be.
@@ -304,16 +304,16 @@ class Pieces:
         if piece.epoch != epoch:
             return False
         if piece.leaf != self._leaf:
-            self._leaf, self._parts, self._bytes = piece.leaf, [], 0
+            self._leaf, self._parts, self.size = piece.leaf, [], 0
         self._parts.append(piece.blocks if piece.is_last else unpinned(piece.blocks))
-        self._bytes += len(piece.blocks)
-        if self._bytes > piece.bytes_total:
+        self.size += len(piece.blocks)
+        if self.size > piece.bytes_total:
             raise PeerError(f"more of leaf {piece.leaf} came than it was said to have.")
         return piece.is_last
 
     def take(self) -> bytes | Part:
         parts = self._parts
-        self._leaf, self._parts, self._bytes = -1, [], 0
+        self._leaf, self._parts, self.size = -1, [], 0
         return parts[0] if len(parts) == 1 else b"".join(map(bytes, parts))
 
 

@@ -148,9 +148,9 @@ class Reports:
         anew: then there is nothing that it could let go of.
         """
         arrival = self._arrival
-        place = arrival.id, arrival.generation, 0
+        place, epochs = (arrival.id, arrival.generation, 0), dict(leases)
         for piece in arrival.channel.fetch(FetchCall(*place[:2], tuple(leases))):
-            if piece.kind is PieceKind.MOVED and piece.epoch > arrival.epoch_of(piece.leaf):
+            if piece.kind is PieceKind.MOVED and piece.epoch > epochs.get(piece.leaf, piece.epoch):
                 with arrival.lock:
                     self._heard.append(Moved(*place, piece.leaf, piece.epoch, piece.to))
             elif piece.kind is PieceKind.NEVER:

@@ -193,10 +193,6 @@ class Shell(ABC):
                 actions = self._participant.fence(generation) if is_later else []
             self._carry_out(actions)
 
-    def epoch_of(self, leaf: int) -> int:
-        """The epoch of a leaf's lease. Without the lock: it is one look."""
-        return self._participant.epoch_of(leaf)
-
     def check_free(self, groups: Iterable[range]) -> None:
         """LeaseError if other processes may still have a claim to some of these key-groups."""
         with self._lock:

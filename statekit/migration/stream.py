@@ -167,10 +167,9 @@ class Streaming:
                 continue
             steps: Steps | None = None
             if pieces.add(piece, arrival.epoch_of(piece.leaf)):
-                blocks = pieces.take()
-                arrival.bytes_received += len(blocks)
+                arrival.bytes_received += pieces.size
                 with suppress(DamagedError):  # it is asked for again
-                    steps = arrival.fetching.steps(piece, blocks)
+                    steps = arrival.fetching.steps(piece, pieces.take())
             yield piece.leaf, steps, len(piece.blocks)
 
     def _fill(self, batch: list[tuple[int, Steps]]) -> None:

@@ -73,7 +73,7 @@ class Incoming:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.missing: dict[int, None] = {}  # leaves that are not here as a whole
+        self.missing: dict[int, int] = {}  # leaf, epoch: not here as a whole
         self.asked: set[int] = set()  # of these: somebody has asked for all of it, and waits
         self.partial: dict[int, None] = {}  # of these: entries are here
         self.installed: dict[int, None] = {}  # here, and the old owner has not let go

@@ -101,6 +101,8 @@ class KnownLeaves:
 
 def _runs(leaves: Sequence[int]) -> list[range]:
     """The same leaves as ranges, ascending."""
+    if len(leaves) == 1:
+        return [range(leaves[0], leaves[0] + 1)]
     if isinstance(leaves, range):
         return [leaves] if leaves else []
     return runs_of(sorted(leaves))

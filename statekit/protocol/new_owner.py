@@ -95,7 +95,7 @@ class NewOwner(Machine):
         migration, source = offer.migration, offer.source
         ask = self._asks.pop(migration, None)
         is_wanted = ask is None or ask.is_wanted
-        expected: list[int] = []
+        expected: dict[int, int] = {}
         superseded: list[int] = []
         returned: list[tuple[int, int]] = []
         waiting: list[tuple[range, int]] = []
@@ -116,7 +116,7 @@ class NewOwner(Machine):
                 new = Known(EXPECTED, epoch, covered, source, migration, offer.version)
                 if is_wanted:
                     self._leaves.put(some, new)
-                    expected += some
+                    expected.update(dict.fromkeys(some, epoch))
                     waiting += [(run, epoch) for run in runs_of(some)]
                 else:
                     self._leaves.put(some, new._replace(state=NONE))
@@ -124,7 +124,7 @@ class NewOwner(Machine):
         actions: list[Action] = [Unexpect(tuple(superseded))] if superseded else []
         if expected:
             incoming = self._incoming.setdefault(migration, Incoming(source))
-            incoming.missing.update(dict.fromkeys(expected))
+            incoming.missing.update(expected)
             actions.append(Expect(tuple(expected), source))
         if returned:
             # The source may take our Accept for a word about all leaves, so what is given back
@@ -154,7 +154,7 @@ class NewOwner(Machine):
         if not keys:
             wanted = [leaf for leaf in wanted if leaf not in incoming.asked]
             incoming.asked.update(wanted)
-        return [self._fetch(self._leaves[leaf], leaf, keys) for leaf in wanted]
+        return [self._fetch(migration, incoming, leaf, keys) for leaf in wanted]
 
     def unanswered(self, migration: str, leaves: Iterable[int]) -> None:
         """An outcome of want(): whoever asked for these waits no more; some may have come."""
@@ -167,8 +167,11 @@ class NewOwner(Machine):
             )
             incoming.asked.discard(leaf)
 
-    def _fetch(self, known: Known, leaf: int, keys: tuple[Any, ...] = ()) -> Send:
-        return self._to(known.peer, Fetch, known.migration, leaf, known.epoch, keys)
+    def _fetch(
+        self, migration: str, incoming: Incoming, leaf: int, keys: tuple[Any, ...] = ()
+    ) -> Send:
+        epoch = incoming.missing[leaf]
+        return self._to(incoming.source, Fetch, migration, leaf, epoch, keys)
 
     # ---- The stream
 
@@ -222,7 +225,7 @@ class NewOwner(Machine):
             return [self._to(sender, Installed, migration, leaf, here.epoch)]
         actions: list[Action] = [Install(leaf, here.content, here.is_whole)]
         covered = known.covered
-        if known.state is EXPECTED:
+        if known.state is EXPECTED and covered < self.barrier:
             actions += self._add_to_parts((leaf,), known)
             covered = max(covered, self.barrier)
         new = known._replace(state=PARTIAL, covered=covered)
@@ -365,7 +368,7 @@ class NewOwner(Machine):
         if incoming is None:
             return []
         return [
-            self._fetch(self._leaves[leaf], leaf)
+            self._fetch(migration, incoming, leaf)
             for leaf in incoming.partial
             if leaf not in incoming.asked
         ]

@@ -60,7 +60,7 @@ def make_fit(hint: Any, role: Role = "value") -> tuple[Fit, bool]:
     return fit, compiler.is_odd
 
 
-class _Part(NamedTuple):
+class _Item(NamedTuple):
     """A field of a record, or an item of a tuple."""
 
     step: str  # ".url", "[0]": in a message, and in the source of a function
@@ -99,7 +99,7 @@ class _Compiler:
             case "tuple":
                 fits = map(self.fit, args)
                 return _tuple_fit(
-                    kind, [_Part(f"[{at}]", itemgetter(at), fit) for at, fit in enumerate(fits)]
+                    kind, [_Item(f"[{at}]", itemgetter(at), fit) for at, fit in enumerate(fits)]
                 )
             case "enum" | "flags":
                 return _literal_fit(kind) if origin is Literal else _enum_fit(kind, hint)
@@ -132,9 +132,9 @@ class _Compiler:
         cell.append(fit)
         return fit
 
-    def _fields(self, names: Iterable[str], hints: dict[str, Any]) -> list[_Part]:
+    def _fields(self, names: Iterable[str], hints: dict[str, Any]) -> list[_Item]:
         return [
-            _Part(f".{name}", attrgetter(name), self.fit(hints.get(name, Any))) for name in names
+            _Item(f".{name}", attrgetter(name), self.fit(hints.get(name, Any))) for name in names
         ]
 
 
@@ -218,7 +218,7 @@ def _tuple_of_any_length_fit(kind: Type, item: Fit) -> Fit:
     return Fit(kind, lambda value: value.__class__ is tuple and are_exact(value), convert)
 
 
-def _tuple_fit(kind: Type, parts: list[_Part]) -> Fit:
+def _tuple_fit(kind: Type, parts: list[_Item]) -> Fit:
     def convert(value: Any) -> Any:
         if not isinstance(value, tuple):
             raise MisfitError(value, kind)
@@ -232,7 +232,7 @@ def _tuple_fit(kind: Type, parts: list[_Part]) -> Fit:
     return _compiled(kind, tuple, parts, convert, f"len(value) == {len(parts)}")
 
 
-def _record_fit(kind: Type, cls: Any, fields: list[_Part], form: Any) -> Fit:
+def _record_fit(kind: Type, cls: Any, fields: list[_Item], form: Any) -> Fit:
     """A dataclass or NamedTuple: of this very class, for a subclass has more to it."""
 
     def convert(value: Any) -> Any:
@@ -265,7 +265,7 @@ def _other_class(value: Any, kind: Type, cls: type) -> MisfitError:
 
 
 def _compiled(
-    kind: Type, cls: type, parts: list[_Part], convert: Callable[[Any], Any], also: str = ""
+    kind: Type, cls: type, parts: list[_Item], convert: Callable[[Any], Any], also: str = ""
 ) -> Fit:
     """Writes and compiles the test: several times as fast as a loop over the parts.
 

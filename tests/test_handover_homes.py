@@ -27,7 +27,7 @@ from statekit.errors import (
     PeerLostError,
 )
 from statekit.homes import Home
-from statekit.homes.record import Meta
+from statekit.homes.record import HomeRecord
 from statekit.migration import report as report_module
 
 pytest.importorskip("rocksdict")
@@ -89,12 +89,12 @@ def of_groups(kv: sk.KVProvider, groups: Any) -> dict[str, int]:
     return {key: value for key, value in ALL.items() if kv.key_group_of(key) in {*groups}}
 
 
-def record_of(kv: sk.KVProvider) -> Meta:
+def record_of(kv: sk.KVProvider) -> HomeRecord:
     home = kv._residence.home
     assert home is not None
     data = home.read_meta()
     assert data is not None
-    return Meta.decode(data, "")
+    return HomeRecord.decode(data, "")
 
 
 def wait_freed(kv: sk.KVProvider) -> None:

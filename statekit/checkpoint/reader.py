@@ -49,7 +49,7 @@ from statekit.storage import Storage, open_storage
 HEAD_BYTES = 64  # of a manifest: with its size and checksum, they tell it from any other
 
 Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
-Row: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
+Stamped: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
 
 
 class UnfinishedError(NoCheckpointError):
@@ -263,13 +263,13 @@ class Checkpoint(InProcess):
                 return found
         return None
 
-    def leaf_rows(self, leaf: int) -> dict[str, dict[Data, Row]]:
+    def leaf_rows(self, leaf: int) -> dict[str, dict[Data, Stamped]]:
         """All entries of a leaf: by state and encoded key, the value as Block gives it, and stamp.
 
         Expired entries are among them: whether one is expired depends on the time to live that is
         asked for. States without entries here are left out.
         """
-        merged: dict[str, dict[Data, Row]] = {}
+        merged: dict[str, dict[Data, Stamped]] = {}
         for block in self._steps(leaf):
             stamps = block.stamps
             times = [None] * len(block) if stamps is None else stamps.tolist()

@@ -39,7 +39,7 @@ _RAW = frozenset(("str", "bytes", "datetime", "date", "time", "timedelta", "uuid
 _NUMBERS = frozenset(("int", "float", "bool"))
 _CELL_BYTES_MAX = 1 << 30  # the default of csv, 128 KiB, is less than a value may have
 
-Row: TypeAlias = tuple[Any, Any, int | None]  # key, value as a Block has it, stamp
+Entry: TypeAlias = tuple[Any, Any, int | None]  # key, value as a Block has it, stamp
 OnBytes: TypeAlias = Callable[[int], None]
 
 
@@ -145,7 +145,7 @@ def _sidecar(file: Path) -> Path:
     return file.with_name(file.name + SIDECAR)
 
 
-def _rows(source: Source, schema: StateSchema, on_bytes: OnBytes) -> Iterator[Row]:
+def _rows(source: Source, schema: StateSchema, on_bytes: OnBytes) -> Iterator[Entry]:
     decode = key_codec(schema.key).decode
     for leaf in source.leaves():
         for key, (value, stamp) in source.leaf_rows(leaf, schema.name).get(schema.name, {}).items():
@@ -162,7 +162,7 @@ def _names(schema: StateSchema) -> list[str]:
     return [*_key_names(key_codec(schema.key)), "value", *stamp]
 
 
-def _write_jsonl(meta: FileMeta, rows: Iterator[Row], file: Path, to: str) -> int:
+def _write_jsonl(meta: FileMeta, rows: Iterator[Entry], file: Path, to: str) -> int:
     codec = PlainCodec(meta.schema)
     count = 0
     with file.open("w", encoding="utf-8", newline="\n") as out:
@@ -175,7 +175,7 @@ def _write_jsonl(meta: FileMeta, rows: Iterator[Row], file: Path, to: str) -> in
     return count
 
 
-def _write_csv(meta: FileMeta, rows: Iterator[Row], file: Path, to: str) -> int:
+def _write_csv(meta: FileMeta, rows: Iterator[Entry], file: Path, to: str) -> int:
     codec = PlainCodec(meta.schema)
     is_raw = _is_raw(meta.schema)
     count = 0
@@ -199,7 +199,7 @@ def _is_raw(schema: StateSchema) -> bool:
 
 
 def _write_columns(
-    meta: FileMeta, rows: Iterator[Row], file: Path, to: str, has_naive: bool = False
+    meta: FileMeta, rows: Iterator[Entry], file: Path, to: str, has_naive: bool = False
 ) -> int:
     import pyarrow
     import pyarrow.parquet

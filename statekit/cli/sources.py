@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import statekit
 from statekit.assignment import show_groups
-from statekit.checkpoint.reader import Checkpoint, Row
+from statekit.checkpoint.reader import Checkpoint, Stamped
 from statekit.checkpoint.union import check_alike, unite
 from statekit.cli.output import show_bytes, show_time
 from statekit.cli.peers import Access
@@ -30,7 +30,7 @@ from statekit.errors import (
     temporary_failed,
 )
 from statekit.homes import Home, HomeUrl, open_home
-from statekit.homes.record import Meta
+from statekit.homes.record import HomeRecord
 from statekit.homes.rows import native_read, read_value, split_stamp
 from statekit.keys import encode_key, key_codec, leaf_of_encoded
 from statekit.native import Block
@@ -66,7 +66,7 @@ class Source(ABC):
         """Those that may have entries, ascending."""
 
     @abstractmethod
-    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Row]]:
+    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Stamped]]:
         """As Checkpoint.leaf_rows(). state: the others need not be read."""
 
     def leaf_bytes(self, leaf: int) -> int:
@@ -215,7 +215,7 @@ class CheckpointSource(Source):
     def leaves(self) -> Iterator[int]:
         return iter(sorted(leaf for one in self.checkpoints for leaf in one.leaves()))
 
-    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Row]]:
+    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Stamped]]:
         owner = self.owner(leaf)
         return {} if owner is None else owner.leaf_rows(leaf)
 
@@ -305,20 +305,20 @@ class HomeSource(Source):
         url.take_bytes("memory", 0)
         self._home = open_home(url, _CACHE_BYTES)
         try:
-            meta = Meta.read(self._home, self.url)
+            record = HomeRecord.read(self._home, self.url)
         except BaseException:
             self._home.close()
             raise
-        self.states = {schema.name: schema for schema in meta.schemas}
-        self._numbers = {schema.name: at for at, schema in enumerate(meta.schemas)}
-        self.key_group_count, self.subgroups = meta.key_groups or 1, meta.subgroups or 1
+        self.states = {schema.name: schema for schema in record.schemas}
+        self._numbers = {schema.name: at for at, schema in enumerate(record.schemas)}
+        self.key_group_count, self.subgroups = record.key_groups or 1, record.subgroups or 1
         self.key_groups = (range(self.key_group_count),)
 
     def leaves(self) -> Iterator[int]:
         for part in self.key_groups:
             yield from range(part.start * self.subgroups, part.stop * self.subgroups)
 
-    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Row]]:
+    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Stamped]]:
         found = {}
         for name, number in self._numbers.items():
             if state not in (None, name):
@@ -343,7 +343,7 @@ class HomeSource(Source):
             self._home.close()
 
 
-def _row(schema: StateSchema, row: bytes) -> Row:
+def _row(schema: StateSchema, row: bytes) -> Stamped:
     """A row of a home as a Block would give it."""
     value, stamp = split_stamp(schema.kind, row)
     return read_value(schema.kind, value), stamp
@@ -376,9 +376,9 @@ class ProcessSource(Source):
         self._fetch()
         return iter(sorted(self._places))
 
-    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Row]]:
+    def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Stamped]]:
         self._fetch()
-        found: dict[str, dict[bytes, Row]] = {}
+        found: dict[str, dict[bytes, Stamped]] = {}
         try:
             for block in Block.each(self._blocks(leaf)):
                 schema = self.states.get(block.name)

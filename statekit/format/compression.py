@@ -22,7 +22,7 @@ _LZ4_RATIO_MAX = 256  # a byte of a match's length stands for 255 bytes
 _LZ4_BLOCK_MAX = 0x7E000000  # larger ones stay as they are
 
 
-class Codec(NamedTuple):
+class Compressor(NamedTuple):
     """One way of compressing. Its functions are pure, and may run in several threads at once."""
 
     number: int  # in a frame
@@ -82,8 +82,8 @@ def _lz4_decompress(payload: Any, size: int) -> bytes:
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec(1, "zstd", "zstandard", _ZSTD_RATIO_MAX, _zstd_compress, _zstd_decompress),
-        Codec(2, "lz4", "lz4.block", _LZ4_RATIO_MAX, _lz4_compress, _lz4_decompress),
+        Compressor(1, "zstd", "zstandard", _ZSTD_RATIO_MAX, _zstd_compress, _zstd_decompress),
+        Compressor(2, "lz4", "lz4.block", _LZ4_RATIO_MAX, _lz4_compress, _lz4_decompress),
     )
 }
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
@@ -113,7 +113,7 @@ def decompress(payload: Any, number: int, size: int) -> bytes | None:
     return data if len(data) == size else None
 
 
-def _package(codec: Codec) -> Any:
+def _package(codec: Compressor) -> Any:
     try:
         return import_module(codec.package)
     except ImportError as error:

@@ -145,7 +145,7 @@ class Segment(NamedTuple):
     is_delta: bool  # applied over the segments before it
 
 
-class Place(NamedTuple):
+class LocatedSegment(NamedTuple):
     """A segment, and where it is."""
 
     file: str  # of the pack
@@ -308,10 +308,10 @@ class Manifest:
         """The segments of a leaf, oldest first; none if it is empty."""
         return self.segments.chain(leaf)
 
-    def places(self, leaf: int) -> list[Place]:
+    def places(self, leaf: int) -> list[LocatedSegment]:
         """The chain of a leaf, newest first: all that is needed to read it."""
         return [
-            Place((pack := self.packs[segment.pack]).name, pack, segment)
+            LocatedSegment((pack := self.packs[segment.pack]).name, pack, segment)
             for segment in [*self.segments.chain(leaf)][::-1]
         ]
 

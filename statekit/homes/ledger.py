@@ -662,7 +662,7 @@ class Ledger:
 
     # ---- Outside of commits: leaves that come and go
 
-    def begin_arrival(self, key_groups: Ranges) -> Commit:
+    def begin_moving_in(self, key_groups: Ranges) -> Commit:
         """Says that rows of key-groups are about to be written that others still have."""
         with self.lock:
             self.settle()
@@ -694,7 +694,7 @@ class Ledger:
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
             self.home.write_rows(rows)
 
-    def end_arrival(self, commit: Commit) -> None:
+    def end_moving_in(self, commit: Commit) -> None:
         """Everything is there: from now on it is this home's."""
         with self.lock:
             self.home.flush()
@@ -719,7 +719,7 @@ class Ledger:
                         return leaf // self.subgroups
         return None
 
-    def void_arrival(self, commit: Commit) -> None:
+    def void_moving_in(self, commit: Commit) -> None:
         """It counts for nothing, and its giver has it all."""
         with self.lock:
             self._voids.append(replace(commit, void=True))  # again and again, until it is written
@@ -742,7 +742,7 @@ class Ledger:
                     range(group * self.subgroups, (group + 1) * self.subgroups)
                 )
             ]
-            gone = self.begin_arrival(group_ranges(whole)) if whole else None
+            gone = self.begin_moving_in(group_ranges(whole)) if whole else None
             self.settle()
             for leaf in sorted(self.dropping):
                 self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
@@ -751,7 +751,7 @@ class Ledger:
             if gone is None:
                 self.home.flush()
             else:
-                self.end_arrival(gone)
+                self.end_moving_in(gone)
             self.dropping.clear()
 
 

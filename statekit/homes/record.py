@@ -19,7 +19,7 @@ META_VERSION, META_VERSION_MIN = 2, 1
 _KEY_GROUPS, _SUBGROUPS = 128, 16  # unless told
 
 
-class Meta:
+class HomeRecord:
     """What a provider keeps about itself at home: geometry and schemas, as JSON."""
 
     def __init__(
@@ -42,12 +42,12 @@ class Meta:
         self.leases: Leases = ()
 
     @classmethod
-    def read(cls, home: Home | None, url: str = "") -> "Meta":
+    def read(cls, home: Home | None, url: str = "") -> "HomeRecord":
         data = None if home is None else home.read_meta()
         return cls(None, None, []) if data is None else cls.decode(data, url)
 
     @classmethod
-    def decode(cls, data: bytes, url: str) -> "Meta":
+    def decode(cls, data: bytes, url: str) -> "HomeRecord":
         try:
             found = json.loads(data)
             if not META_VERSION_MIN <= found["statekit"] <= META_VERSION:
@@ -57,14 +57,14 @@ class Meta:
                     f"{META_VERSION}. Update statekit."
                 )
             schemas = [StateSchema(**schema) for schema in found["states"]]
-            meta = cls(found["key_groups"], found["subgroups"], schemas)
-            meta.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
-            meta.id = found.get("id", "")
-            meta.is_current = found["statekit"] == META_VERSION and bool(meta.id)
-            meta.given = tuple(range(*pair) for pair in found.get("given", ()))
-            meta.deleted = tuple(range(*pair) for pair in found.get("deleted", ()))
-            meta.leases = [(range(*pair), epoch) for *pair, epoch in found.get("leases", ())]
-            return meta
+            record = cls(found["key_groups"], found["subgroups"], schemas)
+            record.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
+            record.id = found.get("id", "")
+            record.is_current = found["statekit"] == META_VERSION and bool(record.id)
+            record.given = tuple(range(*pair) for pair in found.get("given", ()))
+            record.deleted = tuple(range(*pair) for pair in found.get("deleted", ()))
+            record.leases = [(range(*pair), epoch) for *pair, epoch in found.get("leases", ())]
+            return record
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, SchemaError):
                 raise
@@ -88,7 +88,7 @@ class Meta:
             described["leases"] = [(run.start, run.stop, epoch) for run, epoch in self.leases]
         return json.dumps(described).encode()
 
-    def refresh(self, stored: "Meta") -> None:
+    def refresh(self, stored: "HomeRecord") -> None:
         """Takes on what other providers may have changed in the home's record."""
         self.id = stored.id or self.id
         self.schemas, self.restoring = stored.schemas, stored.restoring
@@ -134,35 +134,37 @@ class HomeShare:
         self.ledger.home.close()
 
 
-def change_record(home: Home, url: str, meta: Meta, change: Callable[[Meta], None]) -> bool:
+def change_record(
+    home: Home, url: str, record: HomeRecord, change: Callable[[HomeRecord], None]
+) -> bool:
     """Changes the home's record, which others may be changing too; whether there was none."""
     while True:
         expected = home.read_meta()
         if expected is not None:
-            stored = Meta.decode(expected, url)
+            stored = HomeRecord.decode(expected, url)
             theirs = (stored.key_groups, stored.subgroups)
-            if theirs != (meta.key_groups, meta.subgroups):  # it was new a moment ago
+            if theirs != (record.key_groups, record.subgroups):  # it was new a moment ago
                 raise ArgumentError(
                     f"{url!r} was just made by another process with {theirs[0]} key-groups x "
-                    f"{theirs[1]} sub-groups; asked for was {meta.key_groups} x {meta.subgroups}. "
-                    "Open it with the same numbers everywhere."
+                    f"{theirs[1]} sub-groups; asked for was {record.key_groups} x "
+                    f"{record.subgroups}. Open it with the same numbers everywhere."
                 )
-            meta.refresh(stored)
-        meta.id = meta.id or uuid4().hex
-        change(meta)
-        if home.write_meta(meta.encode(), expected):
-            meta.is_current = True
+            record.refresh(stored)
+        record.id = record.id or uuid4().hex
+        change(record)
+        if home.write_meta(record.encode(), expected):
+            record.is_current = True
             return expected is None
 
 
 def fix_geometry(
-    meta: Meta, url: str, key_groups: int | None, subgroups: int | None
+    record: HomeRecord, url: str, key_groups: int | None, subgroups: int | None
 ) -> tuple[int, int]:
     """Key-groups and sub-groups of a home: those it has, those asked for, or the usual ones."""
     geometry = []
     for name, asked, stored, default in (
-        ("key_groups", key_groups, meta.key_groups, _KEY_GROUPS),
-        ("subgroups", subgroups, meta.subgroups, _SUBGROUPS),
+        ("key_groups", key_groups, record.key_groups, _KEY_GROUPS),
+        ("subgroups", subgroups, record.subgroups, _SUBGROUPS),
     ):
         if asked is not None and stored is not None and asked != stored:
             raise ArgumentError(
@@ -171,5 +173,5 @@ def fix_geometry(
             )
         known = default if stored is None else stored
         geometry.append(known if asked is None else asked)
-    meta.key_groups, meta.subgroups = geometry
+    record.key_groups, record.subgroups = geometry
     return geometry[0], geometry[1]

@@ -12,7 +12,7 @@ from statekit.native.snapshot import Filled
 E = TypeVar("E", bound=BaseException)
 
 
-class Progress(NamedTuple):
+class CheckpointProgress(NamedTuple):
     """How far a checkpoint is."""
 
     leaves_done: int
@@ -48,11 +48,11 @@ class CheckpointJob(InProcess):
         self._error: BaseException | None = None
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> CheckpointProgress:
         """How far it is."""
         attempt = self._attempt
         written = self._bytes_written if attempt is None else attempt.bytes_written
-        return Progress(self._leaves_done, self._leaves_total, written)
+        return CheckpointProgress(self._leaves_done, self._leaves_total, written)
 
     @property
     def done(self) -> bool:

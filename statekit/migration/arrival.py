@@ -19,9 +19,9 @@ What has come, what was asked for, reported or given back is in the participant'
 protocol/handover.py), which is only read here. What is left is how to reach the old owner, who
 waits for what, and why nothing comes.
 
-    locks    a leaf's gate (loading.py) is held while a leaf is taken in and the participant is
-             told of it, all gates while leaves are given back: so a leaf that is being given back
-             is not being taken in. The shell's lock comes after the gates, and after `lock`.
+    locks    a leaf's lock (loading.py) is held while a leaf is taken in and the participant is
+             told of it, all of these while leaves are given back: so a leaf that is given back
+             is not being taken in. The shell's lock comes after these, and after `lock`.
 """
 
 import threading
@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from statekit.assignment import show_groups
 from statekit.errors import ClosedError, FencedError, MigrationError, StateKitError
 from statekit.live.job import CheckpointJob
-from statekit.migration.departure import Progress
+from statekit.migration.departure import HandOverProgress
 from statekit.migration.fetch import Fetching
 from statekit.migration.kept import Kept
 from statekit.migration.report import Reports
 from statekit.migration.stream import Streaming
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.protocol.calls import BeginReply
 from statekit.protocol.handover import Incoming
 from statekit.protocol.messages import Here
@@ -114,9 +114,9 @@ class Arrival(PushSource):
     # ---- What the user sees
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> HandOverProgress:
         done = self.state.done
-        return Progress(done, done + len(self.state.missing), self.bytes_received)
+        return HandOverProgress(done, done + len(self.state.missing), self.bytes_received)
 
     @property
     def is_based(self) -> bool:
@@ -304,8 +304,8 @@ class Arrival(PushSource):
     def expects(self, leaf: int) -> bool:
         return leaf in self.state.missing
 
-    def taken(self, leaf: int, steps: Sequence[bytes | Part] | None) -> None:
-        """Under the leaf's gate: the participant learns of it before anybody can give it back."""
+    def taken(self, leaf: int, steps: Sequence[bytes | BufferSlice] | None) -> None:
+        """Under the leaf's lock: the participant learns of it before anybody can give it back."""
         is_whole = steps is not None
         epoch = self.state.missing.get(leaf)
         if epoch is None:

@@ -40,7 +40,7 @@ def place_of(leaf: int, epoch: int) -> int:
     return (epoch << _LEAF_BITS | leaf) & (1 << 64) - 1
 
 
-class Progress(NamedTuple):
+class HandOverProgress(NamedTuple):
     """How far a hand-over is."""
 
     leaves_done: int
@@ -88,9 +88,9 @@ class Departure:
     # ---- What the user sees
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> HandOverProgress:
         total = len(self.leaves) - self.state.returned
-        return Progress(self.state.gone, total, self.bytes_sent)
+        return HandOverProgress(self.state.gone, total, self.bytes_sent)
 
     @property
     def done(self) -> bool:

@@ -23,7 +23,7 @@ from statekit.errors import (
 from statekit.migration.departure import ENTRIES_PLACE, place_of
 from statekit.native import Block
 from statekit.native.block import block_pieces
-from statekit.native.buffers import Part, unpinned
+from statekit.native.buffers import BufferSlice, unpinned
 from statekit.native.frames import verify
 from statekit.protocol.calls import FetchCall, PickCall, Piece, PieceKind
 from statekit.protocol.messages import Fenced, Moved, Never
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from statekit.migration.arrival import Arrival
 
 Keys: TypeAlias = tuple[tuple[str, tuple[bytes, ...]], ...]  # state, encoded keys
-Steps: TypeAlias = list[bytes | Part]  # what to decode of a leaf, newest first
+Steps: TypeAlias = list[bytes | BufferSlice]  # what to decode of a leaf, newest first
 
 REQUEST_BYTES = 4 << 20  # of leaves that are asked for in one request
 # Entries are asked for instead of leaves if these are larger, and so many times what the entries
@@ -200,7 +200,7 @@ class Fetching:
                 return
             leaves = damaged
 
-    def _pieces(self, leaves: Sequence[int]) -> Iterator[tuple[Piece, bytes | Part]]:
+    def _pieces(self, leaves: Sequence[int]) -> Iterator[tuple[Piece, bytes | BufferSlice]]:
         """Asks for leaves; the last piece of each, and its blocks."""
         arrival = self._arrival
         call = FetchCall(arrival.id, arrival.generation, arrival.leases(leaves))
@@ -261,7 +261,7 @@ class Fetching:
             f"{piece.to or arrival.source}. Route its keys there."
         )
 
-    def _check_place(self, blocks: bytes | Part, place: int, what: str) -> None:
+    def _check_place(self, blocks: bytes | BufferSlice, place: int, what: str) -> None:
         """DamagedError if blocks are not of this migration and place, or damaged."""
         arrival = self._arrival
         bad = verify(blocks, arrival.pack_id, place) if blocks else None
@@ -271,7 +271,7 @@ class Fetching:
                 "It is there still: touch it to ask again."
             )
 
-    def steps(self, last: Piece, blocks: bytes | Part) -> Steps:
+    def steps(self, last: Piece, blocks: bytes | BufferSlice) -> Steps:
         """What to decode, newest first. The leaf may be given back just now: ask the piece."""
         leaf, base = last.leaf, self._arrival.base
         self._check_place(blocks, place_of(leaf, last.epoch), f"leaf {leaf}")
@@ -293,7 +293,7 @@ class Pieces:
 
     def __init__(self) -> None:
         self._leaf = -1
-        self._parts: list[bytes | Part] = []
+        self._parts: list[bytes | BufferSlice] = []
         self.size = 0  # bytes that have come of the leaf
 
     def add(self, piece: Piece, epoch: int | None) -> bool:
@@ -311,7 +311,7 @@ class Pieces:
             raise PeerError(f"more of leaf {piece.leaf} came than it was said to have.")
         return piece.is_last
 
-    def take(self) -> bytes | Part:
+    def take(self) -> bytes | BufferSlice:
         parts = self._parts
         self._leaf, self._parts, self.size = -1, [], 0
         return parts[0] if len(parts) == 1 else b"".join(map(bytes, parts))

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 from statekit.errors import MigrationError, StateKitError, temporary_failed
 from statekit.native.block import block_pieces, rewrite
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.residence.sources import PullSource
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Kept(PullSource):
         self._file: IO[bytes] = SpooledTemporaryFile(KEPT_BYTES)  # noqa: SIM115
         self._error: StateKitError | None = None
 
-    def keep(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
+    def keep(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
         """A leaf has come."""
         # State in use comes before a copy of it: if there is no room, the checkpoint fails.
         with self._lock:

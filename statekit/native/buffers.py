@@ -106,7 +106,7 @@ def readable(data: Any) -> Any:
     return data if data.__class__ is bytes else ffi.from_buffer("uint8_t[]", data)
 
 
-class Part:
+class BufferSlice:
     """A part of bytes, without a copy: what a memoryview would be.
 
     But one that may be in a circle of references: CPython before 3.12.3 crashes on collecting such
@@ -136,14 +136,14 @@ class Part:
         return f"<{len(self)} bytes>"
 
 
-def unpinned(data: bytes | Part) -> bytes | Part:
+def unpinned(data: bytes | BufferSlice) -> bytes | BufferSlice:
     """The same for keeping it: a copy if it is the smaller part of what it keeps in memory."""
-    return bytes(data) if data.__class__ is Part and 2 * len(data) < len(data.data) else data
+    return bytes(data) if data.__class__ is BufferSlice and 2 * len(data) < len(data.data) else data
 
 
 def span(data: Any) -> tuple[Any, int]:
     """What to pass to C for `const uint8_t *` and its length. Keep the data until C is done."""
-    if data.__class__ is Part:
+    if data.__class__ is BufferSlice:
         return ffi.from_buffer("uint8_t[]", data.data) + data.start, len(data)
     native = readable(data)
     return native, len(native)

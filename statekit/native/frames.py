@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from statekit._native import ffi, lib
 from statekit.errors import ArgumentError, native_error
-from statekit.native.buffers import Part, empty_buffer, push_buffer, readable, span
+from statekit.native.buffers import BufferSlice, empty_buffer, push_buffer, readable, span
 
 Readable: TypeAlias = bytes | bytearray | memoryview
 Writable: TypeAlias = bytearray | memoryview
@@ -123,7 +123,7 @@ def bind(frames: Writable, pack_id: bytes, offset: int) -> None:
     _expect(lib.sk_frames_bind(native, len(native), _checked(pack_id), offset))
 
 
-def verify(frames: Readable | Part, pack_id: bytes, offset: int) -> int | None:
+def verify(frames: Readable | BufferSlice, pack_id: bytes, offset: int) -> int | None:
     """Where in `frames` the first bad frame begins; None if all are good.
 
     Good: bound to this place, and undamaged as far as a checksum can tell.

@@ -23,7 +23,7 @@ from statekit.keys import KeyType, key_codec
 from statekit.kinds import KIND_NAMES, KINDS, ContainerKind, EncodedKind, Kind
 from statekit.native.block import Block, fit_blocks
 from statekit.native.buffers import (
-    Part,
+    BufferSlice,
     empty_buffer,
     native_text,
     push_buffer,
@@ -512,7 +512,9 @@ class Store(InProcess):
             raise error
         return [*compress(count(), touched.translate(_IS_TOUCHED))], error
 
-    def decode_leaf(self, leaf: int, blocks: bytes | Part, mode: DecodeMode = "replace") -> None:
+    def decode_leaf(
+        self, leaf: int, blocks: bytes | BufferSlice, mode: DecodeMode = "replace"
+    ) -> None:
         """Reads blocks of a leaf into it.
 
         "replace": the leaf becomes what they say, and whole. "under": they come from the home
@@ -525,7 +527,7 @@ class Store(InProcess):
         native, length = (blocks, len(blocks)) if blocks.__class__ is bytes else span(blocks)
         self._expect(lib.sk_leaf_decode(self._ptr, leaf, native, length, _MODES[mode]))
 
-    def decode_fitting(self, leaf: int, blocks: bytes | Part, mode: DecodeMode) -> None:
+    def decode_fitting(self, leaf: int, blocks: bytes | BufferSlice, mode: DecodeMode) -> None:
         """decode_leaf() of blocks whose states may have had other types when they were made."""
         try:
             self.decode_leaf(leaf, blocks, mode)
@@ -537,7 +539,7 @@ class Store(InProcess):
             # must not be given anew with every restore. So the next checkpoint writes it anew.
             self.forget(leaf)
 
-    def decode_chain(self, leaf: int, steps: Sequence[bytes | Part]) -> None:
+    def decode_chain(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
         """Fills a chain in under what a leaf has, newest step first. The leaf is whole then."""
         for blocks in steps[:-1]:
             self.decode_fitting(leaf, blocks, "under")

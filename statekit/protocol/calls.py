@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 from statekit.errors import ArgumentError
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.protocol.messages import Offer
 from statekit.schema import StateSchema
 
@@ -104,7 +104,7 @@ class PickCall(NamedTuple):
 
 
 class PickReply(NamedTuple):
-    """The entries, as blocks that each are of all leaves (csrc/gate.c), bound to ENTRIES_PLACE."""
+    """The entries, as blocks that each are of all leaves (csrc/pick.c), bound to ENTRIES_PLACE."""
 
     blocks: bytes
     refused: tuple[int, ...]  # leaves of which nothing is in the blocks: fetch() tells why
@@ -126,7 +126,7 @@ class Piece(NamedTuple):
     kind: PieceKind
     leaf: int
     epoch: int
-    blocks: bytes | Part = b""  # a Part: of the message that came
+    blocks: bytes | BufferSlice = b""  # a BufferSlice: of the message that came
     is_last: bool = True  # of this leaf
     is_whole: bool = True  # the pieces together are all that the leaf has
     is_delta: bool = False  # they are what changed since the base

@@ -14,7 +14,7 @@ from statekit.assignment import (
 from statekit.errors import ArgumentError, HomeError, NotOwnedError, shorten
 from statekit.homes import Home, HomeUrl
 from statekit.homes.ledger import Ledger
-from statekit.homes.record import HomeShare, Meta, change_record, fix_geometry
+from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geometry
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import Family, KVProvider
@@ -92,29 +92,29 @@ def _open_with(
     budget: int | None,
     reclaim: bool,
 ) -> KVProvider:
-    meta = Meta.read(home, url)
+    record = HomeRecord.read(home, url)
     is_new = home is None
-    groups, subs = fix_geometry(meta, url, key_groups, subgroups)
+    groups, subs = fix_geometry(record, url, key_groups, subgroups)
     mine = group_ranges(range(groups) if owned is None else owned, groups)
-    if given := common(mine, meta.given):
+    if given := common(mine, record.given):
         if reclaim:
-            _check_kept(url, meta, given)
+            _check_kept(url, record, given)
         elif owned is None:
             mine = subtract(mine, given)
             _log.warning("%s", _handed_over(url, given))
         else:
             raise NotOwnedError(_handed_over(url, given))
-    if torn := common(mine, meta.restoring):
+    if torn := common(mine, record.restoring):
         raise HomeError(
             f"a restore of key-groups {show_groups(torn)} into {url!r} is going on or was "
             "interrupted, so they are there only in part. Wait for it, or restore them again."
         )
     ledger = None
     if home is not None:
-        if not meta.is_current:
+        if not record.is_current:
             # The geometry is fixed from now on.
-            is_new = change_record(home, url, meta, lambda found: None)
-        ledger = Ledger(home, subs, len(meta.schemas), is_bare=is_new)
+            is_new = change_record(home, url, record, lambda found: None)
+        ledger = Ledger(home, subs, len(record.schemas), is_bare=is_new)
         ledger.recover(mine)
     store = Store(groups, subs)
     if not is_new:
@@ -122,7 +122,7 @@ def _open_with(
     for part in leaf_ranges(subtract((range(groups),), mine), subs):
         store.mark(part.start, part.stop, "away")
     residence = Residence(store, ledger, budget)
-    kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
+    kv = KVProvider(url, residence, record, mine, HomeShare(ledger), Family())
     if given and reclaim:
         kv._record_taken(given, ())  # before anything is done with them
     return kv
@@ -137,9 +137,9 @@ def _handed_over(url: str, given: tuple[range, ...]) -> str:
     )
 
 
-def _check_kept(url: str, meta: Meta, given: tuple[range, ...]) -> None:
+def _check_kept(url: str, record: HomeRecord, given: tuple[range, ...]) -> None:
     """NotOwnedError if of key-groups that are to be taken back not all is there any more."""
-    gone = common(given, meta.deleted)
+    gone = common(given, record.deleted)
     if not gone:
         return
     kept = subtract(given, gone)

@@ -50,7 +50,7 @@ from statekit.errors import (
 )
 from statekit.exact import VALUE_FAULTS
 from statekit.format.description import plain_metadata
-from statekit.homes.record import HomeShare, Meta
+from statekit.homes.record import HomeRecord, HomeShare
 from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.live.checkpointer import Checkpointer, Holdings
 from statekit.live.job import CheckpointJob
@@ -139,7 +139,7 @@ class KVProvider(InProcess, PeerApi):
         self,
         url: str,
         residence: Residence,
-        meta: Meta,
+        record: HomeRecord,
         mine: tuple[range, ...],
         home: HomeShare,
         family: Family,
@@ -147,7 +147,7 @@ class KVProvider(InProcess, PeerApi):
         super().__init__()
         self.url = url
         self._residence = residence
-        self._meta = meta
+        self._recorded = record
         self._mine = mine
         self._home = home
         self._family = family
@@ -162,8 +162,8 @@ class KVProvider(InProcess, PeerApi):
         self._pid = os.getpid()
         #: Key-groups that are ours, though the home's record may say that they are another's.
         self._unrecorded: tuple[range, ...] = ()
-        self._leases = cut_leases(meta.leases, leaf_ranges(mine, residence.store.subgroups))
-        residence.register(meta.schemas)
+        self._leases = cut_leases(record.leases, leaf_ranges(mine, residence.store.subgroups))
+        residence.register(record.schemas)
         residence.keeper = self  # who has a state has its provider
         for group in (group for part in mine for group in part):
             family.owners[group] = self
@@ -384,7 +384,7 @@ class KVProvider(InProcess, PeerApi):
     def _attach_state(self, declaration: _Declaration) -> Any:
         """The typed state of a declaration, on the native state of its name."""
         schema, residence = declaration.schema, self._residence
-        if (stored := self._meta.find(schema.name)) is not None:
+        if (stored := self._recorded.find(schema.name)) is not None:
             check_evolution(stored, schema)
         raw = self._native_state(schema)
         self._register(schema)
@@ -417,32 +417,32 @@ class KVProvider(InProcess, PeerApi):
         while True:
             expected = None if home is None else home.read_meta()
             if expected is not None:
-                stored_meta = Meta.decode(expected, self.url)
-                self._check_geometry(stored_meta)
-                self._meta.refresh(stored_meta)
-            schemas = self._meta.schemas
+                stored_record = HomeRecord.decode(expected, self.url)
+                self._check_geometry(stored_record)
+                self._recorded.refresh(stored_record)
+            schemas = self._recorded.schemas
             if schema in schemas:
                 break
             changed = [*schemas, schema]
-            if (stored := self._meta.find(schema.name)) is not None:
+            if (stored := self._recorded.find(schema.name)) is not None:
                 check_evolution(stored, schema)
                 changed = [schema if known is stored else known for known in schemas]
-            self._meta.schemas = changed
-            if home is None or home.write_meta(self._meta.encode(), expected):
+            self._recorded.schemas = changed
+            if home is None or home.write_meta(self._recorded.encode(), expected):
                 break
-        residence.register(self._meta.schemas)
+        residence.register(self._recorded.schemas)
 
     def _see_siblings(self) -> None:
         """Takes on what siblings have declared since: they share the home, and its states."""
         home = self._residence.home
         if home is not None:
             with self._lock:
-                self._meta.schemas = Meta.read(home, self.url).schemas
-                self._residence.register(self._meta.schemas)
+                self._recorded.schemas = HomeRecord.read(home, self.url).schemas
+                self._residence.register(self._recorded.schemas)
 
-    def _check_geometry(self, stored: Meta) -> None:
+    def _check_geometry(self, stored: HomeRecord) -> None:
         """Two processes may have found a home new at the same time."""
-        ours, theirs = self._meta, (stored.key_groups, stored.subgroups)
+        ours, theirs = self._recorded, (stored.key_groups, stored.subgroups)
         if theirs != (ours.key_groups, ours.subgroups):
             raise ArgumentError(
                 f"{self.url!r} was made by another process with {theirs[0]} key-groups x "
@@ -457,7 +457,7 @@ class KVProvider(InProcess, PeerApi):
         try:
             return self._states[name]
         except KeyError:
-            stored = self._meta.find(name)
+            stored = self._recorded.find(name)
             hint = f" (it is stored as {stored})" if stored is not None else ""
             known = ", ".join(sorted(self._states)) or "none"
             raise SchemaError(
@@ -478,7 +478,7 @@ class KVProvider(InProcess, PeerApi):
     @property
     def schemas(self) -> Mapping[str, StateSchema]:
         """The schemas of all states that are stored, declared here or not."""
-        return {schema.name: schema for schema in self._meta.schemas}
+        return {schema.name: schema for schema in self._recorded.schemas}
 
     # ---- The current key
 
@@ -818,7 +818,7 @@ class KVProvider(InProcess, PeerApi):
         return lambda: peer.take(barrier, add_late)
 
     def _holdings(self) -> Holdings:
-        return Holdings(self._mine, tuple(self._meta.schemas))
+        return Holdings(self._mine, tuple(self._recorded.schemas))
 
     # ---- Key-groups
 
@@ -936,8 +936,9 @@ class KVProvider(InProcess, PeerApi):
         residence = Residence(store, own.ledger, budget)
         if own.loading is not None:
             residence.share_source(own)
-        meta = Meta(self._meta.key_groups, self._meta.subgroups, [*self._meta.schemas])
-        other = KVProvider(self.url, residence, meta, (), self._home.share(), self._family)
+        ours = self._recorded
+        record = HomeRecord(ours.key_groups, ours.subgroups, [*ours.schemas])
+        other = KVProvider(self.url, residence, record, (), self._home.share(), self._family)
         other._has_position = self._has_position
         event_time = self._residence.store.time("event")
         if event_time is not None:
@@ -956,7 +957,7 @@ class KVProvider(InProcess, PeerApi):
         return self._mine
 
     def _stored(self) -> "_list[StateSchema]":
-        return self._meta.schemas
+        return self._recorded.schemas
 
     def _take_in(self, schemas: Iterable[StateSchema]) -> None:
         mine = self.schemas
@@ -977,32 +978,32 @@ class KVProvider(InProcess, PeerApi):
     # What the home's record says of who owns what. Siblings share it, and so may processes.
 
     def _record_given(self, part: tuple[range, ...], leases: Leases) -> None:
-        self._record(lambda meta: meta.give(part, leases))
+        self._record(lambda record: record.give(part, leases))
 
     def _record_taken(self, part: tuple[range, ...], leases: Leases) -> None:
         self._unrecorded = (*subtract(self._unrecorded, part), *part)
-        self._record(lambda meta: meta.take(part, leases))
+        self._record(lambda record: record.take(part, leases))
 
     def _record_deleted(self, part: tuple[range, ...]) -> None:
-        self._record(lambda meta: meta.delete(part))
+        self._record(lambda record: record.delete(part))
 
     def _settle_record(self) -> None:
         """What could not be written before must be there when a flush is done."""
         if self._unrecorded:
-            self._record(lambda meta: None)
+            self._record(lambda record: None)
 
-    def _record(self, change: Callable[[Meta], None]) -> None:
+    def _record(self, change: Callable[[HomeRecord], None]) -> None:
         """Changes the home's record, durably. The provider's lock is held."""
         home = self._residence.home
         while home is not None:
             expected = home.read_meta()
-            stored = self._meta.encode() if expected is None else expected
-            meta = Meta.decode(stored, self.url)
-            meta.take(self._unrecorded)
-            change(meta)
-            data = meta.encode()
+            stored = self._recorded.encode() if expected is None else expected
+            record = HomeRecord.decode(stored, self.url)
+            record.take(self._unrecorded)
+            change(record)
+            data = record.encode()
             if data == expected or home.write_meta(data, expected):
-                self._meta.refresh(meta)
+                self._recorded.refresh(record)
                 break
         self._unrecorded = ()
 
@@ -1047,7 +1048,7 @@ class KVProvider(InProcess, PeerApi):
             for name, declaration in other._declared.items():
                 if name not in self._declared:
                     self._attach_state(declaration)
-            for schema in other._meta.schemas:
+            for schema in other._recorded.schemas:
                 self._register(schema)
                 if not is_moved:
                     other._native_state(schema)  # also those that are stored and not declared
@@ -1090,7 +1091,7 @@ class KVProvider(InProcess, PeerApi):
         home, ledger = self._residence.home, self._residence.ledger
         if home is None or ledger is None:
             return
-        given = Meta.read(home, self.url).given
+        given = HomeRecord.read(home, self.url).given
         group = ledger.first_held(subtract(part, given))
         if group is not None:
             raise OccupiedError(
@@ -1110,7 +1111,7 @@ class KVProvider(InProcess, PeerApi):
         if other is self:
             raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
         is_shared = self._residence.ledger is other._residence.ledger
-        if self._meta.id and self._meta.id == other._meta.id and not is_shared:
+        if self._recorded.id and self._recorded.id == other._recorded.id and not is_shared:
             raise ArgumentError(
                 f"both providers have the home {self.url!r} open, each by itself: it would be "
                 "given its own rows, and delete them. Close one, and open its key-groups with "

@@ -30,7 +30,7 @@ from statekit.checkpoint.union import Union, unite
 from statekit.errors import ArgumentError, CheckpointCancelledError, shorten
 from statekit.homes import Home, HomeUrl
 from statekit.homes.ledger import Ledger
-from statekit.homes.record import HomeShare, Meta, change_record, fix_geometry
+from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geometry
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import Family, KVProvider
@@ -155,9 +155,9 @@ def _restore_here(
     except BaseException:
         source.release()
         raise
-    meta = Meta(plan.key_groups, plan.subgroups, [*plan.schemas])
+    record = HomeRecord(plan.key_groups, plan.subgroups, [*plan.schemas])
     url = CHECKPOINT + ", ".join(one.url for one in plan.checkpoints)
-    kv = KVProvider(url, residence, meta, mine, HomeShare(None), Family())
+    kv = KVProvider(url, residence, record, mine, HomeShare(None), Family())
     try:
         _prepare(kv, plan, mine, source)
         if lazy:
@@ -231,16 +231,16 @@ def _restore_home(
     kv = None
     try:
         url = parsed.shown
-        meta = Meta.read(home, url)
-        fix_geometry(meta, url, plan.key_groups, plan.subgroups)
-        ledger = Ledger(home, plan.subgroups, len(meta.schemas))
+        record = HomeRecord.read(home, url)
+        fix_geometry(record, url, plan.key_groups, plan.subgroups)
+        ledger = Ledger(home, plan.subgroups, len(record.schemas))
         ledger.recover(mine)  # what was committed is in its place now
         if not replace:
-            torn = (*meta.restoring, *meta.deleted)  # of which nobody expects to find all
-            _check_empty(home, url, meta, subtract(mine, torn), plan.subgroups)
-        _change_restoring(home, url, meta, lambda there: subtract(there, mine) + mine)
+            torn = (*record.restoring, *record.deleted)  # of which nobody expects to find all
+            _check_empty(home, url, record, subtract(mine, torn), plan.subgroups)
+        _change_restoring(home, url, record, lambda there: subtract(there, mine) + mine)
         residence = Residence(Store(plan.key_groups, plan.subgroups), ledger, budget)
-        kv = KVProvider(url, residence, meta, mine, HomeShare(ledger), Family())
+        kv = KVProvider(url, residence, record, mine, HomeShare(ledger), Family())
         for schema in plan.schemas:
             kv._register(schema)
         _prepare(kv, plan, mine, None)
@@ -249,7 +249,7 @@ def _restore_home(
         # From now on they are at the position of the checkpoint.
         positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
         residence.commit(mine, [one for one in positions if one[1]])
-        _change_restoring(home, url, meta, lambda there: subtract(there, mine), mine)
+        _change_restoring(home, url, record, lambda there: subtract(there, mine), mine)
     except BaseException:
         if kv is None:
             home.close()
@@ -260,9 +260,9 @@ def _restore_home(
 
 
 def _check_empty(
-    home: Home, url: str, meta: Meta, groups: tuple[range, ...], subgroups: int
+    home: Home, url: str, record: HomeRecord, groups: tuple[range, ...], subgroups: int
 ) -> None:
-    for number, schema in enumerate(meta.schemas):
+    for number, schema in enumerate(record.schemas):
         for leaf in (leaf for part in leaf_ranges(groups, subgroups) for leaf in part):
             if next(iter(home.load(leaf, number)), None) is not None:
                 raise ArgumentError(
@@ -275,14 +275,14 @@ def _check_empty(
 def _change_restoring(
     home: Home,
     url: str,
-    meta: Meta,
+    record: HomeRecord,
     change: Callable[[tuple[range, ...]], tuple[range, ...]],
     done: tuple[range, ...] = (),
 ) -> None:
     """Changes the key-groups in the home's record that are on their way; done: they are here."""
 
-    def set_restoring(found: Meta) -> None:
+    def set_restoring(found: HomeRecord) -> None:
         found.restoring = group_ranges(change(found.restoring))
         found.take(done)
 
-    change_record(home, url, meta, set_restoring)
+    change_record(home, url, record, set_restoring)

@@ -15,11 +15,11 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 
 FIELDS_MAX = 3 * 65536  # in one message
 _FIELD_MAX = 15  # then a tag is one byte
-_PART_BYTES = 4096  # what is smaller is copied: that is cheaper than a Part
+_PART_BYTES = 4096  # what is smaller is copied: that is cheaper than a BufferSlice
 _NUMBER, _BYTES = 0, 2  # how a field is written: the lowest three bits of its tag
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
@@ -172,7 +172,8 @@ def read(data: bytes, what: str, parts: int = 0) -> Fields:
             if stop > end:
                 raise WireError(f"no {what}")
             is_part = field == parts and value >= _PART_BYTES
-            found.setdefault(field, []).append(Part(data, at, stop) if is_part else data[at:stop])
+            part = BufferSlice(data, at, stop) if is_part else data[at:stop]
+            found.setdefault(field, []).append(part)
             at = stop
         else:
             found.setdefault(field, []).append(value)

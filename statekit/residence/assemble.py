@@ -31,7 +31,7 @@ from typing import TypeAlias
 from statekit.errors import BadValueError, CorruptBlockError, where
 from statekit.homes.rows import native_value, split_stamp
 from statekit.native import Store
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.native.states import State
 from statekit.schema import StateSchema
 
@@ -75,7 +75,7 @@ class Assembly:
         finally:
             scratch.mark(leaf, leaf + 1, "away")
 
-    def over_steps(self, leaf: int, here: bytes, steps: Sequence[bytes | Part]) -> bytes:
+    def over_steps(self, leaf: int, here: bytes, steps: Sequence[bytes | BufferSlice]) -> bytes:
         """Blocks of a leaf from blocks over a chain, newest step first."""
         scratch = self._scratch
         scratch.mark(leaf, leaf + 1, "absent")

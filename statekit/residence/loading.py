@@ -14,8 +14,8 @@ A push source is a process that hands its leaves over. It is not read but brings
 itself (fill()), and of a large leaf perhaps single entries first (spread()). It is told what is
 here (taken()).
 
-    locks    a leaf's gate is held while it is read and filled in. Nothing else is locked under
-             it, so whoever holds the residence's lock may wait for a gate, and never the reverse.
+    locks    a leaf's lock is held while it is read and filled in. Nothing else is locked under
+             it, so whoever holds the residence's lock may wait for this one, and never the reverse.
     types    the store may have a state with another type than the chain: int has become float, a
              time to live was added. Blocks are rewritten to what the store has. That may change
              when the user declares a state that has come already; retype() keeps all leaves from
@@ -44,12 +44,12 @@ from statekit.errors import (
 )
 from statekit.native import Store
 from statekit.native.block import block_pieces, fit_blocks
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.native.kinds import residency_filter
 from statekit.native.states import State
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 
-_GATES = 64  # leaves that can be read at the same time; a power of two
+_LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
@@ -68,8 +68,9 @@ class Loading:
         self.background = background  # whether threads bring what nobody asks for
         self._store = store
         self._on_end = on_end  # called when the threads have been everywhere
-        self._gates = [threading.Lock() for _ in range(_GATES + 1)]  # one for single entries
-        self._filling = [threading.Lock() for _ in range(_GATES + 1)]  # taken after the gate
+        # By leaf, and one for single entries.
+        self._leaf_locks = [threading.Lock() for _ in range(_LEAF_LOCKS + 1)]
+        self._filling = [threading.Lock() for _ in range(_LEAF_LOCKS + 1)]  # taken after these
         self._lock = threading.Lock()  # of all below
         self._threads: set[threading.Thread] = set()
         self._hand = 0  # the next leaf that the threads look at
@@ -114,17 +115,17 @@ class Loading:
         sources = self.sources
         push = sources.push_of(leaf) if sources.has_push else None
         if push is not None:
-            # Not under the gate: another leaf of this gate must not wait for this process.
+            # Not under the leaf's lock: another leaf that shares it must not wait for this process.
             with self._watched(leaf):
                 push.bring((leaf,), self)
             return
-        with self._gates[leaf % _GATES]:
+        with self._leaf_locks[leaf % _LEAF_LOCKS]:
             pull = self.sources.pull
             if pull is None or self._store.residency(leaf) in _HERE:
                 return
             with self._watched(leaf):
                 steps = pull.read_leaf(leaf)
-                with self._filling[leaf % _GATES]:
+                with self._filling[leaf % _LEAF_LOCKS]:
                     self._store.decode_chain(leaf, steps)
 
     def load_many(self, leaves: Iterable[int]) -> None:
@@ -138,18 +139,18 @@ class Loading:
         for leaf in wanted:
             self.load(leaf)
 
-    def fill(self, leaf: int, steps: Sequence[bytes | Part], source: PushSource) -> None:
+    def fill(self, leaf: int, steps: Sequence[bytes | BufferSlice], source: PushSource) -> None:
         """Takes in a leaf that a process brings, if it is still from there that it is to come.
 
         The leaf may have been given back meanwhile, and be expected again in another hand-over:
         then these are not its contents.
         """
-        with self._gates[leaf % _GATES]:
+        with self._leaf_locks[leaf % _LEAF_LOCKS]:
             if self._store.residency(leaf) in _HERE or not self._is_from(leaf, source):
                 return
             with self._watched(leaf):
                 try:
-                    with self._filling[leaf % _GATES]:
+                    with self._filling[leaf % _LEAF_LOCKS]:
                         self._store.decode_chain(leaf, steps)
                 except BaseException:
                     if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
@@ -188,10 +189,10 @@ class Loading:
     def spread(self, blocks: bytes, leaves: Iterable[int], source: PushSource) -> None:
         """Takes in entries of leaves, of which the others are still to come from the source.
 
-        Under a gate of its own, so that nobody waits who takes in a leaf, nor for one: whichever
+        Under a lock of its own, so that nobody waits who takes in a leaf, nor for one: whichever
         of the two comes first, what is in the leaf stays.
         """
-        with self._gates[_GATES], self._filling[_GATES]:
+        with self._leaf_locks[_LEAF_LOCKS], self._filling[_LEAF_LOCKS]:
             ours = [leaf for leaf in leaves if self._is_from(leaf, source)]
             try:
                 touched, error = self._store.spread(blocks, ours)
@@ -207,13 +208,13 @@ class Loading:
     def standing_still(self) -> Iterator[None]:
         """Nothing comes meanwhile."""
         with ExitStack() as stack:
-            for gate in self._gates:
-                stack.enter_context(gate)
+            for lock in self._leaf_locks:
+                stack.enter_context(lock)
             yield
 
     def stand_still(self, leaf: int) -> None:
         """Waits for who decides just now, while nothing comes, whose the leaf is."""
-        with self._gates[leaf % _GATES]:
+        with self._leaf_locks[leaf % _LEAF_LOCKS]:
             pass
 
     def join(self, source: PushSource, leaves: Iterable[int]) -> None:
@@ -225,7 +226,7 @@ class Loading:
         store = self._store
         if self.sources.push_of(leaf) is not None:
             return  # see PushSource.bring_timers
-        with self._gates[leaf % _GATES]:
+        with self._leaf_locks[leaf % _LEAF_LOCKS]:
             pull = self.sources.pull
             if pull is None or store.residency(leaf) in _HERE:
                 return
@@ -233,7 +234,7 @@ class Loading:
                 for blocks in pull.read_leaf(leaf):
                     for block, piece in block_pieces(blocks):
                         if block.name == name:
-                            with self._filling[leaf % _GATES]:
+                            with self._filling[leaf % _LEAF_LOCKS]:
                                 store.decode_fitting(leaf, bytes(piece), "under")
 
     @contextmanager

@@ -22,7 +22,7 @@ from statekit.checkpoint.reader import Checkpoint, open_checkpoint, read_checkpo
 from statekit.errors import MissingFileError, NoCheckpointError, shorten
 from statekit.format.manifest import manifest_name
 from statekit.native.block import block_pieces, rewrite
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.storage import Pin
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class PushSource(ABC):
         """Whether the leaf is still to come from here."""
 
     @abstractmethod
-    def taken(self, leaf: int, steps: Sequence[bytes | Part] | None) -> None:
+    def taken(self, leaf: int, steps: Sequence[bytes | BufferSlice] | None) -> None:
         """Told when something of a leaf is here; steps: all of it, and this is what it was."""
 
     @abstractmethod

@@ -166,7 +166,7 @@ class Transfer(Scanning):
         ledger, subgroups = target.ledger, self.store.subgroups
         assert ledger is not None
         here = {raw.name for raw in self.store.states()}
-        arrival = ledger.begin_arrival(
+        arrival = ledger.begin_moving_in(
             tuple(range(part.start // subgroups, part.stop // subgroups) for part in ranges)
         )
         for leaf in (leaf for part in ranges for leaf in part):
@@ -185,9 +185,9 @@ class Transfer(Scanning):
         target.load_timers(leaf for part in ranges for leaf in part)
         before_arrival()
         try:
-            ledger.end_arrival(arrival)
+            ledger.end_moving_in(arrival)
         except BaseException:
-            ledger.void_arrival(arrival)  # it may have been written all the same
+            ledger.void_moving_in(arrival)  # it may have been written all the same
             raise
 
     # ---- To another process

@@ -263,7 +263,7 @@ _ADVICE_ELSE = "Try again or use another place; the checkpoints that are complet
 class Pin:
     """A file that is protected from garbage collection until release()."""
 
-    def __init__(self, name: str, place: "_Place", release: Callable[[], None] | None) -> None:
+    def __init__(self, name: str, place: "_InUse", release: Callable[[], None] | None) -> None:
         self.name = name
         self._places = [place]  # none once released; pop() is atomic, so it happens once
         self._release = release
@@ -290,7 +290,7 @@ class Pin:
     __del__ = release
 
 
-class _Place:
+class _InUse:
     """What this process does in one directory."""
 
     def __init__(self) -> None:
@@ -334,15 +334,15 @@ class _Place:
 
 
 # Weak: a place is remembered as long as a storage or a pin of it lives.
-_places: WeakValueDictionary[str, _Place] = WeakValueDictionary()
+_places: WeakValueDictionary[str, _InUse] = WeakValueDictionary()
 _places_lock = threading.Lock()
 
 
-def _place_of(url: str) -> _Place:
+def _place_of(url: str) -> _InUse:
     with _places_lock:
         place = _places.get(url)
         if place is None:
-            place = _places[url] = _Place()
+            place = _places[url] = _InUse()
         return place
 
 

@@ -101,7 +101,7 @@ class Checkpointer:
         self._holdings = holdings
         self._lock = threading.Lock()
         self._lineages: dict[str, _Lineage] = {}
-        self._owner = draw_owner()
+        self._publisher = ""  # our name among publishers; "" before it is needed
         self._claims: dict[str, Claim] = {}  # by place; never forgotten, or we could come back
         self._turns = threading.Condition()
         self._jobs: set[CheckpointJob] = set()  # that are not over
@@ -111,10 +111,14 @@ class Checkpointer:
         self._periodic: list[PeriodicCheckpoints] = []
         self._came: array[int] | None = None  # per leaf: the epoch in which it was taken over
 
+    def _owner(self) -> str:
+        self._publisher = self._publisher or draw_owner()
+        return self._publisher
+
     def succeed(self, checkpoint: Checkpoint) -> None:
         """What is here came from a checkpoint: who published it so far is replaced by us."""
         with self._lock:
-            claim = Claim(self._owner, checkpoint.seen)
+            claim = Claim(self._owner(), checkpoint.seen)
             before = self._claims.setdefault(checkpoint.storage.url, claim)
             if claim.generation < before.generation:  # two of one place: what was seen by both
                 self._claims[checkpoint.storage.url] = claim
@@ -336,7 +340,7 @@ class Checkpointer:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
             with self._lock:
-                claim = self._claims.setdefault(storage.url, Claim(self._owner))
+                claim = self._claims.setdefault(storage.url, Claim(self._owner()))
             run = _Run(job, order, frozen, lineage, holdings, claim)
         except BaseException:
             if frozen is not None:

@@ -138,6 +138,8 @@ class PeerApi(ABC):
         """The epochs of key-groups' leases. Other processes may remember them."""
         if self._peer is not None:
             return self._peer.leases(part)
+        if not self._leases:  # nothing was ever handed over
+            return ()
         return cut_leases(self._leases, leaf_ranges(part, self._residence.store.subgroups))
 
     def _hand_on(self, other: "PeerApi", part: tuple[range, ...]) -> None:
@@ -147,7 +149,7 @@ class PeerApi(ABC):
             self._peer.disown(part)
         if other._peer is not None:
             other._peer.own(part, leases)
-        else:
+        elif leases:
             other._leases = renew_leases(other._leases, leases)
 
     def _credentials(self, tls: "TLS | None", token: str | None) -> Credentials:

@@ -1,6 +1,8 @@
 """The provider: what users program against.
 
-provider.py   KVProvider: states, commits, checkpoints, split and merge
+provider.py   KVProvider: commits, checkpoints, what its home's record says, figures
+declare.py    its states: how they are asked for, and made
+split.py      its key-groups: whose they are, split and merge
 open.py       statekit.open(): from the URL of a home
 home.py       the home that a URL names, and its share of the memory
 restore.py    statekit.restore(): from checkpoints

@@ -2,7 +2,7 @@
 
 from statekit.errors import ArgumentError
 from statekit.homes import Home, HomeUrl, open_home
-from statekit.provider.provider import MEMORY_DEFAULT
+from statekit.provider.split import MEMORY_DEFAULT
 from statekit.uninterrupted import await_finalizers
 
 _HOME_SHARE = 8  # an eighth of the memory is for the home's own caches, ...

@@ -17,8 +17,9 @@ from statekit.homes.ledger import Ledger
 from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geometry
 from statekit.native import Store
 from statekit.provider.home import home_of
-from statekit.provider.provider import Family, KVProvider
+from statekit.provider.provider import KVProvider
 from statekit.provider.restore import CHECKPOINT, restore
+from statekit.provider.split import Family
 from statekit.residence.residence import Residence
 
 _log = logging.getLogger("statekit")

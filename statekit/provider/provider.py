@@ -19,62 +19,33 @@ from copy import deepcopy
 from html import escape
 from os import PathLike
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar
 
-from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.assignment import leaf_ranges, show_groups, subtract
 from statekit.checkpoint.reader import Checkpoint
-from statekit.codecs import (
-    Codec,
-    ListShape,
-    MapShape,
-    SetShape,
-    Shape,
-    as_misfit,
-    make_codec,
-    make_shape,
-)
 from statekit.errors import (
-    ArgumentError,
-    BadValueError,
     ClosedError,
     CommitError,
-    HomeError,
     InProcess,
-    KeyTypeError,
     KindError,
-    NotOwnedError,
-    OccupiedError,
-    OverflowStateError,
     SchemaError,
     shorten,
 )
-from statekit.exact import VALUE_FAULTS
 from statekit.format.description import plain_metadata
 from statekit.homes.record import HomeRecord, HomeShare
-from statekit.keys import KeyType, encode_key, key_codec, leaf_of_encoded
 from statekit.live.checkpointer import Checkpointer, Holdings
 from statekit.live.job import CheckpointJob
 from statekit.live.periodic import PeriodicCheckpoints
-from statekit.metrics import Metrics, MovedMetrics, StateCounters, StateMetrics
-from statekit.migration.api import PeerApi
+from statekit.metrics import Metrics, MovedMetrics, StateMetrics
 from statekit.native import Store
-from statekit.native.columns import route
-from statekit.native.ttl import SWEEP_SLOTS, TTL, Sweeper, Timestamp, as_ms, as_ttl
+from statekit.native.ttl import SWEEP_SLOTS, Sweeper, Timestamp, as_ms
 from statekit.protocol.messages import Leases, cut_leases
+from statekit.provider.declare import Declaration
+from statekit.provider.split import Family, Splitting
 from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
-from statekit.schema import StateSchema, Type, check_evolution, value_kind
-from statekit.state import (
-    AggregateState,
-    ListState,
-    MapState,
-    ReduceState,
-    SetState,
-    TimersState,
-    ValueState,
-)
+from statekit.schema import StateSchema, check_evolution
 from statekit.state.keyed import current_key
-from statekit.state.value import NO_DEFAULT, NumberValueState
 from statekit.uninterrupted import await_finalizers, finalize, uninterrupted
 
 T = TypeVar("T")
@@ -85,9 +56,6 @@ I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 
 _log = logging.getLogger("statekit")
-
-MEMORY_DEFAULT = 256 << 20  # of a provider whose home is not memory
-
 
 _unclosed: "weakref.WeakSet[KVProvider]" = weakref.WeakSet()  # providers with a home ...
 #: ... and their stores, by id: what is collected together is finalized in any order, and a store
@@ -105,26 +73,7 @@ def _leave_all() -> None:
 atexit.register(_leave_all)
 
 
-class Family:
-    """The providers of one process that were split from each other: who owns which key-group."""
-
-    def __init__(self) -> None:
-        self.owners: dict[int, KVProvider] = {}
-
-    def members(self) -> set["KVProvider"]:
-        return set(self.owners.values())
-
-
-class _Declaration:
-    """How a state was asked for: enough to ask for it again on another provider."""
-
-    def __init__(self, schema: StateSchema, ttl: TTL | None, make: Callable[..., Any]) -> None:
-        self.schema = schema
-        self.ttl = ttl
-        self.make = make  # (raw, residence, schema) -> the typed state
-
-
-class KVProvider(InProcess, PeerApi):
+class KVProvider(InProcess, Splitting):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
@@ -150,9 +99,9 @@ class KVProvider(InProcess, PeerApi):
         self._recorded = record
         self._mine = mine
         self._home = home
-        self._family = family
+        self._family: Family = family
         self._lock = threading.RLock()
-        self._declared: dict[str, _Declaration] = {}
+        self._declared: dict[str, Declaration] = {}
         self._states: dict[str, Any] = {}
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()  # all that are in use
         self._sweeper: Sweeper | None = None
@@ -162,7 +111,8 @@ class KVProvider(InProcess, PeerApi):
         self._pid = os.getpid()
         #: Key-groups that are ours, though the home's record may say that they are another's.
         self._unrecorded: tuple[range, ...] = ()
-        self._leases = cut_leases(record.leases, leaf_ranges(mine, residence.store.subgroups))
+        if record.leases:
+            self._leases = cut_leases(record.leases, leaf_ranges(mine, residence.store.subgroups))
         residence.register(record.schemas)
         residence.keeper = self  # who has a state has its provider
         for group in (group for part in mine for group in part):
@@ -170,285 +120,6 @@ class KVProvider(InProcess, PeerApi):
         if residence.ledger is not None:
             _unclosed.add(self)
             _kept[id(self)] = residence.store
-
-    # ---- Declaring states
-
-    @overload
-    def value(
-        self, name: str, type: type[T], *, default: T = ..., key: KeyType = ..., ttl: Any = ...
-    ) -> ValueState[T]: ...
-    @overload
-    def value(
-        self, name: str, type: Any, *, default: Any = ..., key: KeyType = ..., ttl: Any = ...
-    ) -> ValueState[Any]: ...
-    def value(
-        self,
-        name: str,
-        type: Any,  # noqa: A002
-        *,
-        default: Any = NO_DEFAULT,
-        key: KeyType = str,
-        ttl: Any = None,
-    ) -> ValueState[Any]:
-        """One value of a type under each key. default: what reading a missing key gives."""
-        return self._value(name, type, key, ttl, default)  # type: ignore[no-any-return]
-
-    def _value(
-        self,
-        name: str,
-        hint: Any,
-        key: KeyType,
-        ttl: Any,
-        default: Any = NO_DEFAULT,
-        fold: Callable[[ValueState[Any]], Any] | None = None,
-    ) -> Any:
-        """A value state, or what `fold` makes of it."""
-        codec = make_codec(hint)
-        if default is not NO_DEFAULT:
-            _check_value(codec, default, f"the default of state {name!r}")
-        cls = ValueState if value_kind(codec.type) == "bytes" else NumberValueState
-
-        def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
-            state: ValueState[Any] = cls(raw, residence, schema, codec, default)
-            return state if fold is None else fold(state)
-
-        return self._declare(name, "value", key, codec.type, ttl, make)
-
-    @overload
-    def list(
-        self, name: str, item: type[T], *, key: KeyType = ..., ttl: Any = ...
-    ) -> ListState[T]: ...
-    @overload
-    def list(
-        self, name: str, item: Any, *, key: KeyType = ..., ttl: Any = ...
-    ) -> ListState[Any]: ...
-    def list(self, name: str, item: Any, *, key: KeyType = str, ttl: Any = None) -> ListState[Any]:
-        """A list of items of a type under each key."""
-        return self._container(name, make_shape(_list[item]), key, ttl)  # type: ignore[no-any-return]
-
-    @overload
-    def map(
-        self, name: str, map_key: type[K], value: type[V], *, key: KeyType = ..., ttl: Any = ...
-    ) -> MapState[K, V]: ...
-    @overload
-    def map(
-        self, name: str, map_key: Any, value: Any, *, key: KeyType = ..., ttl: Any = ...
-    ) -> MapState[Any, Any]: ...
-    def map(
-        self, name: str, map_key: Any, value: Any, *, key: KeyType = str, ttl: Any = None
-    ) -> MapState[Any, Any]:
-        """A map under each key."""
-        return self._container(name, make_shape(dict[map_key, value]), key, ttl)  # type: ignore[no-any-return]
-
-    @overload
-    def state(  # type: ignore[overload-overlap]
-        self, name: str, hint: "type[_list[T]]", *, key: KeyType = ..., ttl: Any = ...
-    ) -> ListState[T]: ...
-    @overload
-    def state(  # type: ignore[overload-overlap]
-        self, name: str, hint: type[dict[K, V]], *, key: KeyType = ..., ttl: Any = ...
-    ) -> MapState[K, V]: ...
-    @overload
-    def state(  # type: ignore[overload-overlap]
-        self, name: str, hint: "type[set[T]]", *, key: KeyType = ..., ttl: Any = ...
-    ) -> SetState[T]: ...
-    @overload
-    def state(
-        self, name: str, hint: type[T], *, key: KeyType = ..., ttl: Any = ...
-    ) -> ValueState[T]: ...
-    @overload
-    def state(self, name: str, hint: Any, *, key: KeyType = ..., ttl: Any = ...) -> Any: ...
-    def state(self, name: str, hint: Any, *, key: KeyType = str, ttl: Any = None) -> Any:
-        """What a type hint says: lists, dicts and sets, nested as you like; else a value."""
-        shape = make_shape(hint)
-        if shape.letter:
-            return self._container(name, shape, key, ttl)
-        return self.value(name, hint, key=key, ttl=ttl)
-
-    def _container(self, name: str, shape: Shape, key: KeyType, ttl: Any) -> Any:
-        form, cls = next((form, cls) for node, form, cls in _CONTAINERS if isinstance(shape, node))
-
-        def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
-            return cls(raw, residence, schema, shape)
-
-        return self._declare(name, form, key, shape.codec.type, ttl, make)
-
-    def reduce(
-        self,
-        name: str,
-        type: type[T],  # noqa: A002
-        function: Callable[[T, T], T],
-        *,
-        key: KeyType = str,
-        ttl: Any = None,
-    ) -> ReduceState[T]:
-        """A value that new ones are folded into: kv.reduce("total", int, operator.add)."""
-        if not callable(function):
-            raise ArgumentError(
-                f"{function!r} is no function of two values (state {name!r}). "
-                "Pass one such as operator.add."
-            )
-        return self._value(  # type: ignore[no-any-return]
-            name, type, key, ttl, fold=lambda values: ReduceState(values, function)
-        )
-
-    @overload
-    def aggregate(
-        self,
-        name: str,
-        type: type[A],
-        *,
-        initial: A,
-        add: Callable[[A, I], A],
-        result: Callable[[A], R],
-        key: KeyType = ...,
-        ttl: Any = ...,
-    ) -> AggregateState[A, I, R]: ...
-    @overload
-    def aggregate(
-        self,
-        name: str,
-        type: type[A],
-        *,
-        initial: A,
-        add: Callable[[A, I], A],
-        key: KeyType = ...,
-        ttl: Any = ...,
-    ) -> AggregateState[A, I, A]: ...
-    def aggregate(
-        self,
-        name: str,
-        type: Any,  # noqa: A002
-        *,
-        initial: Any,
-        add: Callable[[Any, Any], Any],
-        result: Callable[[Any], Any] = lambda accumulator: accumulator,
-        key: KeyType = str,
-        ttl: Any = None,
-    ) -> AggregateState[Any, Any, Any]:
-        """An accumulator of a type that items are added to, and the result made of it."""
-        for function, what in ((add, "add"), (result, "result")):
-            if not callable(function):
-                raise ArgumentError(
-                    f"{what}={shorten(function)} is no function (state {name!r}). Pass "
-                    "add(accumulator, item) and, if you like, result(accumulator)."
-                )
-        _check_value(make_codec(type), initial, f"the initial value of state {name!r}")
-        return self._value(  # type: ignore[no-any-return]
-            name, type, key, ttl, fold=lambda values: AggregateState(values, initial, add, result)
-        )
-
-    def timers(self, name: str, *, key: KeyType = str) -> TimersState:
-        """Timers in event time under each key."""
-
-        def make(raw: Any, residence: Residence, schema: StateSchema) -> TimersState:
-            residence.load_state(raw, residence.leaves())
-            return TimersState(raw, residence, schema)
-
-        return self._declare(name, "timers", key, "int", None, make)  # type: ignore[no-any-return]
-
-    def _declare(
-        self,
-        name: str,
-        form: str,
-        key: KeyType,
-        type_: Type,
-        ttl: Any,
-        make: Callable[..., Any],
-    ) -> Any:
-        self._check_open()
-        life = as_ttl(ttl)
-        asked = StateSchema(name, form, key_codec(key).text, type_, life.time if life else "")
-        with self._lock:
-            before = self._declared.get(name)
-            if before is not None and (before.schema != asked or before.ttl != life):
-                self._refuse_second(before, asked, life)
-            for sibling in self._family.members():
-                theirs = sibling._declared.get(name)
-                if theirs is not None and theirs.schema != asked:
-                    self._refuse_second(theirs, asked, life)
-            return self._attach_state(_Declaration(asked, life, make))
-
-    def _refuse_second(self, before: _Declaration, asked: StateSchema, life: TTL | None) -> None:
-        if before.schema == asked:
-            what, is_asked = f"ttl {before.ttl}", f"ttl {life}"
-        else:
-            what, is_asked = str(before.schema), str(asked)
-        error = SchemaError(
-            f"state {asked.name!r} is declared in this provider as {what}; asked for was "
-            f"{is_asked}. Declare a state once, or the same way each time."
-        )
-        error.state = asked.name
-        raise error
-
-    def _attach_state(self, declaration: _Declaration) -> Any:
-        """The typed state of a declaration, on the native state of its name."""
-        schema, residence = declaration.schema, self._residence
-        if (stored := self._recorded.find(schema.name)) is not None:
-            check_evolution(stored, schema)
-        raw = self._native_state(schema)
-        self._register(schema)
-        if declaration.ttl is not None:
-            life = declaration.ttl
-            raw.ttl(life.after_ms, clock=life.time, on_read=life.refresh == "read")
-            if self._sweeper is None and life.time == "processing":
-                self._sweeper = Sweeper(residence.store)
-        state = declaration.make(raw, residence, schema)
-        self._declared[schema.name] = declaration
-        self._states[schema.name] = state
-        self._handles.add(state)
-        return state
-
-    def _native_state(self, schema: StateSchema) -> Any:
-        store, kind = self._residence.store, schema.kind
-        try:
-            return store.state(schema.name, kind, schema.key, timed=schema.timed)  # type: ignore[call-overload]
-        except SchemaError:
-            if schema.name in self._declared:
-                raise
-            # It came with a checkpoint, where it has an older type; nobody here uses it yet.
-            return self._residence.retype(schema.name, kind, schema.timed)
-
-    def _register(self, schema: StateSchema) -> None:
-        """Writes the schema into the home's description, where several providers may be at it."""
-        residence = self._residence
-        residence.counters.setdefault(schema.name, StateCounters())
-        home = residence.home
-        while True:
-            expected = None if home is None else home.read_meta()
-            if expected is not None:
-                stored_record = HomeRecord.decode(expected, self.url)
-                self._check_geometry(stored_record)
-                self._recorded.refresh(stored_record)
-            schemas = self._recorded.schemas
-            if schema in schemas:
-                break
-            changed = [*schemas, schema]
-            if (stored := self._recorded.find(schema.name)) is not None:
-                check_evolution(stored, schema)
-                changed = [schema if known is stored else known for known in schemas]
-            self._recorded.schemas = changed
-            if home is None or home.write_meta(self._recorded.encode(), expected):
-                break
-        residence.register(self._recorded.schemas)
-
-    def _see_siblings(self) -> None:
-        """Takes on what siblings have declared since: they share the home, and its states."""
-        home = self._residence.home
-        if home is not None:
-            with self._lock:
-                self._recorded.schemas = HomeRecord.read(home, self.url).schemas
-                self._residence.register(self._recorded.schemas)
-
-    def _check_geometry(self, stored: HomeRecord) -> None:
-        """Two processes may have found a home new at the same time."""
-        ours, theirs = self._recorded, (stored.key_groups, stored.subgroups)
-        if theirs != (ours.key_groups, ours.subgroups):
-            raise ArgumentError(
-                f"{self.url!r} was made by another process with {theirs[0]} key-groups x "
-                f"{theirs[1]} sub-groups; this one has {ours.key_groups} x {ours.subgroups}. "
-                "Open it with the same numbers everywhere."
-            )
 
     # ---- Finding states
 
@@ -820,136 +491,10 @@ class KVProvider(InProcess, PeerApi):
     def _holdings(self) -> Holdings:
         return Holdings(self._mine, tuple(self._recorded.schemas))
 
-    # ---- Key-groups
+    # ---- Key-groups; the rest is in split.py
 
-    @property
-    def key_groups(self) -> tuple[range, ...]:
-        """The key-groups that this provider owns, as ascending ranges."""
-        return self._mine
-
-    @property
-    def key_group_count(self) -> int:
-        """How many key-groups there are in all."""
-        return self._residence.store.key_groups
-
-    @property
-    def subgroups(self) -> int:
-        """Sub-groups in each key-group."""
-        return self._residence.store.subgroups
-
-    def key_group_of(self, key: Any) -> int:
-        """The key-group of a key, whoever owns it."""
-        codec = key_codec(_key_type_of(key))
-        store = self._residence.store
-        data = encode_key(codec.text, key)
-        return leaf_of_encoded(codec, data, store.leaves) // store.subgroups
-
-    def key_groups_of(self, keys: Any, *, key: KeyType = str) -> memoryview:
-        """The key-group of each key of a column (as batches take them), as unsigned ints.
-
-        For engines that route whole micro-batches; numpy.asarray() of it costs no copy.
-        """
-        # Both are prefixes of the hash: a key-group is a leaf of a store without sub-groups.
-        return route(keys, key_codec(key), self.key_group_count)
-
-    def owner_of(self, key: Any) -> "KVProvider | None":
-        """The provider that has a key: this one, or one it was split from or into, or None.
-
-        >>> import statekit as sk
-        >>> kv = sk.open("memory:")
-        >>> left, right = kv.split([range(0, 64), range(64, 128)])
-        >>> kv.owner_of("alice") is left, left.key_group_of("alice")
-        (True, 15)
-        """
-        return self._family.owners.get(self.key_group_of(key))
-
-    def split(self, ranges: Iterable[KeyGroups]) -> "_list[KVProvider]":
-        """Hands key-groups over to new providers, one for each range, by moving their leaves.
-
-        What is in no range stays here. The new providers have the same states and the same home;
-        memory is shared out by the number of key-groups.
-        """
-        self._check_open()
-        total = self.key_group_count
-        if isinstance(ranges, range | str | bytes) or not isinstance(ranges, Iterable):
-            raise ArgumentError(
-                f"{shorten(ranges)} is no list of key-groups for new providers. Pass one range for "
-                f"each: [range(0, {total // 2}), range({total // 2}, {total})], or what "
-                f"statekit.assign({total}, 2) gives."
-            )
-        parts = [group_ranges(part, total) for part in ranges]
-        group_ranges([group for part in parts for group in part])  # each group once
-        for part in parts:
-            if missing := subtract(part, self._mine):
-                raise NotOwnedError(
-                    f"key-groups {show_groups(missing)} are not this provider's, which has "
-                    f"{show_groups(self._mine)}. Split what it has."
-                )
-        if self._peer is not None:
-            self._peer.finish_coming([group for part in parts for group in part])
-        return uninterrupted(lambda _: self._split(parts), self._unsplit)
-
-    def _split(self, parts: "_list[tuple[range, ...]]") -> "_list[KVProvider]":
-        made: _list[KVProvider] = []
-        with self._lock:
-            try:
-                for part in parts:
-                    made.append(self._split_off(part))
-            except BaseException:
-                self._unsplit(made)
-                raise
-        return made
-
-    def _unsplit(self, made: "_list[KVProvider]") -> None:
-        for provider in made:
-            self._merge(provider)
-            provider._let_go()
-
-    def _split_off(self, part: tuple[range, ...]) -> "KVProvider":
-        own = self._residence
-        groups = sum(map(len, self._mine)) or 1
-        share = None
-        if own.budget is not None:
-            share = own.budget * sum(map(len, part)) // groups
-        if self._peer is not None:
-            self._peer.check_free(part)
-        other = self._sibling(share)
-        try:
-            own.move_leaves(other._residence, leaf_ranges(part, self.subgroups))
-        except BaseException:
-            other._let_go()
-            raise
-        if other._residence.loading is not None:
-            other._residence.resume_loading()
-        self._gave(part)
-        other._take_over(part)
-        self._hand_on(other, part)
-        if own.budget is not None and share is not None:
-            own.set_budget(own.budget - share)
-        return other
-
-    def _sibling(self, budget: int | None) -> "KVProvider":
-        """A provider with the same states and home that owns nothing yet."""
-        store = Store(self.key_group_count, self.subgroups)
-        store.mark(0, store.leaves, "away")
-        own = self._residence
-        residence = Residence(store, own.ledger, budget)
-        if own.loading is not None:
-            residence.share_source(own)
-        ours = self._recorded
-        record = HomeRecord(ours.key_groups, ours.subgroups, [*ours.schemas])
-        other = KVProvider(self.url, residence, record, (), self._home.share(), self._family)
-        other._has_position = self._has_position
-        event_time = self._residence.store.time("event")
-        if event_time is not None:
-            store.set_time("event", event_time)
-        try:
-            for declaration in self._declared.values():
-                other._attach_state(declaration)
-        except BaseException:
-            other._let_go()
-            raise
-        return other
+    def _new(self, residence: Residence, record: HomeRecord) -> "KVProvider":
+        return KVProvider(self.url, residence, record, (), self._home.share(), self._family)
 
     # ---- For other processes (migration/api.py)
 
@@ -968,12 +513,6 @@ class KVProvider(InProcess, PeerApi):
             if schema.name not in mine:
                 self._native_state(schema)
                 self._register(schema)
-
-    def _gave(self, part: tuple[range, ...]) -> None:
-        self._mine = subtract(self._mine, part)
-        for group in (group for r in part for group in r):
-            if self._family.owners.get(group) is self:
-                del self._family.owners[group]
 
     # What the home's record says of who owns what. Siblings share it, and so may processes.
 
@@ -1012,140 +551,6 @@ class KVProvider(InProcess, PeerApi):
 
     def _figures(self) -> dict[str, Any]:
         return self.metrics().as_dict()
-
-    def _take_over(self, part: tuple[range, ...]) -> None:
-        self._mine = group_ranges((*self._mine, *part))
-        self._checkpointer.came(leaf_ranges(part, self.subgroups))
-        for group in (group for r in part for group in r):
-            self._family.owners[group] = self
-
-    def merge(self, other: "KVProvider") -> None:
-        """Takes over all key-groups of another provider, which is left with none.
-
-        It stays open (close it if it is of no more use): it may be given key-groups again.
-        Refused, with nothing changed, if both have a key-group or their states do not agree.
-        """
-        self._check_open()
-        if not isinstance(other, KVProvider):
-            raise ArgumentError(
-                f"{shorten(other)} is no provider. Pass what split() or open() gave."
-            )
-        other._check_open()
-        self._check_mergeable(other)
-        if other._peer is not None:
-            other._peer.finish_coming(other._mine)
-        uninterrupted(lambda _: self._merge(other))
-
-    def _merge(self, other: "KVProvider") -> None:
-        first, second = sorted((self, other), key=id)
-        with first._lock, second._lock:
-            part = other._mine
-            if other._peer is not None:
-                other._peer.check_free(part)
-            is_moved = self._residence.ledger is other._residence.ledger
-            if not is_moved:
-                self._check_vacant(part)
-            for name, declaration in other._declared.items():
-                if name not in self._declared:
-                    self._attach_state(declaration)
-            for schema in other._recorded.schemas:
-                self._register(schema)
-                if not is_moved:
-                    other._native_state(schema)  # also those that are stored and not declared
-            here, there = self._residence.budget, other._residence.budget
-            if here is not None:
-                # Their memory comes with them; a provider that had given all away and takes from
-                # one without a limit needs some again.
-                self._residence.set_budget(here + (there or 0) or MEMORY_DEFAULT)
-            leaves = leaf_ranges(part, self.subgroups)
-            self._residence.let_in(leaves)
-            if not is_moved:
-                self._record_deleted(part)  # of what was handed over before: it is overwritten
-            leases = other._leases_of(part)
-            is_told = not is_moved and None not in (self._residence.home, other._residence.home)
-            try:
-                # From one home to another: at no instant would both be opened with them.
-                other._residence.give(
-                    self._residence,
-                    leaves,
-                    (lambda: other._record_given(part, leases)) if is_told else lambda: None,
-                )
-            except BaseException:
-                if here is not None:
-                    self._residence.set_budget(here)
-                if is_told:
-                    other._note(lambda: other._record_taken(part, leases))
-                raise
-            if not is_moved:
-                self._note(lambda: self._record_taken(part, leases))
-            other._gave(part)
-            self._take_over(part)
-            other._hand_on(self, part)
-            if other._residence.forget_given() and is_told:
-                other._note(lambda: other._record_taken(part, leases))  # as empty as a new home
-            if there is not None:
-                other._residence.set_budget(0)
-
-    def _check_vacant(self, part: tuple[range, ...]) -> None:
-        """OccupiedError if the home has rows of key-groups that come, and never gave them away."""
-        home, ledger = self._residence.home, self._residence.ledger
-        if home is None or ledger is None:
-            return
-        given = HomeRecord.read(home, self.url).given
-        group = ledger.first_held(subtract(part, given))
-        if group is not None:
-            raise OccupiedError(
-                f"{self.url!r} has entries of key-group {group}, with which it was not opened: "
-                "they would be overwritten. Nothing was merged. Open the home with that key-group "
-                "(owned=), or merge into another one."
-            )
-
-    def _note(self, record: Callable[[], None]) -> None:
-        """Changes the home's record. If that fails, the next flush() tries it again, or fails."""
-        try:
-            record()
-        except HomeError as error:
-            _log.warning("the home does not say yet what is its own: %s", error)
-
-    def _check_mergeable(self, other: "KVProvider") -> None:
-        if other is self:
-            raise ArgumentError("a provider cannot be merged with itself. Pass another one.")
-        is_shared = self._residence.ledger is other._residence.ledger
-        if self._recorded.id and self._recorded.id == other._recorded.id and not is_shared:
-            raise ArgumentError(
-                f"both providers have the home {self.url!r} open, each by itself: it would be "
-                "given its own rows, and delete them. Close one, and open its key-groups with "
-                "owned= where they are to be; providers that split() makes share their home."
-            )
-        here = (self.key_group_count, self.subgroups)
-        there = (other.key_group_count, other.subgroups)
-        if here != there:
-            raise ArgumentError(
-                f"a provider of {there[0]} key-groups x {there[1]} sub-groups cannot be merged "
-                f"into one of {here[0]} x {here[1]}. Open both with the same numbers."
-            )
-        common = subtract(self._mine, subtract(self._mine, other._mine))
-        if common:
-            raise OccupiedError(
-                f"both providers have key-groups {show_groups(common)}. "
-                "Merge providers that own different ones."
-            )
-        self._see_siblings()
-        other._see_siblings()
-        mine = self.schemas
-        for name, schema in other.schemas.items():
-            if name in mine and mine[name] != schema:
-                raise SchemaError(
-                    f"state {name!r} is {mine[name]} here and {schema} there. "
-                    "Nothing was merged; declare it alike on both sides."
-                )
-        for name, declared in self._declared.items():
-            theirs = other._declared.get(name)
-            if theirs is not None and theirs.ttl != declared.ttl:
-                raise SchemaError(
-                    f"state {name!r} has ttl {declared.ttl} here and {theirs.ttl} there. "
-                    "Nothing was merged; declare it alike on both sides."
-                )
 
     # ---- Figures
 
@@ -1245,32 +650,3 @@ class Keyed:
 
 
 _list = list  # the class has a method of that name
-_CONTAINERS = (
-    (ListShape, "list", ListState),
-    (MapShape, "map", MapState),
-    (SetShape, "set", SetState),
-)
-
-
-def _check_value(codec: Codec, value: Any, what: str) -> None:
-    """BadValueError before anything is declared, if a value is not of its state's type."""
-    try:
-        codec.encode(value)
-    except VALUE_FAULTS as fault:
-        misfit = as_misfit(fault, value, codec)
-        given = f"{shorten(misfit.value)}{misfit.place()}"
-        kind = OverflowStateError if misfit.is_too_large else BadValueError
-        raise kind(f"{what}: {given} {misfit.problem()}. {misfit.what_to_do()}") from None
-
-
-def _key_type_of(key: Any) -> str:
-    """The key type that a key has by itself."""
-    letters = {str: "s", bytes: "b", int: "i"}
-    parts = key if isinstance(key, tuple) else (key,)
-    text = "".join(letters.get(type(part), "?") for part in parts)
-    if "?" in text or not text:
-        raise KeyTypeError(
-            f"the key {shorten(key)} is of type {type(key).__name__}, which no key has. "
-            "Use str, bytes, int, or a tuple of these."
-        )
-    return f"({text})" if isinstance(key, tuple) else text

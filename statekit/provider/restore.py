@@ -33,7 +33,8 @@ from statekit.homes.ledger import Ledger
 from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geometry
 from statekit.native import Store
 from statekit.provider.home import home_of
-from statekit.provider.provider import Family, KVProvider
+from statekit.provider.provider import KVProvider
+from statekit.provider.split import Family
 from statekit.residence.residence import Residence
 from statekit.residence.sources import CheckpointSource, PullSource, open_pinned
 from statekit.uninterrupted import uninterrupted

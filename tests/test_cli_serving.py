@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import statekit as sk
+from statekit.cli import serving
 from statekit.cli.app import app
 from statekit.errors import StorageError
 from statekit.live.checkpointer import Checkpointer
@@ -259,6 +260,19 @@ def test_what_cannot_be_written_there_is_written_elsewhere(
     assert "the disk is full. What was fetched is in" in err
     (rescued,) = tmp_path.glob("statekit-fetched-*")
     assert contents(rescued) == EXPECTED
+
+
+def test_each_signal_counts_however_late_it_is_noticed() -> None:
+    """Also in the middle of a look: the handler takes no lock."""
+    ending = serving._Ending()
+    assert not ending.wait(0)
+    before = signal.signal(signal.SIGALRM, lambda *_: ending.ask())
+    try:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [ending.wait(0), ending.take(), ending.take()] == [True, True, False]
 
 
 def test_a_server_that_ends_too_early_says_so(place: Path) -> None:

@@ -229,6 +229,39 @@ def test_fencing_ends_arrivals(stack: ExitStack) -> None:
     wait_until(lambda: b.migrations == ())
 
 
+def test_fencing_ends_an_arrival_that_has_nothing_to_report(stack: ExitStack) -> None:
+    """Its thread waits for something to say, and is woken."""
+    a, b = opened(stack), opened(stack, owned=())
+    a.value("n", int).put_many(KEYS, range(len(KEYS)))
+    migration = b.fetch_from(a.serve().address, strategy="on_demand")
+    assert b.value("n", int)[KEYS[0]] == 0
+    wait_until(lambda: migration.reports.is_idle and not migration.state.installed)
+    b.fence(7)
+    wait_until(lambda: b.migrations == ())
+    assert b.loading is None
+
+
+def test_who_reports_to_one_of_a_later_generation_is_fenced(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = opened(stack), opened(stack, owned=())
+    a.value("n", int).put_many(KEYS, range(len(KEYS)))
+    report, may_report = Reports.report, threading.Event()
+
+    def waiting(self: Reports) -> None:
+        may_report.wait(SECONDS_MAX)
+        report(self)
+
+    monkeypatch.setattr(Reports, "report", waiting)
+    migration = b.fetch_from(a.serve(token=TOKEN).address, token=TOKEN)
+    wait_until(lambda: not migration.state.missing)
+    a.fence(3)
+    may_report.set()
+    with pytest.raises(FencedError):
+        migration.wait(SECONDS_MAX)
+    assert b.key_groups == ()
+
+
 def test_who_meets_a_later_generation_owns_nothing_any_more(stack: ExitStack) -> None:
     a, b = opened(stack, owned=[0]), opened(stack, owned=[1])
     address = a.serve(generation=1, token=TOKEN).address

@@ -14,7 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -143,7 +143,7 @@ class _Serving:
         self._begun: dict[str, float] = {}
         self._told: set[str] = set()  # hand-overs whose end was told
 
-    def run(self, ending: threading.Event, once: bool) -> None:
+    def run(self, ending: "_Ending", once: bool) -> None:
         self._announce()
         with _screen() as draw:
             is_live = draw is not None
@@ -153,7 +153,6 @@ class _Serving:
                     draw(self._picture())
                 if once and self._is_all_gone:
                     break
-            ending.clear()
             until = monotonic() + _GRACE_S
             while self._unfinished and monotonic() < until and not ending.wait(_TICK_S):
                 if draw is not None:
@@ -371,14 +370,13 @@ class _Fetching:
         self._rate = _Rate()
         self._lines = 0
 
-    def run(self, ending: threading.Event) -> None:
+    def run(self, ending: "_Ending") -> None:
         threading.Thread(target=self._take, name="statekit-fetch", daemon=True).start()
         with _screen() as draw:
             while not self._over.wait(_TICK_S):
                 self._look(draw)
-                if ending.is_set():
+                if ending.take():
                     self._interrupt()
-                    ending.clear()
             self.seconds = monotonic() - self._began
             self._look(draw)
 
@@ -586,12 +584,37 @@ def _screen() -> Iterator["Callable[[str], None] | None"]:
         yield lambda text: live.update(Text.from_markup(text), refresh=True)
 
 
+class _Ending:
+    """How often somebody has asked to end. No threading.Event: its set() takes a lock that the
+    thread which the signal interrupts may hold, and would wait for itself for ever.
+    """
+
+    def __init__(self) -> None:
+        self._asked = self._taken = 0
+
+    def ask(self) -> None:
+        self._asked += 1
+
+    def take(self) -> bool:
+        """Whether somebody has asked, once more than was taken."""
+        if self._taken == self._asked:
+            return False
+        self._taken += 1
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """take(), now or after so long."""
+        if self._taken == self._asked:
+            sleep(seconds)
+        return self.take()
+
+
 @contextmanager
-def _asked_to_end() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM, which do nothing else meanwhile."""
-    ending = threading.Event()
+def _asked_to_end() -> Iterator[_Ending]:
+    """Told by Ctrl-C and SIGTERM, which do nothing else meanwhile."""
+    ending = _Ending()
     before = {
-        number: signal.signal(number, lambda *_: ending.set())
+        number: signal.signal(number, lambda *_: ending.ask())
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:

@@ -231,6 +231,7 @@ class Arrival(PushSource):
         """Nothing more is to come, or to be said: the reports end it."""
         self.reports.forget_heard()
         self.forget_error()
+        self.changed()
         self.reports.start()
 
     # ---- Waiting
@@ -261,7 +262,9 @@ class Arrival(PushSource):
         state = self.state
 
         def is_told() -> bool:
-            return leaves.isdisjoint(state.missing) and leaves.isdisjoint(state.installed)
+            # Views look at the smaller of the two.
+            is_here = state.missing.keys().isdisjoint(leaves)
+            return is_here and state.installed.keys().isdisjoint(leaves)
 
         if not self.wait_for(is_told, until - monotonic()):
             raise MigrationError(

@@ -208,6 +208,8 @@ class NewOwnerShell(Shell):
             self._participant.forget_asks(migrations)
             for migration in migrations:
                 self._asked.pop(migration, None)
+        for arrival in self.arrivals:
+            arrival.changed()
 
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
@@ -273,7 +275,8 @@ class NewOwnerShell(Shell):
         except BaseException:
             # Nothing was taken over: the source is to go on with it. If it does not hear that now,
             # the next fetch_from() says it again.
-            with self._owner.lock:
+            still = nullcontext() if self.loading is None else self.loading.standing_still()
+            with self._owner.lock, still:
                 with self._lock:
                     actions = self._participant.decline(reply.offer)
                 self._carry_out(actions)
@@ -427,11 +430,15 @@ class NewOwnerShell(Shell):
     def declare_dead(self, name: str) -> tuple[range, ...]:
         loading = self.loading
         still = nullcontext() if loading is None else loading.standing_still()
-        with self._owner.lock, still:
-            with self._lock:
-                actions, lost = self._participant.declare_dead(name)
+        with self._owner.lock:
+            with still:
+                with self._lock:
+                    actions, lost = self._participant.declare_dead(name)
+                self._carry_out([one for one in actions if isinstance(one, Unexpect)])
             try:
-                self._carry_out(actions)  # what was offered to the dead one is ours again
+                # What was offered to the dead one is ours again. Not while all leaves stand still:
+                # the residence's lock is needed, and who holds it may wait for a leaf.
+                self._carry_out([one for one in actions if not isinstance(one, Unexpect)])
             finally:
                 for arrival in self.arrivals:
                     if arrival.source_name == name:
@@ -516,7 +523,7 @@ class NewOwnerShell(Shell):
     def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | None:
         try:
             job = self._parts[number].add(groups)
-        except StateKitError as error:  # that checkpoint will not be complete
+        except Exception as error:  # whatever it is, that checkpoint will not be complete
             _log.warning(
                 "key-groups %s are in no part of checkpoint %d: %s",
                 show_groups(groups),

@@ -303,14 +303,20 @@ class OldOwnerShell(Shell):
         self._hear(call.generation)
         departure = self._departures.get(call.migration)
         released = []
+        is_back = False
         for leaf, epoch in call.leases:
             message = Installed(call.migration, call.generation, 0, leaf, epoch)
             with self._lock:
                 owner = self._participant.moved_to(leaf) or ""
                 sender = owner if departure is None else departure.target
                 actions = self._participant.on(sender, message)
-            if any(isinstance(one, Released) for one in self._carry_out(actions)):
+            said = self._carry_out(actions, TakeBack)
+            is_back = is_back or any(isinstance(one, TakeBack) for one in actions)
+            if any(isinstance(one, Released) for one in said):
                 released.append((leaf, epoch))
+        if is_back:  # left over from when the home could not say so
+            with self._owner.lock, suppress(HomeError):
+                self._open_back()
         return tuple(released)
 
     def give_back(self, call: GiveBackCall) -> None:
@@ -399,7 +405,12 @@ class OldOwnerShell(Shell):
             )
         with self._lock:
             actions = self._participant.taken_back(leaves)
-        self._carry_out(actions)
+        try:
+            self._carry_out(actions, Reopen)
+        finally:  # they are ours: whatever becomes of parts of checkpoints, they must be open
+            for action in actions:
+                if isinstance(action, Reopen):
+                    self._reopen(action)
 
     def _add_to_part(self, action: AddToPart) -> None:
         """Key-groups that are about to be opened are added to our parts of checkpoints.

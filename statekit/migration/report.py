@@ -16,6 +16,7 @@ from statekit.errors import PeerError, StateKitError
 from statekit.migration.stream import RETRY_SECONDS
 from statekit.protocol.calls import FetchCall, GiveBackCall, InstalledCall, PieceKind
 from statekit.protocol.messages import Fenced, GivenBack, Moved, Never, Released
+from statekit.remote.security import unbelieved
 
 if TYPE_CHECKING:
     from statekit.migration.arrival import Arrival
@@ -140,12 +141,13 @@ class Reports:
             arrival.changed()
             if kept := [lease for lease in leases if lease not in released]:
                 self._ask_why(kept)
+                return  # other work comes first; these are said again
 
     def _ask_why(self, leases: list[tuple[int, int]]) -> None:
         """The source does not let go of leaves: it was told that we are dead, and took them back.
 
         Then they are not ours any more, whatever we have done with them. Or it has been started
-        anew: then there is nothing that it could let go of.
+        anew: then there is nothing that it could let go of. Or it is of a later generation.
         """
         arrival = self._arrival
         place, epochs = (arrival.id, arrival.generation, 0), dict(leases)
@@ -155,6 +157,11 @@ class Reports:
                     self._heard.append(Moved(*place, piece.leaf, piece.epoch, piece.to))
             elif piece.kind is PieceKind.NEVER:
                 arrival.shell.tell(arrival.source_name, Never(*place, piece.leaf, piece.epoch))
+            elif piece.kind is PieceKind.FENCED:
+                if not arrival.is_known:
+                    raise unbelieved(piece.generation, arrival.generation, arrival.source)
+                with arrival.lock:
+                    self._heard.append(Fenced(piece.generation))
         self.deliver()
         open_ones = arrival.state.installed
         with arrival.lock:

@@ -77,6 +77,7 @@ class NewOwner(Machine):
             self._asks.pop(migration, None)
             incoming = self._incoming.get(migration)
             if incoming is not None and not incoming.missing and not incoming.installed:
+                incoming.returned.clear()
                 del self._incoming[migration]
 
     def _begin(self, migration: str) -> Send:

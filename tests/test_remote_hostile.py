@@ -39,7 +39,7 @@ from remote_util import (
 )
 
 from statekit.errors import PeerError, StateKitError
-from statekit.native.buffers import Part
+from statekit.native.buffers import BufferSlice
 from statekit.protocol.calls import (
     BeginCall,
     FetchCall,
@@ -453,10 +453,13 @@ def test_a_leaf_in_endless_pieces_is_refused() -> None:
 
 def test_pieces_that_are_held_do_not_keep_their_messages() -> None:
     answers = _Answers("127.0.0.1:1", FETCH, 1 << 30)
-    small, large = Part(bytes(1 << 20), 0, 5000), Part(bytes(1 << 20), 0, (1 << 20) - 50)
+    small, large = (
+        BufferSlice(bytes(1 << 20), 0, 5000),
+        BufferSlice(bytes(1 << 20), 0, (1 << 20) - 50),
+    )
     for blocks in (small, large):
         answers.add(Piece(PieceKind.HERE, 1, 9, blocks, is_last=False, bytes_total=1 << 21))
-    assert [type(piece.blocks) for piece in answers._held] == [bytes, Part]
+    assert [type(piece.blocks) for piece in answers._held] == [bytes, BufferSlice]
 
 
 def test_many_strangers_at_once_do_no_harm(server: ServerProcess) -> None:

@@ -247,6 +247,13 @@ def main() -> int:
     figures = [
         one for one in FIGURES if re.search(options.only, f"{one.page} {one.workload} {one.name}")
     ]
+    if not figures:
+        parser.error(f"--only {options.only!r} names no figure. --list shows them all.")
+    for commit in filter(None, (options.before, options.after)):
+        try:
+            name_of(commit)
+        except subprocess.CalledProcessError:
+            parser.error(f"{commit!r} is no commit of {ROOT}. git log shows them.")
     if options.list:
         for one in figures:
             print(f"{one.workload:<16} {one.name:<34} {one.unit:<4} {one.page}: {one.rows}")

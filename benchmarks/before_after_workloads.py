@@ -318,6 +318,58 @@ def reading(is_quick: bool) -> list[float]:
     return [lazy["first get ms"], lazy["full restore ms"], rescale["rescale s"], took / 1e6]
 
 
+def restore_quietly(place: str, **options: Any) -> Any:
+    """A lazy restore that brings only what is touched. Commits before it was public have it too."""
+    import statekit as sk
+    from statekit.provider import restore as module
+
+    try:
+        return sk.restore(place, background=False, **options)
+    except TypeError:
+        groups = options.get("key_groups")
+        plan, mine, source = module._open_source([place], None, None, groups, False)
+        return module._restore_here(plan, mine, source, None, True, background=False)
+
+
+@measures(
+    CHECKPOINTS,
+    ("10 k of 1 M x 64 B touched", "ms", "10 k of 1 M entries of 64 bytes"),
+    ("half opened, 10 k of 1 M ints touched", "ms", "one of two halves of 1 M ints"),
+)
+def touching(is_quick: bool) -> list[float]:
+    import numpy as np
+
+    import statekit as sk
+
+    n, touched = (20_000, 200) if is_quick else (1_000_000, 10_000)
+    some = np.random.default_rng(1).choice(n, touched, replace=False)
+    found: list[float] = []
+    with tempfile.TemporaryDirectory() as place:
+        with sk.open("memory:") as kv:
+            values = [i.to_bytes(8, "little") * 8 for i in range(n)]
+            kv.value("blobs", bytes, key=int).put_many(np.arange(n), values)
+            kv.checkpoint(place)
+
+        def touch(kv: Any) -> None:
+            assert len(kv.value("blobs", bytes, key=int).get_many(some)) == touched
+            kv.close()
+
+        found.append(ns(touch, 1, 5, lambda: restore_quietly(place)) / 1e6)
+    with tempfile.TemporaryDirectory() as place:
+        with sk.open("memory:", subgroups=1) as kv:
+            kv.value("n", int, key=int, default=0).put_many(np.arange(n), np.arange(n))
+            kv.checkpoint(place)
+            mine = some[np.asarray(kv.key_groups_of(some, key=int)) < 64]
+
+        def work(_: Any) -> None:
+            task = restore_quietly(place, key_groups=range(64))
+            task.value("n", int, key=int, default=0).add_many(mine)
+            task.close()
+
+        found.append(ns(work, 1, 5) / 1e6)
+    return found
+
+
 @measures(
     MIGRATION,
     ("fetch of a leaf, p50", "us", "on-demand fetch of a leaf"),

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -191,6 +192,51 @@ class Bench:
             )
 
     # ---- Reading
+
+    def parts(self) -> None:
+        """Two tasks that change a few keys of their half, beside a full checkpoint of it all."""
+        n = self.sizes.keys // 10
+        some = np.random.default_rng(1).choice(n, n // 100, replace=False)
+        times: dict[str, list[float]] = {"open": [], "write": [], "publish": [], "full": []}
+        with self.scratch() as place, self.scratch() as other:
+            with sk.open("memory:", subgroups=1) as kv:
+                kv.value("n", int, key=int, default=0).put_many(np.arange(n), np.arange(n))
+                kv.checkpoint(place)
+                groups = np.asarray(kv.key_groups_of(some, key=int))
+                for _ in range(self.sizes.rounds):
+                    times["full"].append(timed(lambda: kv.checkpoint(other, base=None))[0])
+
+            def open_half(half: int) -> sk.KVProvider:
+                mine = range(64 * half, 64 * half + 64)
+                task = sk.restore(place, key_groups=mine, background=False)
+                task.value("n", int, key=int, default=0).add_many(some[groups // 64 == half])
+                return task
+
+            for number in range(2, 2 + self.sizes.rounds):
+                tasks, parts = [], []
+                for half in (0, 1):
+                    took, task = timed(partial(open_half, half))
+                    times["open"].append(took)
+                    tasks.append(task)
+                for task in tasks:
+                    took, part = timed(partial(task.write_part, place, number=number))
+                    times["write"].append(took)
+                    parts.append(part)
+                publish = partial(sk.publish, place, parts, number=number)
+                times["publish"].append(timed(publish)[0])
+                for task in tasks:
+                    task.close()
+        middle = {name: 1000 * statistics.median(values) for name, values in times.items()}
+        self.report.add(
+            Row(
+                f"one of two halves of {n:,} ints opened, 1 % of it changed, its part written, "
+                "half of the publishing, vs a full checkpoint of all",
+                middle["full"] / (middle["open"] + middle["write"] + middle["publish"] / 2),
+                "x",
+                1,
+                figures={f"{name} ms": value for name, value in middle.items()},
+            )
+        )
 
     def lazy(self) -> None:
         """The first get after a lazy restore beside a full restore."""
@@ -442,7 +488,7 @@ class Updates:
         )
 
 
-PARTS = ("full", "updates", "hold_up", "incremental", "lazy", "restore", "rescale")
+PARTS = ("full", "updates", "hold_up", "incremental", "parts", "lazy", "restore", "rescale")
 
 
 def main() -> None:

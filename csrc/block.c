@@ -213,6 +213,23 @@ static int decode_entry(const sk_table_env *env, const sk_kind_ops *kind, const 
     return SK_OK;
 }
 
+/* Checks entry i and adds it. left: as sk_alloc_ahead keeps it from entry to entry. */
+static inline int decode_at(const uint8_t *block, const sk_block_info *info, uint64_t i,
+                            const entry *previous, const sk_table_env *env, uint64_t *seq,
+                            sk_table *table, int64_t *left, entry *e) {
+    const sk_kind_ops *kind = sk_kinds[env->kind];
+    bool is_checked = kind->check != NULL && kind->held != SK_OWN; /* else make does that */
+    int status = entry_at(block, info, i, e);
+    if (status == SK_OK) status = check_entry(block, info, env->key_type, i, e, previous);
+    if (status == SK_OK && is_checked) status = check_value(kind, e, i);
+    if (status != SK_OK) return status;
+    if (info->value_width == 0) sk_alloc_ahead(left, e->value_len);
+    status = decode_entry(env, kind, e, seq, table);
+    if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
+        status = CORRUPT("bad value at entry", i);
+    return status;
+}
+
 int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64_t from,
                          uint64_t to, const sk_table_env *env, uint64_t *seq, sk_table *table) {
     /* No leaf has 2^31 entries (SK_GROUPS_MAX), and reserving more would be a waste on the way to
@@ -221,19 +238,18 @@ int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64
     int status = sk_table_reserve(table, env, (uint32_t)(to - from));
     entry e, previous = {0};
     int64_t left = 0;
-    const sk_kind_ops *kind = sk_kinds[env->kind];
-    bool is_checked = kind->check != NULL && kind->held != SK_OWN; /* else make does that */
-    for (uint64_t i = from; status == SK_OK && i < to; i++, previous = e) {
-        if ((status = entry_at(block, info, i, &e)) != SK_OK) break;
-        if ((status = check_entry(block, info, env->key_type, i, &e, &previous)) != SK_OK) break;
-        if (is_checked && (status = check_value(kind, &e, i)) != SK_OK) break;
-        if (info->value_width == 0) sk_alloc_ahead(&left, e.value_len);
-        status = decode_entry(env, kind, &e, seq, table);
-        if (status == SK_BAD_VALUE || status == SK_TOO_DEEP || status == SK_TOO_LARGE)
-            status = CORRUPT("bad value at entry", i);
-    }
+    for (uint64_t i = from; status == SK_OK && i < to; i++, previous = e)
+        status = decode_at(block, info, i, &previous, env, seq, table, &left, &e);
     if (status != SK_OK) sk_table_clear(table, env->kind);
     return status;
+}
+
+int sk_block_decode_entry(const uint8_t *block, const sk_block_info *info, uint64_t i,
+                          const sk_table_env *env, uint64_t *seq, sk_table *table) {
+    const entry none = {0}; /* before it: whoever wants one entry does not look at the others */
+    entry e;
+    int64_t left = 0;
+    return decode_at(block, info, i, &none, env, seq, table, &left, &e);
 }
 
 int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,

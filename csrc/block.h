@@ -102,6 +102,9 @@ int sk_wanted_encode(const sk_wanted *wanted, const sk_table_env *env, const cha
  * failure it is empty again. Entries are clean and of epoch 0. seq as in node.h. */
 int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,
                     uint64_t *seq, sk_table *table);
+/* Adds entry i alone to a table that has room for it (sk_table_reserve) and not its key. */
+int sk_block_decode_entry(const uint8_t *block, const sk_block_info *info, uint64_t i,
+                          const sk_table_env *env, uint64_t *seq, sk_table *table);
 /* The same of entries [from, to) alone; the padding is not looked at. */
 int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64_t from,
                          uint64_t to, const sk_table_env *env, uint64_t *seq, sk_table *table);

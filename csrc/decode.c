@@ -236,22 +236,31 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
 
 /* ---- Parts of blocks that hold many leaves ---- */
 
+/* A table for some entries of a state, and how entries get into it. NULL if memory is short. */
+static fresh *add_fresh_of(sk_store *store, uint32_t state_id, fresh_list *list,
+                           sk_table_env *env) {
+    const sk_state *state = store->states[state_id];
+    *env = (sk_table_env){.key_type = &state->key_type,
+                          .kind = state->kind,
+                          .is_timed = state->flags & SK_TIMED,
+                          .leaf_bits = store->leaf_bits,
+                          .keep_after = SK_NO_TRACKING};
+    fresh *item = add_fresh(list);
+    if (item == NULL) return NULL;
+    item->kind = state->kind;
+    item->is_delta = true;
+    item->state_id = state_id;
+    return item;
+}
+
 /* Decodes a part into a table; one more of a state that the list has goes under what that one has.
  */
 static int decode_part(sk_store *store, uint32_t leaf_no, const sk_part *part, fresh_list *list) {
-    const sk_state *state = store->states[part->state_id];
-    sk_table_env env = {.key_type = &state->key_type,
-                        .kind = state->kind,
-                        .is_timed = state->flags & SK_TIMED,
-                        .leaf_bits = store->leaf_bits,
-                        .keep_after = SK_NO_TRACKING};
+    sk_table_env env;
     int status = SK_FAILPOINT(LEAF_DECODE);
     if (status != SK_OK) return status;
-    fresh *item = add_fresh(list);
+    fresh *item = add_fresh_of(store, part->state_id, list, &env);
     if (item == NULL) return SK_NO_MEMORY;
-    item->kind = state->kind;
-    item->is_delta = true;
-    item->state_id = part->state_id;
     status = sk_block_decode_part(part->block, part->info, part->from, part->to, &env,
                                   &store->leaves[leaf_no].seq, &item->table);
     if (status != SK_OK) return status;
@@ -276,6 +285,50 @@ int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts,
     begin_list(store, &list);
     for (size_t k = 0; k < count && status == SK_OK; k++)
         status = decode_part(store, leaf_no, &parts[k], &list);
+    if (status == SK_OK) {
+        end_list(store, &list);
+        status = commit_decode(store, leaf_no, &list, SK_UNDER, epoch);
+    }
+    free_fresh(&list);
+    return status;
+}
+
+/* ---- Single entries ---- */
+
+/* What is known of a key now: that there is none. */
+static int add_missing(const sk_found *found, const sk_table_env *env, sk_table *table) {
+    sk_slot *slot = sk_table_insert_reserved(table, env, found->hash, found->key, found->key_len);
+    if (slot == NULL) return sk_alloc_status();
+    slot->marks = SK_MARK_TOMB;
+    if (env->is_timed) sk_slot_set_stamp(slot, 0);
+    table->tombs++;
+    return SK_OK;
+}
+
+static int decode_found(sk_store *store, uint32_t leaf_no, uint32_t state_id, const sk_found *found,
+                        size_t count, fresh_list *list) {
+    sk_table_env env;
+    int status = SK_FAILPOINT(LEAF_DECODE);
+    if (status != SK_OK) return status;
+    fresh *item = add_fresh_of(store, state_id, list, &env);
+    if (item == NULL) return SK_NO_MEMORY;
+    list->count++; /* it is freed with the list, whatever happens */
+    uint64_t *seq = &store->leaves[leaf_no].seq;
+    status = sk_table_reserve(&item->table, &env, (uint32_t)count);
+    for (size_t k = 0; k < count && status == SK_OK; k++) {
+        const sk_found *one = &found[k];
+        status = one->block == NULL ? add_missing(one, &env, &item->table)
+                                    : sk_block_decode_entry(one->block, one->info, one->at, &env,
+                                                            seq, &item->table);
+    }
+    return status;
+}
+
+int sk_leaf_fill_found_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id,
+                              const sk_found *found, size_t count, uint32_t epoch) {
+    fresh_list list = {.is_declared = true};
+    begin_list(store, &list);
+    int status = decode_found(store, leaf_no, state_id, found, count, &list);
     if (status == SK_OK) {
         end_list(store, &list);
         status = commit_decode(store, leaf_no, &list, SK_UNDER, epoch);

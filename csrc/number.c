@@ -161,6 +161,12 @@ NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
         int status = sk_##NAME##_get(store, state, data, len, &value);                             \
         return value_or_none_##NAME(status, value);                                                \
     }                                                                                              \
+    TYPE sk_##NAME##_value_or(sk_store *store, uint32_t state, const uint8_t *data, size_t len,    \
+                              TYPE missing) {                                                      \
+        TYPE value = 0;                                                                            \
+        int status = sk_##NAME##_get(store, state, data, len, &value);                             \
+        return status == SK_MISSING ? missing : value_or_none_##NAME(status, value);               \
+    }                                                                                              \
     TYPE sk_##NAME##_folded(sk_store *store, uint32_t state, const uint8_t *data, size_t len,      \
                             int fold, TYPE operand, TYPE initial) {                                \
         TYPE value = 0;                                                                            \

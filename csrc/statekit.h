@@ -208,12 +208,17 @@ int sk_f64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_l
 /*
  * get and fold once more, with the value as the result: to a caller through a binding, a place for
  * the value costs more than the call itself. Where there is no value they return INT64_MIN or a
- * NaN, and sk_value_status() says what the matter is; SK_OK if that is the value.
+ * NaN, and sk_value_status() says what the matter is; SK_OK if that is the value. value_or: a key
+ * that is missing has that value.
  */
 int64_t sk_i64_value(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+int64_t sk_i64_value_or(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+                        int64_t missing);
 int64_t sk_i64_folded(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
                       int64_t operand, int64_t initial);
 double sk_f64_value(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
+double sk_f64_value_or(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
+                       double missing);
 double sk_f64_folded(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
                      double operand, double initial);
 int sk_value_status(void);
@@ -482,6 +487,31 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t
  * (or a snapshot cannot be served), the leaves before, which are those touched, have all of theirs,
  * the others nothing; states may have been declared. Trying again is safe. */
 int64_t sk_spread(sk_store *store, const uint8_t *blocks, size_t len, uint8_t *touched);
+
+/* What a pack has of a leaf: the frames of one step of its chain, as they are stored (frames.c). */
+typedef struct sk_segment {
+    uint32_t leaf;
+    const uint8_t *frames;
+    size_t len;
+    const uint8_t *pack; /* its id, 16 bytes */
+    uint64_t offset;     /* of the frames in the pack */
+} sk_segment;
+
+typedef enum sk_pick_outcome {
+    SK_PICKED =
+        1, /* it is known now of each key of that leaf what it has, or that it has nothing */
+    SK_TO_LOAD = 2 /* nothing was taken in: the leaf is to be loaded as a whole */
+} sk_pick_outcome;
+
+/* Fills in the entries of some keys of a state out of a checkpoint, as sk_leaf_decode with SK_UNDER
+ * would, without the rest of their leaves (chain.c). segments: by ascending leaf, those of a leaf
+ * newest first and all of them. outcomes: a byte for each leaf of the store; written for leaves
+ * that have segments and keys, and are open and neither whole nor away. SK_TO_LOAD: because that is
+ * cheaper, or because something is wrong with the leaf, which loading it will tell. If memory is
+ * short on the way (or a snapshot cannot be served), what was picked stays; trying again is safe.
+ */
+int sk_chains_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n,
+                   const sk_segment *segments, size_t count, uint8_t *outcomes);
 
 /* What the home answered for one key: a clean entry, or (value NULL, or expired by its stamp) that
  * there is none. stamp_ms is for timed states; SK_NO_TIME: as if written now.

@@ -352,6 +352,26 @@ typedef struct sk_part {
 int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts, size_t count,
                         uint32_t epoch);
 
+/* What a block has of a key: entry `at`; block NULL: there is none. */
+typedef struct sk_found {
+    uint64_t hash;
+    const uint8_t *key;
+    size_t key_len;
+    const uint8_t *block;
+    const sk_block_info *info;
+    uint64_t at;
+} sk_found;
+
+/* The same from single entries of blocks of a state, which were read and not checked; each key
+ * once. SK_CORRUPT if one is not well-formed. */
+int sk_leaf_fill_found_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id,
+                              const sk_found *found, size_t count, uint32_t epoch);
+
+/* The keys of a column, sorted (pick.c). leaf_no: they must all be of that leaf;
+ * store->leaf_count: of any. only: a byte for each leaf, 0 to leave its keys out; or NULL. */
+int sk_want(sk_store *store, const sk_state *state, uint32_t leaf_no, const uint8_t *only,
+            const sk_column *column, int64_t n, sk_wanted *wanted);
+
 /* Serves open snapshots that need the locked leaf as it is. SK_OK: sk_leaf_is_served.
  * SK_CHANGED: the lock was given up to wait for a reader; look again. Else failed; lock held. */
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);

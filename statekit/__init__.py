@@ -11,11 +11,19 @@
 
 from statekit import errors
 from statekit.assignment import assign
-from statekit.checkpoint import Checkpoint, checkpoints, collect
+from statekit.checkpoint import (
+    Attachment,
+    Checkpoint,
+    Part,
+    checkpoints,
+    collect,
+    publish,
+    write_attachment,
+)
 from statekit.errors import HomeLockedError, StateKitError
 from statekit.homes import Home, register_home
 from statekit.keys import key_hash, leaf_of
-from statekit.live.job import CheckpointJob
+from statekit.live.job import CheckpointJob, PartJob
 from statekit.live.periodic import PeriodicCheckpoints
 from statekit.migration.arrival import Arrival
 from statekit.migration.departure import Departure
@@ -48,6 +56,7 @@ __all__ = [
     "TTL",
     "AggregateState",
     "Arrival",
+    "Attachment",
     "Checkpoint",
     "CheckpointJob",
     "Departure",
@@ -59,6 +68,8 @@ __all__ = [
     "ListView",
     "MapState",
     "MapView",
+    "Part",
+    "PartJob",
     "PeriodicCheckpoints",
     "ReduceState",
     "Remote",
@@ -79,6 +90,8 @@ __all__ = [
     "key_hash",
     "leaf_of",
     "open",
+    "publish",
     "register_home",
     "restore",
+    "write_attachment",
 ]

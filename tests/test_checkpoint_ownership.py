@@ -18,7 +18,7 @@ import pytest
 from servers import S3Server, s3  # noqa: F401 - s3 is a fixture
 
 import statekit as sk
-from statekit.checkpoint import writer
+from statekit.checkpoint import publishing, writer
 from statekit.checkpoint.ownership import Claim
 from statekit.checkpoint.reader import open_checkpoint
 from statekit.errors import CheckpointError, DamagedError, FencedError
@@ -270,18 +270,19 @@ class Reserved:
     """A checkpoint that is held up when its manifest has a name and no contents."""
 
     def __init__(self, kv: sk.KVProvider, place: Path) -> None:
-        look = writer.Attempt._look_again
+        look = publishing.Publisher._look_again
         reserved, self._may_go_on = threading.Event(), threading.Event()
         is_first = [True]
+        before = {*place.glob("*.manifest")}
 
-        def wait_after(attempt: writer.Attempt) -> None:
-            look(attempt)
-            if (place / manifest_name(attempt.number)).exists() and is_first.pop():
+        def wait_after(publisher: publishing.Publisher) -> None:
+            look(publisher)
+            if {*place.glob("*.manifest")} > before and is_first.pop():
                 reserved.set()
                 assert self._may_go_on.wait(SECONDS_MAX)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer.Attempt, "_look_again", wait_after)
+            patch.setattr(publishing.Publisher, "_look_again", wait_after)
             self._job = kv.checkpoint_async(place)
             assert reserved.wait(SECONDS_MAX)
 

@@ -11,8 +11,8 @@ from statekit.protocol.messages import (
     Completed,
     Fenced,
     Hello,
-    Part,
     PartFailed,
+    PartWritten,
     Persist,
     Record,
     Recover,
@@ -260,14 +260,14 @@ def test_a_checkpoint_is_complete_when_each_leaf_is_in_one_part() -> None:
     coordinator = running()
     number = taking(coordinator)
     assert coordinator.checkpoint() == []
-    assert coordinator.on("w.1", Part("w.1", 1, number, (0, 1, 2))) == []
-    assert coordinator.on("w.1", Part("w.1", 1, number, (0, 1))) == []
-    orders = coordinator.on("x.1", Part("x.1", 1, number, (3,)))
+    assert coordinator.on("w.1", PartWritten("w.1", 1, number, (0, 1, 2))) == []
+    assert coordinator.on("w.1", PartWritten("w.1", 1, number, (0, 1))) == []
+    orders = coordinator.on("x.1", PartWritten("x.1", 1, number, (3,)))
     assert [type(order) for order in orders] == [Persist]
-    assert coordinator.on("x.1", Part("x.1", 1, number, (3,))) == []
+    assert coordinator.on("x.1", PartWritten("x.1", 1, number, (3,))) == []
     assert store(coordinator, orders) == [Completed(number)]
     assert coordinator.taking == 0
-    assert coordinator.on("x.1", Part("x.1", 1, number, (3,))) == []
+    assert coordinator.on("x.1", PartWritten("x.1", 1, number, (3,))) == []
     assert taking(coordinator) == number + 1
 
 
@@ -275,25 +275,25 @@ def test_a_checkpoint_is_complete_when_each_leaf_is_in_one_part() -> None:
     "message",
     [
         PartFailed("x.1", 1, 1),
-        Part("x.1", 1, 1, (0,)),  # which is in another part already
-        Part("x.1", 1, 1, (4,)),  # which does not exist
+        PartWritten("x.1", 1, 1, (0,)),  # which is in another part already
+        PartWritten("x.1", 1, 1, (4,)),  # which does not exist
     ],
 )
 def test_a_checkpoint_that_went_wrong_is_given_up(message: Any) -> None:
     coordinator = running()
     assert taking(coordinator) == 1
-    coordinator.on("w.1", Part("w.1", 1, 1, (0, 1)))
+    coordinator.on("w.1", PartWritten("w.1", 1, 1, (0, 1)))
     assert coordinator.on("x.1", message) == []
     assert coordinator.taking == 0
-    assert coordinator.on("x.1", Part("x.1", 1, 1, (2, 3))) == []
+    assert coordinator.on("x.1", PartWritten("x.1", 1, 1, (2, 3))) == []
     assert taking(coordinator) == 2
 
 
 def test_parts_of_other_checkpoints_and_generations_do_not_count() -> None:
     coordinator = running()
     assert taking(coordinator) == 1
-    coordinator.on("w.1", Part("w.1", 0, 1, (0, 1, 2, 3)))
-    coordinator.on("w.1", Part("w.1", 1, 9, (0, 1, 2, 3)))
+    coordinator.on("w.1", PartWritten("w.1", 0, 1, (0, 1, 2, 3)))
+    coordinator.on("w.1", PartWritten("w.1", 1, 9, (0, 1, 2, 3)))
     coordinator.on("w.1", PartFailed("w.1", 0, 1))
     assert coordinator.wanted.complete == 0
     assert coordinator.taking == 1
@@ -302,9 +302,9 @@ def test_parts_of_other_checkpoints_and_generations_do_not_count() -> None:
 def test_once_a_generation_is_asked_for_parts_of_the_old_one_are_refused() -> None:
     coordinator = running()
     assert taking(coordinator) == 1
-    coordinator.on("w.1", Part("w.1", 1, 1, (0, 1)))
+    coordinator.on("w.1", PartWritten("w.1", 1, 1, (0, 1)))
     orders = coordinator.suspect("w")
-    assert coordinator.on("x.1", Part("x.1", 1, 1, (2, 3))) == []
+    assert coordinator.on("x.1", PartWritten("x.1", 1, 1, (2, 3))) == []
     store(coordinator, orders)
     assert (coordinator.record.complete, coordinator.record.restored) == (0, 0)
 
@@ -312,7 +312,7 @@ def test_once_a_generation_is_asked_for_parts_of_the_old_one_are_refused() -> No
 def test_a_generation_begins_from_a_checkpoint_that_is_just_being_recorded() -> None:
     coordinator = running()
     assert taking(coordinator) == 1
-    writes = coordinator.on("w.1", Part("w.1", 1, 1, (0, 1, 2, 3)))
+    writes = coordinator.on("w.1", PartWritten("w.1", 1, 1, (0, 1, 2, 3)))
     coordinator.cancel()
     assert coordinator.taking == 1  # too late
     assert coordinator.suspect("w") == []
@@ -325,9 +325,9 @@ def test_take_is_repeated_to_all_until_the_checkpoint_is_complete() -> None:
     coordinator = running()
     number = taking(coordinator)
     assert sent(coordinator.resend(), Take).keys() == {"w.1", "x.1"}
-    coordinator.on("w.1", Part("w.1", 1, number, (0, 1)))
+    coordinator.on("w.1", PartWritten("w.1", 1, number, (0, 1)))
     assert sent(coordinator.resend(), Take).keys() == {"w.1", "x.1"}
-    store(coordinator, coordinator.on("x.1", Part("x.1", 1, number, (2, 3))))
+    store(coordinator, coordinator.on("x.1", PartWritten("x.1", 1, number, (2, 3))))
     assert sent(coordinator.resend(), Take) == {}
 
 

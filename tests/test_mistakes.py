@@ -564,8 +564,7 @@ def test_what_stands_for_something_in_this_process_cannot_be_copied(tmp_path: Pa
         world.numbers: "Declare it on a provider",
         world.timers: "Declare it on a provider",
         world.best: "Declare it on a provider",
-        job: "Pass on the url and the number",
-        job.wait(): "statekit.restore(url, at=number)",
+        job: "Pass on what wait() gives",
         kv._residence.store: "Make one in the other process",
         count._raw: "Ask a store of the other process",
     }

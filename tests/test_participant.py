@@ -28,8 +28,8 @@ from statekit.protocol.messages import (
     Moved,
     Never,
     Offer,
-    Part,
     PartFailed,
+    PartWritten,
     Recover,
     Recovered,
     Released,
@@ -581,11 +581,11 @@ def test_wanting_asks_only_for_what_is_expected() -> None:
     assert a.want("m", [0]) == []
 
 
-class Watched(dict[int, None]):
+class Watched(dict[int, Any]):
     """Leaves in a record: what others see of the record whenever one leaves."""
 
     def __init__(self, leaves: Any, is_over: Any) -> None:
-        super().__init__(dict.fromkeys(leaves))
+        super().__init__(leaves)
         self.is_over = is_over
         self.seen: list[bool] = []
 
@@ -599,19 +599,27 @@ class Watched(dict[int, None]):
         self.pop(leaf)
 
 
-def test_a_hand_over_never_looks_over_while_a_leaf_changes_its_place() -> None:
-    """Other threads look at the records without a lock."""
-    a, b, _ = offered()
+def last_leaf() -> tuple[Participant, Participant, Watched, Watched]:
+    """A hand-over of one leaf, and what others see of it at the old and the new owner."""
+    a, b = owner("a", (0,)), owner("b", ())
+    b.on("a", said(a.begin("m", "b", [0]), Offer))
     incoming, outgoing = b.incoming("m"), a.outgoing("m")
     assert incoming is not None
     assert outgoing is not None
-    missing = incoming.missing = Watched(incoming.missing, lambda: incoming.is_over)
+    missing = Watched(incoming.missing, lambda: incoming.is_over)
+    leaves = Watched(outgoing.leaves, lambda: outgoing.is_over)
+    incoming.missing, outgoing.leaves = missing, leaves
+    return a, b, leaves, missing
+
+
+def test_a_hand_over_never_looks_over_while_its_last_leaf_changes_its_place() -> None:
+    """Other threads look at the records without a lock."""
+    a, b, _, missing = last_leaf()
     b.on("a", here(a, 0))
-    message = said(b.give_back("m"), GiveBack)
-    assert not any(missing.seen)
-    a.on("b", Installed("m", 0, 1, 0, a.epoch_of(0)))
-    leaves = outgoing.leaves = Watched(outgoing.leaves, lambda: outgoing.is_over)
-    a.on("b", message)
+    assert missing.seen == [False, False]
+    a, b, leaves, missing = last_leaf()
+    a.on("b", said(b.give_back("m"), GiveBack))
+    assert missing.seen == [False, False]
     assert leaves.seen == [False, False]
 
 
@@ -784,9 +792,9 @@ def test_parts_are_told_to_whoever_asked_and_again_when_asked_again() -> None:
     a = owner()
     a.take(1)
     assert a.part_written(1, [0]) == []
-    assert a.on("c", Take(0, 1)) == [Send("c", Part("a", 0, 1, (0,)))]
-    assert a.part_written(1, [1]) == [Send("c", Part("a", 0, 1, (1,)))]
-    assert a.on("d", Take(0, 1)) == [Send("d", Part("a", 0, 1, (0, 1)))]
+    assert a.on("c", Take(0, 1)) == [Send("c", PartWritten("a", 0, 1, (0,)))]
+    assert a.part_written(1, [1]) == [Send("c", PartWritten("a", 0, 1, (1,)))]
+    assert a.on("d", Take(0, 1)) == [Send("d", PartWritten("a", 0, 1, (0, 1)))]
     assert a.part_written(7, [1]) == []
 
 

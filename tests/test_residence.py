@@ -3,6 +3,7 @@
 The home of most tests is a dict (`DictHome`) that can be told to fail or to wait inside get().
 """
 
+import gc
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import msgpack
 import pytest
 
 import statekit as sk
-from statekit.errors import HomeError, MemoryLimitError
+from statekit.errors import HomeError, MemoryLimitError, NotOwnedError
 from statekit.homes import Home, HomeUrl, register_home
 from statekit.homes.home import Change, Row
 
@@ -645,3 +646,30 @@ def test_tables_that_are_empty_give_their_memory_back(tmp_path: Path) -> None:
     for at in range(5000):
         counts[at] = at
     assert len(counts) == 5000
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_batch_that_is_refused_half_way_says_what_it_has_done(
+    tmp_path: Path, is_known: bool
+) -> None:
+    """It looked whether its entries are here first, and what that had found passed for done."""
+    url = f"rocksdb:{tmp_path}/home"
+    with sk.open(url, key_groups=4, subgroups=2) as kv:
+        kv.value("n", int, key=int, default=0).put_many(list(range(200)), list(range(200)))
+    with sk.open(url, key_groups=4, subgroups=2, owned=range(2)) as kv:
+        n = kv.value("n", int, key=int, default=0)
+        is_mine = [kv.key_group_of(key) < 2 for key in range(200)]
+        mine = [key for key in range(200) if is_mine[key]]
+        other = is_mine.index(False)
+        if is_known:
+            n.get_many(mine)
+        with pytest.raises(NotOwnedError) as caught:
+            n.add_many([*mine[:50], other, *mine[50:]], 1000)
+        statuses = caught.value.statuses
+        assert len(statuses) == len(mine) + 1
+        told = [*statuses[:50], *statuses[51:]]
+        done = [value >= 1000 for value in n.get_many(mine).to_list()]
+        assert done == [status == 0 for status in told]
+        assert any(done)
+        del caught
+        gc.collect()  # a circle of frames with a memoryview in it would crash CPython 3.11

@@ -4,11 +4,24 @@ reader.py      Checkpoint: a manifest and its storage
 packs.py       packs in a storage, read and verified
 union.py       several checkpoints as one
 ownership.py   whose a place is: a process that was replaced publishes nothing more
-writer.py      the writing of one checkpoint
+writer.py      the writing of one checkpoint, or of a part of one
+publishing.py  numbers, and the one step that makes a checkpoint exist
+parts.py       checkpoints that many processes write, and one publishes
 retention.py   removing old checkpoints and what failed attempts left
 """
 
+from statekit.checkpoint.parts import Part, publish, write_attachment
 from statekit.checkpoint.reader import Checkpoint, checkpoints
 from statekit.checkpoint.retention import Collected, collect
+from statekit.format.description import Attachment
 
-__all__ = ["Checkpoint", "Collected", "checkpoints", "collect"]
+__all__ = [
+    "Attachment",
+    "Checkpoint",
+    "Collected",
+    "Part",
+    "checkpoints",
+    "collect",
+    "publish",
+    "write_attachment",
+]

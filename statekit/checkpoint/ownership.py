@@ -48,12 +48,17 @@ other one finishes meanwhile, one of the two must notice:
 
 Each makes its own step visible before it looks for the other's, so they cannot both miss it.
 
+A checkpoint that was published from parts (parts.py) has several writers, and all of them are its
+owners: its generation is the highest of theirs, and each of them goes on as if it were its own. A
+process that replaces one of them has restored a checkpoint, so its generation is higher than all of
+these. Whoever publishes parts does so in the name of all writers: each must be allowed to.
+
 Somebody who compacts a checkpoint publishes in the name of its owner, who goes on as before. An
 edit or a regroup in place makes a state that no running process has: it is a generation of its own.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from statekit.checkpoint.reader import Checkpoint, UnfinishedError, read_checkpoint
 from statekit.errors import DamagedError, FencedError
@@ -72,6 +77,7 @@ class Claim:
         """seen: the highest number in the place; None if nobody has looked yet."""
         self.owner = draw_owner() if owner is None else owner
         self.generation = 0 if seen is None else seen + 1
+        self.writers: tuple[str, ...] = ()  # the owners, if there are several
         self.last: Checkpoint | None = None  # that was published with this claim
 
     def see(self, newest: int) -> None:
@@ -93,7 +99,7 @@ class Claim:
         """
         passed_over: list[int] = []
         for number in sorted(numbers, reverse=True):
-            if self.generation > number or self._is_last(number):
+            if self._is_above(number) or self._is_last(number):
                 break
             try:
                 self._compare(read_checkpoint(storage, number))
@@ -110,6 +116,10 @@ class Claim:
                 raise
         return passed_over
 
+    def _is_above(self, number: int) -> bool:
+        """No checkpoint of that number can be a successor's."""
+        return self.generation > number
+
     def _is_last(self, number: int) -> bool:
         last = self.last
         return last is not None and last.number == number and last.exists()
@@ -119,6 +129,8 @@ class Claim:
         if theirs.generation < self.generation:
             return
         if theirs.generation == self.generation and theirs.owner == self.owner:
+            return
+        if self.owner in theirs.writers:
             return
         raise FencedError(
             f"this process was replaced: checkpoint {newest.number} of {newest.url!r} is of "
@@ -141,4 +153,28 @@ class Caretaker(Claim):
         """It has no generation of its own."""
 
     def _compare(self, newest: Checkpoint) -> None:
-        self.owner, self.generation = newest.manifest.owner, newest.manifest.generation
+        theirs = newest.manifest
+        self.owner, self.generation, self.writers = theirs.owner, theirs.generation, theirs.writers
+
+
+class Together(Claim):
+    """Publishes in the name of several writers, each of which must be allowed to."""
+
+    def __init__(self, claims: Sequence[tuple[str, int]]) -> None:
+        """claims: owner and generation of each writer."""
+        self._claims = []
+        for owner, generation in claims:
+            one = Claim(owner)
+            one.generation = generation
+            self._claims.append(one)
+        owners = tuple(sorted({owner for owner, _ in claims}))
+        super().__init__(owners[0])
+        self.generation = max(generation for _, generation in claims)
+        self.writers = owners if len(owners) > 1 else ()
+
+    def _is_above(self, number: int) -> bool:
+        return all(one._is_above(number) for one in self._claims)
+
+    def _compare(self, newest: Checkpoint) -> None:
+        for one in self._claims:
+            one._compare(newest)

@@ -14,9 +14,11 @@ that a newer one replaces, and blocks under a full one of the same state are not
 import contextlib
 import hashlib
 import html
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import attrgetter
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,11 +29,11 @@ from statekit.errors import (
     CheckpointError,
     CorruptBlockError,
     DamagedError,
-    InProcess,
     MissingFileError,
     NoCheckpointError,
     shorten,
 )
+from statekit.format.description import Attachment
 from statekit.format.manifest import (
     PACK_HEADER,
     Manifest,
@@ -41,11 +43,17 @@ from statekit.format.manifest import (
     number_of,
 )
 from statekit.format.pack import Stored, unpack_chain
+from statekit.format.pack import check_header as check_header_bytes
 from statekit.keys import decode_key, key_codec, leaf_of_encoded
 from statekit.native.block import Block
+from statekit.native.chains import ChainSegment
 from statekit.schema import StateSchema, show
 from statekit.storage import Storage, open_storage
 
+_GAP_LOCAL, _GAP_FAR = (
+    16 << 10,
+    256 << 10,
+)  # bytes that are read in vain, to read once and not twice
 HEAD_BYTES = 64  # of a manifest: with its size and checksum, they tell it from any other
 
 Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
@@ -63,13 +71,12 @@ class Found(NamedTuple):
     errors: list[CheckpointError]
 
 
-class Checkpoint(InProcess):
+class Checkpoint:
     """A checkpoint as it lies in its storage. Cheap: only the manifest was read.
 
-    All methods may be called from several threads at once.
+    All methods may be called from several threads at once. It can be pickled, with its manifest:
+    where it is unpickled, that need not be read again. A password in its URL goes with it.
     """
-
-    _instead = "Pass on its url and its number: statekit.restore(url, at=number)."
 
     def __init__(self, storage: Storage, manifest: Manifest, data: Data | None = None) -> None:
         self.storage = storage
@@ -81,6 +88,20 @@ class Checkpoint(InProcess):
         #: Which one it is, wherever it lies: places and numbers may be used again by others, and
         #: one path is another place on another machine. It names its packs, and these are unique.
         self.digest = hashlib.sha256(manifest.encode() if data is None else data).digest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data = self.manifest.encode()
+        if hashlib.sha256(data).digest() != self.digest:
+            data = self.storage.read(self.manifest.name)  # of another version, which writes others
+        return _unpickled, (self.storage.url, self.manifest.name, data, self.seen)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        return self.digest == other.digest and self.storage.url == other.storage.url
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def url(self) -> str:
@@ -123,6 +144,28 @@ class Checkpoint(InProcess):
     @property
     def metadata(self) -> dict[str, Any]:
         return self.manifest.metadata
+
+    @property
+    def attachments(self) -> tuple[str, ...]:
+        """The names of the files that publish() was told to keep with it."""
+        return tuple(one.name for one in self.manifest.attachments)
+
+    def read_attachment(self, name: str) -> Data:
+        """The contents of an attachment. DamagedError if they are not what was written."""
+        for one in self.manifest.attachments:
+            if one.name == name:
+                return self._read_attached(one)
+        raise ArgumentError(
+            f"checkpoint {self.number} of {self.url!r} has no attachment {shorten(name)}. It has "
+            f"{', '.join(map(repr, self.attachments)) or 'none'}."
+        )
+
+    def _read_attached(self, one: Attachment) -> Data:
+        data = self.storage.read(one.file)
+        if hashlib.sha256(data).hexdigest() != one.digest:
+            what = f"the attachment {one.name!r} does not have the contents that its name says"
+            raise damaged(self.storage.file(one.file), 0, what)
+        return data
 
     @property
     def bytes(self) -> int:
@@ -211,6 +254,46 @@ class Checkpoint(InProcess):
         steps = unpack_chain(stored, self._leaves, self.storage.file, self._number)
         checked.update(fresh)
         return steps
+
+    def read_chains(self, leaves: Sequence[int]) -> list[ChainSegment]:
+        """The chains of leaves, which ascend, as pick_entries() takes them; it verifies them.
+
+        What lies side by side in a pack is read at once.
+        """
+        chains = [one for leaf in leaves for one in [*self.manifest.chain(leaf)][::-1]]
+        by_pack: dict[int, list[Segment]] = {}
+        for segment in chains:
+            by_pack.setdefault(segment.pack, []).append(segment)
+        data = {pack: self._read_joined(pack, segments) for pack, segments in by_pack.items()}
+        found = []
+        for leaf, pack, offset, length, _ in chains:
+            start, piece = data[pack][offset]
+            pack_id = self.manifest.packs[pack].id
+            found.append(ChainSegment(leaf, piece, offset - start, length, pack_id, offset))
+        return found
+
+    def _read_joined(self, pack: int, segments: list[Segment]) -> dict[int, tuple[int, Data]]:
+        """For the offset of each segment of a pack: bytes that it is in, and where these begin."""
+        gap_max = _GAP_LOCAL if self.storage.is_local else _GAP_FAR
+        runs: list[list[int]] = []  # start and end of what is read at once
+        segments.sort(key=attrgetter("offset"))
+        for segment in segments:
+            if not runs or segment.offset > runs[-1][1] + gap_max:
+                runs.append([segment.offset, segment.offset])
+            runs[-1][1] = max(runs[-1][1], segment.offset + segment.length)
+        parts = [(start, end - start) for start, end in runs]
+        ref = self.manifest.packs[pack]
+        if pack in self._packs_checked:
+            pieces = self.storage.read_parts(ref.name, parts)
+        else:
+            header, *pieces = self.storage.read_parts(ref.name, [(0, PACK_HEADER), *parts])
+            check_header_bytes(header, self.storage.file, ref)
+            self._packs_checked.add(pack)
+        starts = [start for start, _ in runs]
+        return {
+            one.offset: (starts[at := bisect_right(starts, one.offset) - 1], pieces[at])
+            for one in segments
+        }
 
     def _steps(self, leaf: int, state: str | None = None) -> Iterator[Block]:
         """Blocks of a leaf, newest first, that are not under a full one of the same state."""
@@ -302,6 +385,17 @@ class Checkpoint(InProcess):
         for pack, segments in by_pack.items():
             ref = self.manifest.packs[pack]
             yield from verify_pack(self.storage, ref, segments, number=self.number)
+        yield from self.verify_attachments()
+
+    def verify_attachments(self) -> Iterator[DamagedError]:
+        """Reads all attachments and gives their damage."""
+        for one in self.manifest.attachments:
+            try:
+                self._read_attached(one)
+            except MissingFileError:
+                yield damaged(self.storage.file(one.file), None, "it is not there")
+            except DamagedError as error:
+                yield error
 
 
 # ---- Finding checkpoints
@@ -325,6 +419,13 @@ def _numbers(storage: Storage) -> dict[int, float]:
     """The checkpoints of a storage, ascending, and when they were published."""
     found = ((number_of(entry.name), entry.modified) for entry in storage.list())
     return {number: modified for number, modified in found if number is not None}
+
+
+def _unpickled(url: str, name: str, data: bytes, seen: int) -> Checkpoint:
+    storage = open_storage(url)
+    found = Checkpoint(storage, Manifest.decode(data, storage.file(name)), data)
+    found.seen = seen
+    return found
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:

@@ -4,7 +4,11 @@
     2. delete the other manifests, the oldest first
     3. if packs are to go, list again, and read the manifests that are new
     4. sync: from here on those of step 2 do not come back, after a loss of power either
-    5. delete the packs that only those of step 2 named, and what is garbage for other reasons
+    5. delete the files that only those of step 2 named, and what is garbage for other reasons
+
+Files are packs and attachments. A part that was not published (parts.py) counts as a manifest that
+stays, as long as its number is above the newest checkpoint: then it may still be published. So does
+an attachment of such a number. From then on no one can publish them, and they are garbage.
 
 A crash between any two steps leaves each remaining manifest with all of its packs: these are the
 last to go. What remains too much is garbage for the next run. If a manifest that stays cannot be
@@ -16,11 +20,11 @@ Step 3 is about a checkpoint that is based on an old one, as after restore(at=N)
     it is published, and the pin of 1 is released
     we look for pins, find none, and remove 1: its packs are needed by 3, which we do not know
 
-An attempt releases its pin after it has published. So what we could remove has no successors but
-those that the second listing shows.
+An attempt releases its pin after it has published, or has written its part. So what we could
+remove has no successors but those that the second listing shows.
 
-Packs that no manifest names are from failed attempts, or from one that is being written right
-now. They are deleted only if nobody is writing:
+Packs that no manifest and no part names are from failed attempts, or from one that is being written
+right now. They are deleted only if nobody is writing:
 
     storage with locks       if collecting() gave the lock, which an attempt in progress prevents
     storage without locks    if this process does not write, the pack is older than a day, and its
@@ -43,6 +47,7 @@ from contextlib import suppress
 from os import PathLike
 from typing import Any, NamedTuple
 
+from statekit.checkpoint.parts import publishable
 from statekit.checkpoint.reader import UnfinishedError, read_checkpoint
 from statekit.errors import (
     ArgumentError,
@@ -53,7 +58,12 @@ from statekit.errors import (
     shorten,
 )
 from statekit.failpoints import register, visit
-from statekit.format.manifest import PACK_HEADER, manifest_name, number_of
+from statekit.format.manifest import (
+    PACK_HEADER,
+    manifest_name,
+    number_of,
+    number_of_unpublished,
+)
 from statekit.format.pack import pack_header
 from statekit.storage import Entry, Storage, is_temporary, open_storage
 
@@ -79,6 +89,8 @@ class Collected(NamedTuple):
     bytes_freed: int
     is_busy: bool  # somebody is writing: what failed attempts left was not touched
     foreign: tuple[str, ...] = ()  # files with the name of a pack that are none; they were left
+    unpublished: tuple[int, ...] = ()  # numbers of which parts stay: they may still be published
+    parts: tuple[str, ...] = ()  # files deleted: parts and attachments that nobody can publish
 
 
 def collect(
@@ -87,11 +99,14 @@ def collect(
     *,
     dry_run: bool = False,
     min_age_seconds: float | None = None,
+    unpublished: bool = False,
 ) -> Collected:
     """Removes all but the newest `keep` checkpoints of a place, and files that none of them needs.
 
     Files that no checkpoint names go if they are min_age_seconds old: 0 if not given, and a day
     on storages without locks. There, choose more than the longest checkpoint takes.
+    unpublished: parts that may still be published go too. Only if nobody will: who publishes them
+    then is told that they are gone.
     """
     storage = place if isinstance(place, Storage) else open_storage(place)
     check_keep(keep)
@@ -99,7 +114,7 @@ def collect(
         if min_age_seconds is None:  # has_locks is certain once a lock was tried
             min_age_seconds = 0.0 if storage.has_locks else MIN_AGE_SECONDS
         try:
-            plan = _plan(storage, keep)
+            plan = _plan(storage, keep, unpublished and is_alone)
             return _carry_out(storage, plan, dry_run, is_alone, min_age_seconds)
         except OSError as error:  # of a fail point here
             raise storage.failed("cleaned up", None, error) from error
@@ -118,15 +133,17 @@ class _Plan(NamedTuple):
     kept: tuple[int, ...]
     in_use: tuple[int, ...]
     others: tuple[int, ...]  # to be removed, the oldest first
-    packs: Mapping[int, frozenset[str]]  # named by each manifest
+    files: Mapping[int, frozenset[str]]  # named by each manifest
     damaged: Mapping[int, DamagedError]  # some of the others
     unfinished: tuple[str, ...]  # manifests, by name
+    waiting: Mapping[str, frozenset[str]]  # parts and attachments that may still be published ...
+    # ... and what each of them needs, itself included
 
 
-def _plan(storage: Storage, keep: int) -> _Plan:
+def _plan(storage: Storage, keep: int, gives_up: bool) -> _Plan:
     for _ in range(_TRIES_MAX):
         try:
-            return _plan_now(storage, keep)
+            return _plan_now(storage, keep, gives_up)
         except NoCheckpointError:
             continue  # another collector was quicker: what was listed is not what is there
     raise StorageError(
@@ -135,21 +152,21 @@ def _plan(storage: Storage, keep: int) -> _Plan:
     )
 
 
-def _plan_now(storage: Storage, keep: int) -> _Plan:
+def _plan_now(storage: Storage, keep: int, gives_up: bool) -> _Plan:
     visit("retention.read")
     entries = {entry.name: entry for entry in storage.list()}
     numbers = sorted(number for name in entries if (number := number_of(name)))
-    packs: dict[int, frozenset[str]] = {}
+    files: dict[int, frozenset[str]] = {}
     damaged: dict[int, DamagedError] = {}
     unfinished: list[str] = []
     for number in numbers:
         try:
-            packs[number] = _packs_of(storage, number)
+            files[number] = _files_of(storage, number)
         except UnfinishedError:
             unfinished.append(manifest_name(number))
         except DamagedError as error:
             damaged[number] = error
-    finished = sorted([*packs, *damaged])
+    finished = sorted([*files, *damaged])
     kept, older = finished[-keep:], finished[:-keep]
     in_use = [number for number in older if storage.is_pinned(manifest_name(number))]
     for number in (*kept, *in_use):
@@ -161,11 +178,15 @@ def _plan_now(storage: Storage, keep: int) -> _Plan:
                 offset=damage.offset,
             ) from damage
     others = tuple(number for number in older if number not in in_use)
-    return _Plan(entries, tuple(kept), tuple(in_use), others, packs, damaged, tuple(unfinished))
+    newest = finished[-1] if finished else 0
+    waiting = {} if gives_up else publishable(storage, entries, newest)
+    return _Plan(
+        entries, tuple(kept), tuple(in_use), others, files, damaged, tuple(unfinished), waiting
+    )
 
 
-def _packs_of(storage: Storage, number: int) -> frozenset[str]:
-    return frozenset(pack.name for pack in read_checkpoint(storage, number).manifest.packs)
+def _files_of(storage: Storage, number: int) -> frozenset[str]:
+    return read_checkpoint(storage, number).manifest.files
 
 
 def _carry_out(
@@ -181,16 +202,21 @@ def _carry_out(
         else:
             in_use.append(number)
 
-    needed = {name for number in (*plan.kept, *in_use) for name in plan.packs[number]}
-    released = {name for number in removed for name in plan.packs.get(number, ())} - needed
+    needed = {name for number in (*plan.kept, *in_use) for name in plan.files[number]}
+    needed.update(*plan.waiting.values())
+    released = {name for number in removed for name in plan.files.get(number, ())} - needed
     newest = plan.kept[-1] if plan.kept else 0
     before = time.time() - min_age_seconds
     packs: list[str] = []
+    parts: list[str] = []
     temporaries: list[str] = []
     foreign: list[str] = []
     for name, entry in plan.entries.items():
         is_old = is_alone and entry.modified <= before
-        if name in released:
+        if number_of_unpublished(name) is not None:
+            if name not in needed and (name in released or is_old):
+                parts.append(name)
+        elif name in released:
             packs.append(name)
         elif _PACK_NAME.fullmatch(name) and name not in needed:
             wrote = _number_of_pack(storage, entry)
@@ -202,18 +228,19 @@ def _carry_out(
             temporaries.insert(0, name)
         elif is_old and is_temporary(name):
             temporaries.append(name)
-    if packs:
+    if packs or parts:
         known = {*plan.kept, *in_use, *(removed if dry_run else ())}
-        needed = _named_since(storage, known)
+        needed = _named_since(storage, known, plan)
         packs = [name for name in packs if name not in needed]
+        parts = [name for name in parts if name not in needed]
 
-    if not dry_run and (removed or packs):
+    if not dry_run and (removed or packs or parts):
         visit("retention.sync")
         storage.sync()
     if not dry_run:
         visit("retention.packs")
-        storage.delete([*packs, *temporaries])
-    gone = [*packs, *temporaries, *map(manifest_name, removed)]
+        storage.delete([*parts, *packs, *temporaries])  # a part never outlives its packs
+    gone = [*parts, *packs, *temporaries, *map(manifest_name, removed)]
     return Collected(
         kept=plan.kept,
         in_use=tuple(sorted(in_use)),
@@ -223,18 +250,22 @@ def _carry_out(
         bytes_freed=sum(plan.entries[name].size for name in gone),
         is_busy=not is_alone,
         foreign=tuple(foreign),
+        unpublished=tuple(sorted({number_of_unpublished(name) or 0 for name in plan.waiting})),
+        parts=tuple(parts),
     )
 
 
-def _named_since(storage: Storage, known: Set[int]) -> set[str]:
-    """The packs of manifests that were published since the plan was made."""
+def _named_since(storage: Storage, known: Set[int], plan: _Plan) -> set[str]:
+    """What manifests and parts need that are there since the plan was made."""
     named: set[str] = set()
-    for entry in storage.list():
-        number = number_of(entry.name)
+    names = [entry.name for entry in storage.list()]
+    for number in map(number_of, names):
         if number is not None and number not in known:
             # One that is gone again was given up by its writer, and needs nothing.
             with suppress(NoCheckpointError):
-                named |= _packs_of(storage, number)
+                named |= _files_of(storage, number)
+    new = (name for name in names if name not in plan.entries)
+    named.update(*publishable(storage, new, plan.kept[-1] if plan.kept else 0).values())
     return named
 
 

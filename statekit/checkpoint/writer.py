@@ -3,6 +3,7 @@
     whoever has blocks      add(), fill(), refer()      -> a pack in memory, 16 MiB or a leaf
     threads of the attempt  finish packs (compress, name, bind checksums) and write them
     publish()               waits for the packs, syncs, and creates the manifest
+    write_part()            instead: the manifest becomes a part, which another publishes (parts.py)
 
 Nothing exists for readers before the manifest does: its creation is the one step that counts, and
 the storage makes it all or nothing. What an attempt leaves behind when it fails is named by no
@@ -13,6 +14,7 @@ the one that loses must not take them away from the one that won.
 """
 
 import contextlib
+import hashlib
 import os
 import queue
 import sys
@@ -26,24 +28,24 @@ from typing import IO, Any, cast
 
 from statekit import failpoints
 from statekit.checkpoint.ownership import Caretaker, Claim
+from statekit.checkpoint.publishing import Publisher
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
 from statekit.errors import (
     CheckpointCancelledError,
     CheckpointError,
-    NoCheckpointError,
     StorageError,
     clear_frames,
     temporary_failed,
 )
+from statekit.format.description import Attachment
 from statekit.format.manifest import (
     Manifest,
     PackRef,
     Segment,
     Segments,
     arrange,
-    manifest_name,
-    number_of,
+    part_name,
 )
 from statekit.format.pack import PACK_BYTES, PackBuilder
 from statekit.native.frames import Frames
@@ -55,10 +57,14 @@ _PACKS_IN_MEMORY_MAX = 4  # that wait or are being written, besides the one that
 _WRITERS_LOCAL, _WRITERS_FAR = 3, 4
 _NICENESS = 10  # of the threads that write packs
 _KEEP_ALL = 1 << 62
-_TRIES_MAX = 8  # newest checkpoints that may be collected between being seen and being read
 
 failpoints.register(
-    "attempt.begin", "attempt.fill", "attempt.pack", "attempt.publish", "attempt.published"
+    "attempt.begin",
+    "attempt.fill",
+    "attempt.pack",
+    "attempt.part",
+    "attempt.publish",
+    "attempt.published",
 )
 
 
@@ -74,7 +80,7 @@ class Link:
 
 
 class Attempt:
-    """One checkpoint in the making. Use it in a `with`; leaving without publish() gives it up.
+    """One checkpoint in the making. Use it in a `with`; leaving before publish() gives it up.
 
     One thread at a time may call its methods; cancel() may come from any.
     """
@@ -86,14 +92,17 @@ class Attempt:
         compression: str | None = None,
         gives_way: bool = False,
         claim: Claim | None = None,
+        number: int | None = None,
     ) -> None:
         """gives_way: threads that use the state go before those that write it.
 
         claim: of the publisher; unless told, it publishes in the name of the last one.
+        number: of the checkpoint that this is to be a part of; unless told, the next one.
         """
         self.storage = storage
         self._claim = Caretaker() if claim is None else claim
-        self._passed_over: list[int] = []  # numbers of manifests that nobody has finished
+        self._publisher = Publisher(storage, self._claim)
+        self._number_given = number
         self.compression = compression
         self._gives_way = gives_way
         self.number = 0  # known once the attempt has begun
@@ -106,7 +115,7 @@ class Attempt:
         self._stack = contextlib.ExitStack()
         self._writer: _PackWriter | None = None
         self._is_cancelled = threading.Event()
-        self._is_published = False
+        self._is_done = False  # published, or a part
 
     # ---- Beginning and giving up
 
@@ -114,7 +123,7 @@ class Attempt:
         failpoints.visit("attempt.begin")
         self._stack.enter_context(self.storage.writing())
         try:
-            self.number = self._take_number()
+            self.number = self._choose_number(self._publisher.look())
             self._writer = _PackWriter(self._write_pack, self.storage, self._gives_way)
         except BaseException:
             self._stack.close()
@@ -135,7 +144,7 @@ class Attempt:
         self._pack, self._links, self._chains, self._writer = None, [], {}, None
         if error is not None:
             clear_frames(error)
-        if self._is_published or not self.storage.has_locks:
+        if self._is_done or not self.storage.has_locks:
             return
         try:
             collect(self.storage, keep=_KEEP_ALL)
@@ -244,87 +253,96 @@ class Attempt:
         base: int | None = None,
         watermark: int | None = None,
         metadata: dict[str, Any] | None = None,
+        attachments: tuple[Attachment, ...] = (),
     ) -> Checkpoint:
         """Makes the checkpoint exist, durably, and gives it."""
+        assert self._number_given is None
+        manifest = self._finish(
+            key_groups=key_groups,
+            subgroups=subgroups,
+            owned=owned,
+            schemas=schemas,
+            base=base,
+            watermark=watermark,
+            metadata=metadata or {},
+            writers=self._claim.writers,
+            attachments=attachments,
+        )
+        failpoints.visit("attempt.publish")
+        if self._has_packs:
+            self.storage.sync()
+        self._publisher.check_base(manifest)
+        made = self._publisher.publish(manifest)
+        if made is None:
+            raise self._publisher.overtaken(self.number)
+        self._is_done = True
+        failpoints.visit("attempt.published")
+        return made
+
+    def write_part(
+        self,
+        *,
+        key_groups: int,
+        subgroups: int,
+        owned: tuple[range, ...],
+        schemas: Sequence[StateSchema],
+        base: Checkpoint | None = None,
+        watermark: int | None = None,
+    ) -> tuple[str, Manifest]:
+        """Makes the packs and the file that says what they are of durable. Gives both.
+
+        The file has its contents in its name. So it need not be created exclusively, and whoever
+        reads it sees whether it is whole.
+        """
+        assert self._number_given is not None
+        manifest = self._finish(
+            key_groups=key_groups,
+            subgroups=subgroups,
+            owned=owned,
+            schemas=schemas,
+            base=None if base is None else base.number,
+            base_digest="" if base is None else base.digest.hex(),
+            watermark=watermark,
+        )
+        data = manifest.encode()
+        name = part_name(self.number, hashlib.sha256(data).digest())
+        failpoints.visit("attempt.part")
+        if self._has_packs:
+            self.storage.sync()  # a part that is there after a loss of power has its packs
+        self._publisher.check_base(manifest)
+        self.storage.write(name, [data])
+        self.storage.sync()
+        self._is_done = True
+        return name, manifest
+
+    def _finish(self, *, schemas: Sequence[StateSchema], **fields: Any) -> Manifest:
+        """Waits for the packs. The manifest of what is in them."""
         assert self._writer is not None
         self._hand_on()
         self._writer.finish()
         self._check_cancelled()
         packs, segments = self._contents()
-        manifest = Manifest(
+        return Manifest(
             number=self.number,
-            key_groups=key_groups,
-            subgroups=subgroups,
-            owned=owned,
             schemas=tuple(sorted(schemas, key=lambda schema: schema.name)),
-            base=base,
             compression=self.compression,
-            watermark=watermark,
-            metadata=metadata or {},
             generation=min(self._claim.generation, self.number),
             owner=self._claim.owner,
             packs=packs,
             segments=segments,
+            **fields,
         )
-        failpoints.visit("attempt.publish")
-        if self._has_packs:
-            self.storage.sync()
-        if base is not None and not self.storage.has_locks:
-            # A collector in another process does not see our pin there: look as late as can be.
-            self.storage.size(manifest_name(base))
-        # A name that is taken means that somebody else writes here: never overwrite.
-        name = manifest_name(self.number)
-        data = manifest.encode()
-        if not self.storage.create(name, data, self._look_again):
-            raise self._overtaken(self.number)
-        if (newest := max(self._numbers(), default=0)) > self.number:
-            # We were slow: others have published this number and later ones, and perhaps have
-            # collected it, so that our packs, which have the same names, may be gone.
-            self.storage.retire(name)
-            raise self._overtaken(newest)
-        self._is_published = True
-        failpoints.visit("attempt.published")
-        made = Checkpoint(self.storage, manifest, data)
-        self._claim.published(made)
-        return made
 
-    # ---- Numbers, and whose they are (ownership.py)
-
-    def _take_number(self) -> int:
-        """The next number. FencedError if the place has gone over to another publisher."""
-        for _ in range(_TRIES_MAX):
-            numbers = self._numbers()
-            newest = max(numbers, default=0)
-            self._claim.see(newest)
-            try:
-                self._passed_over = self._claim.check(self.storage, numbers)
-            except NoCheckpointError:
-                continue  # collected in between: there is a newer one
+    def _choose_number(self, newest: int) -> int:
+        number = self._number_given
+        if number is None:
             return newest + 1
-        raise CheckpointError(
-            f"the checkpoints of {self.storage.shown!r} are deleted as quickly as they are found. "
-            "Keep more of them (keep=), and see that nobody else publishes there."
-        )
-
-    def _look_again(self) -> None:
-        """Before the manifest has contents: at those that nobody had finished."""
-        with contextlib.suppress(NoCheckpointError):  # one is gone: who wrote it has given up
-            self._claim.check(self.storage, self._passed_over)
-
-    def _numbers(self) -> list[int]:
-        """Of all manifests that are there, finished or not."""
-        numbers = (number_of(entry.name) for entry in self.storage.list())
-        return [number for number in numbers if number]
-
-    def _overtaken(self, number: int) -> CheckpointError:
-        """The exception for a number that another has; FencedError if that is a successor."""
-        with contextlib.suppress(CheckpointError):
-            self._claim.check(self.storage, self._numbers())
-        return CheckpointError(
-            f"checkpoint {number} of {self.storage.shown!r} was published by another writer in the "
-            "meantime; this one is given up. Let each provider have a directory of its own, or "
-            "see whether an old process is still running."
-        )
+        if number <= newest:
+            raise CheckpointError(
+                f"no part of checkpoint {number} can be written: {self.storage.shown!r} has "
+                f"checkpoint {newest}. Number the next one {newest + 1}."
+            )
+        return number
 
     def _contents(self) -> tuple[tuple[PackRef, ...], Segments]:
         places: dict[PackRef, int] = {}

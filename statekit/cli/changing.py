@@ -266,12 +266,18 @@ def compact(url: str, force: bool, as_json: bool) -> None:
     metavar="N",
     help="Newest checkpoints to keep.",
 )
+@click.option(
+    "--unpublished",
+    is_flag=True,
+    help="Remove parts that may still be published, too: only if nobody will.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
-def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
+def gc(url: str, keep: int, unpublished: bool, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints, and files that none needs.
 
-    Checkpoints that somebody is restoring from stay. Files that belong to no checkpoint are left
+    Checkpoints that somebody is restoring from stay. So do parts that may still be published: those
+    of a number above the newest checkpoint. Files that belong to no checkpoint are left
     alone while one is being written, and for good if they are no packs of statekit. A directory
     with worker-0, worker-1 ... in it stands for all of them.
 
@@ -285,19 +291,25 @@ def gc(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
         places = [storage.sub(name) for name in worker_names(storage)]
         if not places:
             raise NoCheckpointError(f"there is no checkpoint in {storage.shown!r}. Check the URL.")
-    done = [(place, collect(place, keep, dry_run=dry_run)) for place in places]
+    done = [
+        (place, collect(place, keep, dry_run=dry_run, unpublished=unpublished)) for place in places
+    ]
     if as_json:
         print_json([{"url": place.shown, **found._asdict()} for place, found in done])
         return
     for place, found in done:
         verb = "would be removed" if dry_run else "removed"
-        files = len(found.packs) + len(found.temporaries)
+        files = len(found.packs) + len(found.parts) + len(found.temporaries)
         print_line(
             f"{place.shown}: kept {numbers(found.kept)}; {verb}: {numbers(found.removed)}, "
             f"{plural(files, 'other file')}, {show_bytes(found.bytes_freed)} in all"
         )
         if found.in_use:
             print_line(f"  in use, so kept: {numbers(found.in_use)}")
+        if found.unpublished:
+            print_line(
+                f"  parts that may still be published, so kept: of {numbers(found.unpublished)}"
+            )
         for name in found.foreign:
             print_line(f"  {name} has the name of a pack and is none: it was left alone")
         if found.is_busy:

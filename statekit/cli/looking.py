@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from statekit.assignment import show_groups
+from statekit.checkpoint.parts import Unpublished, find_unpublished
 from statekit.checkpoint.reader import Checkpoint, find_checkpoints, open_checkpoint
 from statekit.cli.options import (
     EntryCommand,
@@ -19,6 +20,7 @@ from statekit.cli.options import (
 )
 from statekit.cli.output import (
     cut,
+    plural,
     print_bars,
     print_json,
     print_line,
@@ -50,6 +52,9 @@ _BARS_MAX = 16  # of a chart; key-groups beyond that are put together
 def ls(url: str, as_json: bool) -> None:
     """List the checkpoints of a directory and its workers.
 
+    Also attempts that were not published: parts that kv.write_part() has written for a checkpoint
+    that is not there (in JSON, "published" is false).
+
     \b
     Example:
       statekit ls /data/job
@@ -58,19 +63,29 @@ def ls(url: str, as_json: bool) -> None:
     places = expand_all(url)
     rows: list[dict[str, Any]] = []
     errors: list[CheckpointError] = []
+    attempts: list[tuple[str, Unpublished]] = []
     for name, place in places:
         good, bad = _find(place)
-        rows += [{"worker": name or None, **_describe(one)} for one in good]
+        rows += [{"worker": name or None, "published": True, **_describe(one)} for one in good]
         errors += bad
-    if not rows and not errors:
+        if place.at is None:
+            attempts += [(name, one) for one in find_unpublished(place.storage)]
+    if not rows and not errors and not attempts:
         raise NoCheckpointError(
             f"there is no checkpoint in {parse_place(url).storage.shown!r}. Check the URL; "
             "kv.checkpoint(url) makes one."
         )
-    if rows and as_json:
-        print_json(rows)
+    if as_json and (rows or attempts):
+        print_json([*rows, *(_describe_attempt(name, one) for name, one in attempts)])
     elif rows:
         _print_checkpoints(rows, any(name for name, _ in places))
+    for name, one in () if as_json else attempts:
+        where = f"{name}: " if name else ""
+        print_line(
+            f"{where}not published: {plural(len(one.parts), 'part')} of checkpoint {one.number}, "
+            f"key-groups {show_groups(one.key_groups)} of {one.key_group_count or 'unknown'}, "
+            f"{show_bytes(one.bytes)}"
+        )
     for error in errors:
         warn(str(error))
     if errors:
@@ -89,6 +104,19 @@ def _find(place: Place) -> tuple[list[Checkpoint], list[CheckpointError]]:
 
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**describe_checkpoint(checkpoint), "states": list(checkpoint.states)}
+
+
+def _describe_attempt(worker: str, attempt: Unpublished) -> dict[str, Any]:
+    return {
+        "worker": worker or None,
+        "published": False,
+        "number": attempt.number,
+        "key_groups": [[part.start, part.stop] for part in attempt.key_groups],
+        "key_group_count": attempt.key_group_count or None,
+        "bytes": attempt.bytes,
+        "parts": [*attempt.parts],
+        "attachments": [*attempt.attachments],
+    }
 
 
 def _print_checkpoints(rows: list[dict[str, Any]], has_workers: bool) -> None:

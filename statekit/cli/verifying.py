@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import click
 
 from statekit.checkpoint.packs import verify_pack
+from statekit.checkpoint.parts import publishable
 from statekit.checkpoint.reader import Checkpoint, find_checkpoints, open_checkpoint
 from statekit.cli.options import json_option
 from statekit.cli.output import numbers, plural, print_json, print_line, progress, show_bytes
 from statekit.cli.places import Place, expand_all, parse_place
 from statekit.errors import CheckpointError, DamagedError, NoCheckpointError, StorageError
-from statekit.format.manifest import PACK_HEADER, PackRef, Segment, number_of
+from statekit.format.manifest import PACK_HEADER, PackRef, Segment, number_of, number_of_unpublished
 from statekit.storage import Storage, is_temporary
 
 _EXIT_DAMAGED = 3
@@ -146,6 +147,11 @@ def _verify(place: Place) -> _Verified:
     for checkpoint in good:
         for ref in checkpoint.manifest.packs:
             users[ref].append(checkpoint)
+    for checkpoint in good:
+        damage += [
+            _Damage(error.file, error.offset, error.what or str(error), (checkpoint.number,))
+            for error in checkpoint.verify_attachments()
+        ]
     with progress("verifying", sum(ref.size for ref in users)) as advance:
         for ref, checkpoints in users.items():
             # Of one checkpoint, what only others need is left out.
@@ -154,7 +160,7 @@ def _verify(place: Place) -> _Verified:
             advance(ref.size)
     # An unreadable manifest may name any pack: then nothing is known to be an orphan.
     known = place.at is None and not errors
-    orphans = list(_orphans(storage, {ref.name for ref in users})) if known else []
+    orphans = list(_orphans(storage, good)) if known else []
     unreadable = [number for one in damage for number in one.checkpoints]
     every = {*unreadable, *(one.number for one in good)}
     total = sum(ref.size for ref in users)
@@ -212,8 +218,12 @@ def _has(segments: Iterable[Segment], offset: int | None, size: int) -> bool:
     )
 
 
-def _orphans(storage: Storage, named: set[str]) -> Iterator[tuple[str, int]]:
-    for entry in storage.list():
-        is_pack = entry.name.endswith(".pack") and entry.name not in named
-        if is_pack or is_temporary(entry.name):
+def _orphans(storage: Storage, good: list[Checkpoint]) -> Iterator[tuple[str, int]]:
+    entries = storage.list()
+    newest = max((one.number for one in good), default=0)
+    named = {name for one in good for name in one.manifest.files}
+    named.update(*publishable(storage, (entry.name for entry in entries), newest).values())
+    for entry in entries:
+        is_ours = entry.name.endswith(".pack") or number_of_unpublished(entry.name) is not None
+        if (is_ours and entry.name not in named) or is_temporary(entry.name):
             yield storage.file(entry.name), entry.size

@@ -1,13 +1,17 @@
 """The description in a manifest: all that is not packs and segments, as a JSON object.
 
+    attachments   [name, file, size] of each file that it keeps beside its packs; or left out
     base          number of the checkpoint it was made on top of, or null
+    base_digest   SHA-256 of that one's manifest, 64 hexadecimal digits; or left out
     compression   null, "zstd" or "lz4"
     generation    of the process that published it (ownership.py); without an owner, left out
     key_groups    the owned ones, as [start, stop] pairs
     metadata      the user's object
     owner         that process: 16 hexadecimal digits, drawn at random; or left out
+    parts         the files of the parts that it was published from (parts.py); or left out
     states        one object a state: the fields of StateSchema
     watermark     event time in ms, or null
+    writers       the owners of all parts, the first of which is the owner above; or left out
 
 in this order, in UTF-8, without spaces. Objects inside keep the order they were given in: that of
 a NamedTuple's fields says where they are stored. Keys that are not known are passed over, so that
@@ -36,6 +40,23 @@ _SCALARS = frozenset((
 _TYPE_DEPTH_MAX = 64  # types inside each other
 
 
+#: Files that a checkpoint keeps beside its packs: number of the checkpoint, and contents.
+ATTACHMENT_NAME = re.compile(r"([0-9]{12})-([0-9a-f]{64})\.attachment", re.ASCII)
+
+
+class Attachment(NamedTuple):
+    """A file of yours that a checkpoint keeps. write_attachment() writes it."""
+
+    name: str  # what you call it; each once in a checkpoint
+    file: str  # in the place; its name has the SHA-256 of its contents
+    size: int  # bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the contents, in hexadecimal digits."""
+        return self.file[13:77]
+
+
 class DescriptionError(Exception):
     """A description that is not valid, and what of it. It never leaves this package."""
 
@@ -51,20 +72,29 @@ class Description(NamedTuple):
     watermark: int | None
     generation: int = 0  # 0: there is no owner
     owner: str = ""
+    base_digest: str = ""
+    parts: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
     def encode(self) -> bytes:
         found = {
+            "attachments": self.attachments,
             "base": self.base,
+            "base_digest": self.base_digest,
             "compression": self.compression,
             "generation": self.generation,
             "key_groups": [[groups.start, groups.stop] for groups in self.owned],
             "metadata": self.metadata,
             "owner": self.owner,
+            "parts": self.parts,
             "states": [schema._asdict() for schema in self.schemas],
             "watermark": self.watermark,
+            "writers": self.writers,
         }
-        if not self.owner:
-            del found["generation"], found["owner"]
+        for name in _OPTIONAL:
+            if not found[name]:
+                del found[name]
         return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
@@ -99,11 +129,17 @@ class Description(NamedTuple):
             _read_schemas(found["states"]),
             watermark,
             *_read_owner(found, number),
+            _read_digest(found.get("base_digest", ""), base),
+            _read_names(found.get("parts", []), "parts"),
+            _read_writers(found),
+            _read_attachments(found.get("attachments", [])),
         )
 
 
+_OPTIONAL = ("attachments", "base_digest", "generation", "owner", "parts", "writers")
 _KEYS = ("base", "compression", "key_groups", "metadata", "states", "watermark")
 _OWNER = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def _bad(what: str) -> NoReturn:
@@ -136,6 +172,45 @@ def _read_owner(found: dict[str, Any], number: int) -> tuple[int, str]:
     if not (isinstance(owner, str) and _OWNER.fullmatch(owner)):
         _bad(f"with {shorten(owner)} for an owner")
     return generation, owner
+
+
+def _read_digest(digest: Any, base: int | None) -> str:
+    if digest == "":
+        return ""
+    if base is None or not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+        _bad(f"with {shorten(digest)} for the digest of its base")
+    return digest
+
+
+def _read_names(names: Any, what: str) -> tuple[str, ...]:
+    """Names of files, or of those who wrote: each once."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        _bad(f"with {what} that are no list of names")
+    if len({*names}) != len(names):
+        _bad(f"with {what} of which one is there twice")
+    return tuple(names)
+
+
+def _read_writers(found: dict[str, Any]) -> tuple[str, ...]:
+    writers = _read_names(found.get("writers", []), "writers")
+    if writers and (writers[0] != found.get("owner") or not all(map(_OWNER.fullmatch, writers))):
+        _bad("with writers that are no owners")
+    return writers
+
+
+def _read_attachments(rows: Any) -> tuple[Attachment, ...]:
+    if not isinstance(rows, list):
+        _bad("with attachments that are no list")
+    found = []
+    for row in rows:
+        is_good = isinstance(row, list) and len(row) == 3 and _is_int(row[2]) and row[2] >= 0
+        if not is_good or not all(isinstance(part, str) for part in row[:2]):
+            _bad(f"with {shorten(row)} for an attachment")
+        if not ATTACHMENT_NAME.fullmatch(row[1]):
+            _bad(f"with an attachment in the file {shorten(row[1])}")
+        found.append(Attachment(*row))
+    _read_names([one.name for one in found], "attachments")
+    return tuple(found)
 
 
 def _read_owned(pairs: Any, key_groups: int) -> tuple[range, ...]:

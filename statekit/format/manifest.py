@@ -23,6 +23,9 @@ The description (description.py) holds the states, the owned key-groups and what
 The segments of one leaf are its chain, oldest first. The first is full, the others are applied over
 what comes before. A leaf without segments is empty.
 
+A part of a checkpoint that several processes write (checkpoint/parts.py) is such a file too, of the
+key-groups of one of them, under the name <number>-<SHA-256 of the file>.part. It is no checkpoint.
+
 A manifest is valid iff
  1. magic, version and checksum are right, and bytes that are to be zero are zero;
  2. the size is that of the file, and what J, P and T add up to;
@@ -30,7 +33,9 @@ A manifest is valid iff
  4. key-groups and sub-groups are powers of two, of which the product is at most 2^20;
  5. the description is a JSON object with all its keys, each of the right type; base is smaller than
     the number; generation and owner are both there or both not, the former from 1 to the number;
-    the names of states differ; forms, clocks and key types are known and types well-formed
+    a digest of the base is there only with a base; parts, writers and attachments are lists of
+    different names, and the first of the writers is the owner; the names of states differ; forms,
+    clocks and key types are known and types well-formed
     (statekit/schema.py);
  6. the owned ranges ascend, none is empty, and all lie within the key-groups;
  7. the ids of packs differ; a pack's size is a multiple of 8 and more than its header; its
@@ -61,7 +66,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, overload
 from statekit._native import lib
 from statekit.assignment import show_groups
 from statekit.errors import ArgumentError, CheckpointError, DamagedError, shorten
-from statekit.format.description import Description, DescriptionError
+from statekit.format.description import ATTACHMENT_NAME, Attachment, Description, DescriptionError
 from statekit.native.digest import crc32c
 from statekit.schema import StateSchema
 
@@ -83,6 +88,7 @@ _DELTA = 1
 _ALIGNED = bytes(b % 8 == 0 for b in range(256))  # by low byte: is it a multiple of 8
 _Bytes: TypeAlias = bytes  # Manifest.bytes hides the name
 _NAME = re.compile(r"([0-9]{12})\.manifest", re.ASCII)
+_PART_NAME = re.compile(r"([0-9]{12})-([0-9a-f]{64})\.part", re.ASCII)
 
 assert (_HEADER.size, _PACK.size, _SEGMENT.size) == (64, _ROW, _ROW)
 
@@ -108,6 +114,27 @@ def number_of(name: str) -> int | None:
     """
     found = _NAME.fullmatch(name)
     return int(found[1]) or None if found else None
+
+
+def part_name(number: int, digest: bytes) -> str:
+    """The file of a part of a checkpoint that is not published. digest: SHA-256 of its contents."""
+    return f"{manifest_name(number)[:12]}-{digest.hex()}.part"
+
+
+def number_of_unpublished(name: str) -> int | None:
+    """The number of the checkpoint that a part or an attachment is for; None if it is neither.
+
+    >>> number_of_unpublished(part_name(7, bytes(32)))
+    7
+    """
+    found = _PART_NAME.fullmatch(name) or ATTACHMENT_NAME.fullmatch(name)
+    return int(found[1]) or None if found else None
+
+
+def digest_of_part(name: str) -> bytes | None:
+    """What the name of a part says of its contents; None if that is no such name."""
+    found = _PART_NAME.fullmatch(name)
+    return bytes.fromhex(found[2]) if found else None
 
 
 def damaged(file: str, offset: int | None, what: str) -> DamagedError:
@@ -263,6 +290,21 @@ def arrange(
     return tuple(packs[pack] for pack in used), Segments(words.tobytes())
 
 
+def join(
+    parts: Iterable[tuple[Sequence[PackRef], Segments]],
+) -> tuple[tuple[PackRef, ...], Segments]:
+    """The packs and segments of several manifests, which have different leaves, as one has them."""
+    places: dict[PackRef, int] = {}
+    rows: list[Segment] = []
+    for packs, segments in parts:
+        at = [places.setdefault(pack, len(places)) for pack in packs]
+        rows += [
+            Segment(leaf, at[pack], offset, length, bool(flags & _DELTA))
+            for leaf, pack, offset, length, flags, _ in segments.rows()
+        ]
+    return arrange(list(places), rows)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a checkpoint consists of."""
@@ -278,6 +320,10 @@ class Manifest:
     metadata: dict[str, Any] = field(default_factory=dict)
     generation: int = 0  # of who published it; see ownership.py. 0: nobody's
     owner: str = ""
+    base_digest: str = ""  # SHA-256 of the manifest of the base; "": not recorded
+    parts: tuple[str, ...] = ()  # files of the parts that it was published from, sorted
+    writers: tuple[str, ...] = ()  # owners of these
+    attachments: tuple[Attachment, ...] = ()
     packs: tuple[PackRef, ...] = ()
     segments: Segments = field(default_factory=lambda: Segments(b""))  # any iterable of Segment
 
@@ -293,6 +339,12 @@ class Manifest:
     @property
     def leaves(self) -> int:
         return self.key_groups * self.subgroups
+
+    @property
+    def files(self) -> frozenset[str]:
+        """All that it needs besides itself."""
+        packs = (pack.name for pack in self.packs)
+        return frozenset(packs).union(one.file for one in self.attachments)
 
     @cached_property
     def bytes(self) -> int:
@@ -349,6 +401,10 @@ class Manifest:
             self.watermark,
             self.generation,
             self.owner,
+            self.base_digest,
+            self.parts,
+            self.writers,
+            self.attachments,
         ).encode()
         packs = b"".join(_PACK.pack(*pack) for pack in self.packs)
         padding = bytes(-len(description) % 8)
@@ -397,7 +453,8 @@ class Manifest:
         segments_at = packs_at + _ROW * pack_count
         if size != len(data) or segments_at + _ROW * segment_count != size:
             _fail(16, f"it has {len(data)} bytes, which is not what its header says")
-        if number != number_of(re.split(r"[/\\]", file)[-1]):
+        name = re.split(r"[/\\]", file)[-1]
+        if number != (number_of(name) or number_of_unpublished(name)):
             _fail(24, f"it is the manifest of checkpoint {number}, under another name")
         if not _is_geometry(key_groups, subgroups):
             _fail(32, f"no store has {key_groups} key-groups of {subgroups} sub-groups")
@@ -417,6 +474,10 @@ class Manifest:
             metadata=description.metadata,
             generation=description.generation,
             owner=description.owner,
+            base_digest=description.base_digest,
+            parts=description.parts,
+            writers=description.writers,
+            attachments=description.attachments,
             packs=tuple(map(PackRef._make, _PACK.iter_unpack(data[packs_at:segments_at]))),
             segments=Segments(data[segments_at:]),
         )

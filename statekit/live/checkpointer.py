@@ -6,6 +6,10 @@ and written as packs. Both happen in a thread of its own, where no signal is han
 the waiting of the caller and never a half of the work. Whoever is interrupted cancels what it has
 asked for, so that nothing of it remains.
 
+A part of a checkpoint that several processes write (checkpoint/parts.py) is taken the same way. It
+becomes a lineage once somebody has published it. The next part looks for that, and if it has not
+happened is based on what was published before.
+
 In one directory one checkpoint is taken after the other; the next waits for its turn before it is
 frozen. (Late parts of a barrier are frozen first: their moment cannot wait.)
 
@@ -34,13 +38,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import sleep
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from statekit import failpoints
 from statekit.assignment import leaf_ranges, subtract
 from statekit.checkpoint.ownership import Claim, draw_owner
 from statekit.checkpoint.packs import read_frames
-from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.parts import Part, part_of
+from statekit.checkpoint.reader import Checkpoint, read_checkpoint
 from statekit.checkpoint.retention import check_keep, collect
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import (
@@ -48,13 +53,14 @@ from statekit.errors import (
     CheckpointCancelledError,
     CheckpointError,
     MissingFileError,
+    NoCheckpointError,
     StorageError,
     shorten,
 )
 from statekit.format.compression import check_compression
 from statekit.format.description import plain_metadata
-from statekit.format.manifest import Manifest
-from statekit.live.job import CheckpointJob, NothingOwnedError, cause_of, kept
+from statekit.format.manifest import Manifest, manifest_name
+from statekit.live.job import CheckpointJob, Job, NothingOwnedError, PartJob, cause_of, kept
 from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import CheckpointMetrics
 from statekit.native import Store
@@ -64,14 +70,17 @@ from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.storage import Storage, open_storage
 
+R = TypeVar("R", Checkpoint, Part)
+J = TypeVar("J", CheckpointJob, PartJob)
 Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
 
 CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
 DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
 AHEAD_BYTES = 256 << 20  # that writers may encode ahead of the disk, before they have to wait
 _YIELD_SECONDS = 5e-5
+_WRITTEN_MAX = 8  # parts of a place of which nobody knows whether they were published
 _LINEAGES_MAX = 4  # directories; the oldest is forgotten, and starts with a full one again
-_WHOLE, _AWAY = RESIDENCIES.index("whole"), RESIDENCIES.index("away")
+_WHOLE, _PARTIAL, _AWAY = map(RESIDENCIES.index, ("whole", "partial", "away"))
 
 _log = logging.getLogger("statekit")
 
@@ -90,6 +99,16 @@ class _Lineage:
     checkpoint: Checkpoint
     since: "array[int]"  # per leaf: the epoch that the checkpoint has it of; 0: write it anew
     epoch: int
+    worn: list[int]  # leaves that are written anew because their chains are long
+
+
+@dataclass
+class _Written:
+    """A part that was written, and is not known to be published."""
+
+    part: Part
+    owned: tuple[range, ...]  # leaves
+    epoch: int  # of which the part has them
 
 
 class Checkpointer:
@@ -101,11 +120,12 @@ class Checkpointer:
         self._holdings = holdings
         self._lock = threading.Lock()
         self._lineages: dict[str, _Lineage] = {}
+        self._written: dict[str, list[_Written]] = {}  # by place, oldest first
         self._publisher = ""  # our name among publishers; "" before it is needed
         self._claims: dict[str, Claim] = {}  # by place; never forgotten, or we could come back
         self._turns = threading.Condition()
-        self._jobs: set[CheckpointJob] = set()  # that are not over
-        self._writing: dict[str, CheckpointJob] = {}  # whose turn it is, by place
+        self._jobs: set[Job[Any]] = set()  # that are not over
+        self._writing: dict[str, Job[Any]] = {}  # whose turn it is, by place
         self._taken = self._failed = 0
         self._uncleaned: set[tuple[Any, ...]] = set()  # causes that were logged
         self._periodic: list[PeriodicCheckpoints] = []
@@ -188,10 +208,33 @@ class Checkpointer:
             storage, base, compression, plain_metadata(metadata), must_own, gives_way, choose,
             is_extra, keep,
         )  # fmt: skip
-        job = CheckpointJob(storage.shown, self._wake)
+        return self._start(order, CheckpointJob(storage.shown, self._wake))
+
+    def start_part(
+        self,
+        url: Any,
+        number: int,
+        base: Any = "auto",
+        compression: str | None = None,
+        gives_way: bool = True,
+        choose: Callable[[], tuple[range, ...]] | None = None,
+        is_extra: bool = False,
+    ) -> PartJob:
+        """As start(), of a part of checkpoint `number`, which another publishes."""
+        storage = open_storage(url)
+        check_compression(compression)
+        if type(number) is not int:
+            raise ArgumentError(f"{shorten(number)} is no number of a checkpoint. Pass an int.")
+        manifest_name(number)
+        order = _Order(
+            storage, base, compression, {}, False, gives_way, choose, is_extra, None, number
+        )
+        return self._start(order, PartJob(storage.shown, self._wake))
+
+    def _start(self, order: "_Order", job: J) -> J:
         run: _Run | None = None
         try:
-            if is_extra:
+            if order.is_extra:
                 run = self._freeze(job, order)
                 job._is_frozen.set()
             threading.Thread(
@@ -209,21 +252,17 @@ class Checkpointer:
 
     def take(self, url: Any, base: Any = "auto", **options: Any) -> Checkpoint:
         """Takes one and waits for it. A base that is gone is no error: then it is a full one."""
-        job = self.start(url, base, **options)
-        try:
-            return job.wait()
-        except CheckpointError:
-            if not job._is_base_gone:
-                raise
-        except BaseException:  # of an interrupt
-            job.cancel()
-            job._done.wait()
-            raise
-        return self.take(url, None, **options)
+        result = _waited_for(self.start(url, base, **options))
+        return self.take(url, None, **options) if result is None else result
+
+    def take_part(self, url: Any, number: int, base: Any = "auto", **options: Any) -> Part:
+        """As take(), of a part."""
+        result = _waited_for(self.start_part(url, number, base, **options))
+        return self.take_part(url, number, None, **options) if result is None else result
 
     # ---- Whose turn it is
 
-    def _take_turn(self, job: CheckpointJob, url: str) -> None:
+    def _take_turn(self, job: Job[Any], url: str) -> None:
         with self._turns:
             self._jobs.add(job)
             self._turns.wait_for(lambda: url not in self._writing or job._is_cancelled)
@@ -232,9 +271,9 @@ class Checkpointer:
 
     def _end(
         self,
-        job: CheckpointJob,
+        job: Job[Any],
         url: str,
-        result: Checkpoint | None,
+        result: Checkpoint | Part | None,
         error: BaseException | None,
     ) -> None:
         with self._turns:
@@ -250,10 +289,10 @@ class Checkpointer:
 
     # ---- In the background
 
-    def _carry_out(self, job: CheckpointJob, order: "_Order", run: "_Run | None") -> None:
+    def _carry_out(self, job: Job[Any], order: "_Order", run: "_Run | None") -> None:
         """All of a checkpoint, or all but the freezing."""
         url = order.storage.url
-        result: Checkpoint | None = None
+        result: Checkpoint | Part | None = None
         error: BaseException | None = None
         try:
             try:
@@ -268,10 +307,11 @@ class Checkpointer:
                 if run is not None:
                     run.frozen.close()
             if not order.is_extra:
-                self._remember(result, run.epoch)
-                with self._lock:
-                    oldest = min(known.epoch for known in self._lineages.values())
-                self._residence.store.track(oldest)
+                if isinstance(result, Part):
+                    self._note_written(url, _Written(result, run.parts, run.epoch))
+                else:
+                    self._remember(result, run.epoch)
+                self._track()
         except _BaseGoneError as gone:
             error = CheckpointError(str(gone))
             job._is_base_gone = True
@@ -288,7 +328,7 @@ class Checkpointer:
         self._count(result, error)
         self._end(job, url, result, error)
 
-    def _clean_up(self, job: CheckpointJob, storage: Storage, keep: int) -> None:
+    def _clean_up(self, job: Job[Any], storage: Storage, keep: int) -> None:
         """Removes older ones. The new one is taken, and must not look as if it were not."""
         try:
             collect(storage, keep)
@@ -305,7 +345,7 @@ class Checkpointer:
                     left,
                 )
 
-    def _count(self, result: Checkpoint | None, error: BaseException | None) -> None:
+    def _count(self, result: Checkpoint | Part | None, error: BaseException | None) -> None:
         with self._lock:
             if result is not None:
                 self._taken += 1
@@ -320,10 +360,12 @@ class Checkpointer:
 
     # ---- Freezing
 
-    def _freeze(self, job: CheckpointJob, order: "_Order") -> "_Run":
+    def _freeze(self, job: Job[Any], order: "_Order") -> "_Run":
         """Fixes the state at this moment."""
         storage = order.storage
         lineage = self._base(storage, order.base)
+        if lineage is not None:
+            self._complete_worn(lineage)
         failpoints.visit("checkpoint.freeze")
         frozen: Frozen | None = None
         try:
@@ -336,7 +378,7 @@ class Checkpointer:
                 frozen = self._residence.freeze(
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, order.is_extra
                 )
-                if not self._lineages:
+                if not self._lineages and not self._written:
                     self._residence.store.track(frozen.snapshot.epoch)
             failpoints.visit("checkpoint.frozen")
             with self._lock:
@@ -354,6 +396,7 @@ class Checkpointer:
         """The lineage to go on from; None for a full checkpoint."""
         if base is None or base is False:
             return None
+        self._find_published(storage)
         lineage = self._lineages.get(storage.url)
         if not (isinstance(base, str) and base == "auto"):
             _check_base(storage, base, lineage)
@@ -364,6 +407,22 @@ class Checkpointer:
                 if not lineage.checkpoint.exists():
                     return None
         return lineage
+
+    def _complete_worn(self, lineage: _Lineage) -> None:
+        """Brings leaves here as a whole that are to be written anew and are here in part.
+
+        Such are those of a lazy restore of which entries were picked. What is here of them would be
+        added to their chains, which would become longer with each checkpoint.
+        """
+        sources, store = self._residence.sources, self._residence.store
+        if sources is None or not lineage.worn:
+            return
+        residencies = store.residencies(array("I", lineage.worn))
+        for leaf, residency in zip(lineage.worn, residencies, strict=True):
+            if residency == _PARTIAL and sources.push_of(leaf) is None:
+                # Whoever touches the rest of it is told what is wrong.
+                with suppress(CheckpointError):
+                    self._residence.load_leaves((leaf,))
 
     def _plan(
         self, store: Store, lineage: _Lineage | None, holdings: Holdings
@@ -400,15 +459,56 @@ class Checkpointer:
                     since[leaf] = 0
         return since
 
-    def _remember(self, checkpoint: Checkpoint, epoch: int) -> None:
+    # ---- Parts, until they are published
+
+    def _note_written(self, url: str, written: _Written) -> None:
+        with self._lock:
+            self._written.setdefault(url, []).append(written)
+            while len(self._written) > _LINEAGES_MAX:
+                del self._written[next(iter(self._written))]
+            # Who never publishes must not make us remember for ever what has changed.
+            del self._written[url][:-_WRITTEN_MAX]
+
+    def _find_published(self, storage: Storage) -> None:
+        """Makes a lineage of the newest of our parts that was published there since."""
+        with self._lock:
+            written = [*self._written.get(storage.url, ())]
+        for at in reversed(range(len(written))):
+            part, owned, epoch = written[at].part, written[at].owned, written[at].epoch
+            try:
+                found = read_checkpoint(storage, part.number)
+            except NoCheckpointError:
+                continue  # not yet; or collected, and then there is a newer one
+            if part.file in found.manifest.parts:
+                with self._lock:
+                    self._written[storage.url] = written[at + 1 :]
+                self._remember(found, epoch, owned)
+                self._track()
+                return
+
+    def _track(self) -> None:
+        """Lets the store forget changes that no checkpoint to come is made of."""
+        with self._lock:
+            known = [one.epoch for one in self._lineages.values()]
+            known += [one.epoch for some in self._written.values() for one in some]
+        self._residence.store.track(min(known))
+
+    def _remember(
+        self, checkpoint: Checkpoint, epoch: int, owned: tuple[range, ...] | None = None
+    ) -> None:
+        """owned: the leaves of it that were ours at the epoch; all unless told."""
         leaves = self._residence.store.leaves
         since = array("I", [epoch]) * leaves
-        for leaf in _worn_chains(checkpoint.manifest):
+        if owned is not None:
+            for part in subtract((range(leaves),), owned):
+                since[part.start : part.stop] = array("I", bytes(4 * len(part)))
+        worn = _worn_chains(checkpoint.manifest)
+        for leaf in worn:
             since[leaf] = 0
         with self._lock:
             url = checkpoint.storage.url
             self._lineages.pop(url, None)
-            self._lineages[url] = _Lineage(checkpoint, since, epoch)
+            self._lineages[url] = _Lineage(checkpoint, since, epoch, worn)
             while len(self._lineages) > _LINEAGES_MAX:
                 del self._lineages[next(iter(self._lineages))]
 
@@ -486,6 +586,7 @@ class _Order(NamedTuple):
     choose: Callable[[], tuple[range, ...]] | None
     is_extra: bool
     keep: int | None
+    part_number: int | None = None  # a part of that checkpoint; None: a checkpoint
 
 
 class _Run:
@@ -493,7 +594,7 @@ class _Run:
 
     def __init__(
         self,
-        job: CheckpointJob,
+        job: Job[Any],
         order: _Order,
         frozen: Frozen,
         lineage: _Lineage | None,
@@ -513,7 +614,7 @@ class _Run:
         self.parts = leaf_ranges(holdings.owned, self.store.subgroups)
         self._confirmed: set[Checkpoint] = set()  # origins that were looked for
 
-    def write(self) -> Checkpoint:
+    def write(self) -> Checkpoint | Part:
         if self.lineage is None:
             return self._write()
         base = self.lineage.checkpoint
@@ -537,12 +638,13 @@ class _Run:
             "one was to be based on, is gone. Take it again: it will be full."
         )
 
-    def _write(self) -> Checkpoint:
+    def _write(self) -> Checkpoint | Part:
         with Attempt(
             self.storage,
             compression=self.order.compression,
             gives_way=self.order.gives_way,
             claim=self.claim,
+            number=self.order.part_number,
         ) as attempt:
             self.job._begin(attempt)
             if self.frozen.has_home:
@@ -550,16 +652,28 @@ class _Run:
             else:
                 attempt.fill(self.frozen.snapshot, self.job._filled)
                 self._link_leaves(attempt)
-            store = self.store
-            return attempt.publish(
-                key_groups=store.key_groups,
-                subgroups=store.subgroups,
-                owned=self.holdings.owned,
-                schemas=self.holdings.schemas,
-                base=None if self.lineage is None else self.lineage.checkpoint.number,
-                watermark=self.frozen.snapshot.watermark,
-                metadata=self.order.metadata,
-            )
+            what: dict[str, Any] = {
+                "key_groups": self.store.key_groups,
+                "subgroups": self.store.subgroups,
+                "owned": self.holdings.owned,
+                "schemas": self.holdings.schemas,
+                "watermark": self.frozen.snapshot.watermark,
+            }
+            if self.order.part_number is not None:
+                return part_of(*attempt.write_part(base=self._base_of_part(), **what))
+            base = None if self.lineage is None else self.lineage.checkpoint.number
+            return attempt.publish(base=base, metadata=self.order.metadata, **what)
+
+    def _base_of_part(self) -> Checkpoint | None:
+        """The checkpoint that leaves of this part go on from; None if all came from elsewhere.
+
+        Parts of different bases cannot be published together, so one that is not used must not
+        be named.
+        """
+        if self.lineage is None:
+            return None
+        is_used = any(self._is_based(leaf) for part in self.parts for leaf in part)
+        return self.lineage.checkpoint if is_used else None
 
     def _link_leaves(self, attempt: Attempt) -> None:
         """Puts under the new segments what they are applied over."""
@@ -663,6 +777,20 @@ class _Run:
             if blocks:
                 attempt.add(leaf, blocks)
         self.job._leaves_done += 1
+
+
+def _waited_for(job: Job[R]) -> R | None:
+    """What a job gives; None if its base was gone, so that it is to be taken again, in full."""
+    try:
+        return job.wait()
+    except CheckpointError:
+        if not job._is_base_gone:
+            raise
+        return None
+    except BaseException:  # of an interrupt
+        job.cancel()
+        job._done.wait()
+        raise
 
 
 def _worn_chains(manifest: Manifest) -> list[int]:

@@ -1,15 +1,17 @@
-"""CheckpointJob: a checkpoint that is being taken in the background, as its user sees it."""
+"""A checkpoint, or a part of one, that is being taken in the background, as its user sees it."""
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from statekit.checkpoint.parts import Part
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.writer import Attempt
 from statekit.errors import CheckpointCancelledError, CheckpointError, InProcess, clear_frames
 from statekit.native.snapshot import Filled
 
 E = TypeVar("E", bound=BaseException)
+R = TypeVar("R", Checkpoint, Part)
 
 
 class CheckpointProgress(NamedTuple):
@@ -25,10 +27,10 @@ class CheckpointProgress(NamedTuple):
         return self.leaves_done / self.leaves_total if self.leaves_total else 1.0
 
 
-class CheckpointJob(InProcess):
-    """A checkpoint that is being taken in the background."""
+class Job(InProcess, Generic[R]):
+    """What checkpoints and parts have in common while they are being written."""
 
-    _instead = "Pass on the url and the number of the Checkpoint that wait() gives."
+    _instead = "Pass on what wait() gives."
 
     def __init__(self, url: str, on_cancel: Callable[[], None]) -> None:
         self.url = url
@@ -44,7 +46,7 @@ class CheckpointJob(InProcess):
         self._is_base_gone = False  # the reason why it failed
         self._is_taken_up = False  # the state was frozen for it: what fails now is told by wait()
         self._done = threading.Event()
-        self._result: Checkpoint | None = None
+        self._result: R | None = None
         self._error: BaseException | None = None
 
     @property
@@ -64,8 +66,8 @@ class CheckpointJob(InProcess):
         """Why it failed; None if it did not, or is not done."""
         return self._error
 
-    def wait(self, timeout: float | None = None) -> Checkpoint:
-        """The checkpoint, once it is durable. Raises what went wrong; TimeoutError if not done."""
+    def wait(self, timeout: float | None = None) -> R:
+        """What it gives, once that is durable. Raises what went wrong; TimeoutError if not done."""
         if not self._done.wait(timeout):
             raise TimeoutError(
                 f"the checkpoint to {self.url!r} is not done after {timeout} s "
@@ -101,7 +103,7 @@ class CheckpointJob(InProcess):
         """All but so many leaves are done; among them those that there was nothing to do for."""
         self._leaves_done = max(self._leaves_done, self._leaves_total - leaves_left)
 
-    def _finish(self, result: Checkpoint | None, error: BaseException | None) -> None:
+    def _finish(self, result: R | None, error: BaseException | None) -> None:
         self._result, self._error = result, error
         if (attempt := self._attempt) is not None:
             self._bytes_written, self._attempt = attempt.bytes_written, None
@@ -112,7 +114,16 @@ class CheckpointJob(InProcess):
 
     def __repr__(self) -> str:
         state = f"failed: {self._error}" if self._error else f"{self.progress.fraction:.0%}"
-        return f"<CheckpointJob to {self.url!r}, {'done' if self._result else state}>"
+        name = type(self).__name__
+        return f"<{name} to {self.url!r}, {'done' if self._result else state}>"
+
+
+class CheckpointJob(Job[Checkpoint]):
+    """A checkpoint that is being taken in the background."""
+
+
+class PartJob(Job[Part]):
+    """A part of a checkpoint that is being written in the background."""
 
 
 class NothingOwnedError(CheckpointError):

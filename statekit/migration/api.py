@@ -40,7 +40,7 @@ from statekit.schema import StateSchema
 from statekit.state.keyed import plain_items
 
 if TYPE_CHECKING:
-    from statekit.live.job import CheckpointJob
+    from statekit.live.job import CheckpointJob, PartJob
     from statekit.remote.security import TLS
     from statekit.remote.server import PeerServer
 
@@ -211,11 +211,12 @@ class PeerApi(ABC):
         groups = group_ranges(key_groups, self._residence.store.key_groups)
         return peer.migrate(to, groups, strategy, self._credentials(tls, token), timeout)
 
-    def late_parts(self, barrier: int) -> "tuple[CheckpointJob, ...]":
+    def late_parts(self, barrier: int) -> "tuple[CheckpointJob | PartJob, ...]":
         """What was added to this provider's part of a checkpoint after its barrier had passed.
 
-        Key-groups that were between two owners then, and are here now, are in checkpoints of their
-        own, in the same place. Their results belong to the parts that restore() is given.
+        Key-groups that were between two owners then, and are here now, are written by jobs of their
+        own: of checkpoints in the same place, which restore() is given with the others; or, if
+        write_part() was used, of parts, which publish() is given with the others.
         """
         self._check_open()
         return () if self._peer is None else self._peer.late_parts(barrier)

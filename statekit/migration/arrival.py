@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from statekit.assignment import show_groups
 from statekit.errors import ClosedError, FencedError, MigrationError, StateKitError
-from statekit.live.job import CheckpointJob
+from statekit.live.job import CheckpointJob, PartJob
 from statekit.migration.departure import HandOverProgress
 from statekit.migration.fetch import Fetching
 from statekit.migration.kept import Kept
@@ -107,7 +107,7 @@ class Arrival(PushSource):
         self.reports = Reports(self)
         #: Adds to our part of the last checkpoint what its source had not passed the barrier of.
         #: (KVProvider.late_parts() has all that was added to one.)
-        self.late_checkpoint: CheckpointJob | None = None
+        self.late_checkpoint: CheckpointJob | PartJob | None = None
         self.bytes_received = 0
         self.fetches = 0  # leaves that came on demand
 

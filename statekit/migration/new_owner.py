@@ -27,7 +27,7 @@ from statekit.errors import (
     StateKitError,
     shorten,
 )
-from statekit.live.job import CheckpointJob
+from statekit.live.job import CheckpointJob, PartJob
 from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
 from statekit.migration.shell import (
     AddLate,
@@ -83,11 +83,11 @@ class _Asked(NamedTuple):
     credentials: Credentials
 
 
-class _Part(NamedTuple):
+class _Passed(NamedTuple):
     """Our part of a checkpoint: how to add to it, and what was added."""
 
     add: AddLate
-    late: list[CheckpointJob]
+    late: list[CheckpointJob | PartJob]
 
 
 class NewOwnerShell(Shell):
@@ -98,7 +98,7 @@ class NewOwnerShell(Shell):
         self._arrivals: dict[str, Arrival] = {}
         self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
-        self._parts: dict[int, _Part] = {}  # by number: of the last checkpoints
+        self._parts: dict[int, _Passed] = {}  # by number: of the last checkpoints
 
     @property
     def loading(self) -> Loading | None:
@@ -506,7 +506,7 @@ class NewOwnerShell(Shell):
                 for leaf in [*arrival.state.missing]
                 if covered(leaf) < barrier
             ]
-            self._parts[barrier] = _Part(add_late, [])
+            self._parts[barrier] = _Passed(add_late, [])
             while len(self._parts) > NUMBERS_MAX:
                 del self._parts[next(iter(self._parts))]
         leaves = (*part.leaves, *expected)
@@ -520,7 +520,7 @@ class NewOwnerShell(Shell):
                 groups = groups_of(late, self.subgroups)
                 arrival.late_checkpoint = self.add_late(number, groups)
 
-    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | None:
+    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | PartJob | None:
         try:
             job = self._parts[number].add(groups)
         except Exception as error:  # whatever it is, that checkpoint will not be complete
@@ -534,7 +534,7 @@ class NewOwnerShell(Shell):
         self._parts[number].late.append(job)
         return job
 
-    def late_parts(self, number: int) -> tuple[CheckpointJob, ...]:
+    def late_parts(self, number: int) -> tuple[CheckpointJob | PartJob, ...]:
         """See KVProvider.late_parts()."""
         part = self._parts.get(number)
         return () if part is None else tuple(part.late)

@@ -27,7 +27,7 @@ from statekit.errors import (
     HomeError,
     shorten,
 )
-from statekit.live.job import CheckpointJob
+from statekit.live.job import CheckpointJob, PartJob
 from statekit.protocol.calls import (
     Limits,
 )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel
 
 # Begins a checkpoint of these key-groups only, as they are at that moment.
-AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob]
+AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob | PartJob]
 
 _LIFE_DIGITS = 16  # hexadecimal: the first half of a migration's id
 
@@ -245,7 +245,7 @@ class Shell(ABC):
         """An authority says that a peer is dead: ends all hand-overs with it. What is lost."""
 
     @abstractmethod
-    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | None:
+    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | PartJob | None:
         """Adds key-groups to our part of a checkpoint, as they are now. None: it failed."""
 
     @abstractmethod

@@ -37,6 +37,7 @@ class _Kind(NamedTuple):
     format: Literal["q", "d"]  # of a memoryview
     cell: str  # the C type of a place for one
     value: Callable[..., Any]
+    value_or: Callable[..., Any]
     get: Callable[..., int]
     put: Callable[..., int]
     folded: Callable[..., Any]
@@ -45,11 +46,13 @@ class _Kind(NamedTuple):
 
 _I64 = _Kind(
     "i64", int, index, "i", "q", "int64_t *",
-    lib.sk_i64_value, lib.sk_i64_get, lib.sk_i64_put, lib.sk_i64_folded, lib.sk_i64_cas,
+    lib.sk_i64_value, lib.sk_i64_value_or, lib.sk_i64_get, lib.sk_i64_put, lib.sk_i64_folded,
+    lib.sk_i64_cas,
 )  # fmt: skip
 _F64 = _Kind(
     "f64", float, exact_float, "f", "d", "double *",
-    lib.sk_f64_value, lib.sk_f64_get, lib.sk_f64_put, lib.sk_f64_folded, lib.sk_f64_cas,
+    lib.sk_f64_value, lib.sk_f64_value_or, lib.sk_f64_get, lib.sk_f64_put, lib.sk_f64_folded,
+    lib.sk_f64_cas,
 )  # fmt: skip
 
 

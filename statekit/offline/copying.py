@@ -256,4 +256,7 @@ def publish_like(attempt: Attempt, source: Checkpoint) -> Checkpoint:
         base=source.number,
         watermark=source.watermark,
         metadata=source.metadata,
+        attachments=source.manifest.attachments
+        if attempt.storage.url == source.storage.url
+        else (),
     )

@@ -34,8 +34,8 @@ from statekit.protocol.messages import (
     Fenced,
     Hello,
     Order,
-    Part,
     PartFailed,
+    PartWritten,
     Persist,
     Record,
     Recover,
@@ -249,7 +249,7 @@ class Coordinator:
             self._settled[settled.worker] = max(known, settled.version)
         return []
 
-    def _on_part(self, part: Part) -> list[Order]:
+    def _on_part(self, part: PartWritten) -> list[Order]:
         if part.number != self.taking or part.generation != self.wanted.generation:
             return []
         for leaf in part.leaves:
@@ -366,6 +366,6 @@ _HANDLERS: dict[type, Callable[..., list[Order]]] = {
     Hello: Coordinator._on_hello,
     Recovered: Coordinator._on_recovered,
     Settled: Coordinator._on_settled,
-    Part: Coordinator._on_part,
+    PartWritten: Coordinator._on_part,
     PartFailed: Coordinator._on_part_failed,
 }

@@ -304,7 +304,7 @@ class Take(NamedTuple):
     number: int
 
 
-class Part(NamedTuple):
+class PartWritten(NamedTuple):
     """Worker: these leaves are in checkpoint n, durably. More may follow."""
 
     worker: str

@@ -109,8 +109,8 @@ class OldOwner(Machine):
         """
         maker, number = maker_of(migration)
         earlier = self._begun.get(maker, [])
-        kept = [(subtract(begun, tuple(leaves)), at) for begun, at in earlier if at < number]
-        kept += [one for one in earlier if one[1] >= number]
+        kept = [(subtract(begun, tuple(leaves)), at) for begun, at in earlier if at <= number]
+        kept += [one for one in earlier if one[1] > number]
         self._begun[maker] = [one for one in kept if one[0]] + [(tuple(leaves), number)]
 
     def _on_begin(self, sender: str, begin: Begin) -> list[Action]:

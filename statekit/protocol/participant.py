@@ -50,8 +50,8 @@ from statekit.protocol.messages import (
     Moved,
     Never,
     Offer,
-    Part,
     PartFailed,
+    PartWritten,
     Recover,
     Recovered,
     Released,
@@ -219,7 +219,7 @@ class Participant(OldOwner, NewOwner):
         asker = self._askers.get(number)
         if asker is None:
             return []
-        return [Send(asker, Part(self.name, self.generation, number, leaves))]
+        return [Send(asker, PartWritten(self.name, self.generation, number, leaves))]
 
     def part_failed(self, number: int) -> list[Action]:
         """Something of our part of n could not be written: there will be no checkpoint n."""
@@ -286,7 +286,9 @@ class Participant(OldOwner, NewOwner):
                 actions.append(Send(sender, PartFailed(self.name, self.generation, number)))
             elif self._parts[number]:
                 written = tuple(self._parts[number])
-                actions.append(Send(sender, Part(self.name, self.generation, number, written)))
+                actions.append(
+                    Send(sender, PartWritten(self.name, self.generation, number, written))
+                )
         return actions
 
     def _on_recover(self, sender: str, recover: Recover) -> list[Action]:

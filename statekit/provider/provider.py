@@ -19,9 +19,10 @@ from copy import deepcopy
 from html import escape
 from os import PathLike
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 from statekit.assignment import leaf_ranges, show_groups, subtract
+from statekit.checkpoint.parts import Part
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
     ClosedError,
@@ -34,7 +35,7 @@ from statekit.errors import (
 from statekit.format.description import plain_metadata
 from statekit.homes.record import HomeRecord, HomeShare
 from statekit.live.checkpointer import Checkpointer, Holdings
-from statekit.live.job import CheckpointJob
+from statekit.live.job import CheckpointJob, PartJob
 from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import Metrics, MovedMetrics, StateMetrics
 from statekit.native import Store
@@ -48,12 +49,8 @@ from statekit.schema import StateSchema, check_evolution
 from statekit.state.keyed import current_key
 from statekit.uninterrupted import await_finalizers, finalize, uninterrupted
 
-T = TypeVar("T")
-K = TypeVar("K")
-V = TypeVar("V")
-A = TypeVar("A")
-I = TypeVar("I")  # noqa: E741
-R = TypeVar("R")
+#: Writes key-groups that belong into a checkpoint and come after its barrier.
+AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob | PartJob]
 
 _log = logging.getLogger("statekit")
 
@@ -424,7 +421,7 @@ class KVProvider(InProcess, Splitting):
             compression=compression,
             metadata=metadata,
             gives_way=False,
-            choose=self._part_of(barrier, url),
+            choose=self._part_of(barrier, self._adding_late(url)),
             keep=keep,
         )
 
@@ -443,8 +440,41 @@ class KVProvider(InProcess, Splitting):
         Waits only while another one is being taken there: then it is the state after that.
         """
         self._check_open()
-        choose = self._part_of(barrier, url)
+        choose = self._part_of(barrier, self._adding_late(url))
         return self._checkpointer.start(url, base, compression, metadata, choose=choose, keep=keep)
+
+    def write_part(
+        self,
+        url: str | PathLike[str],
+        *,
+        number: int,
+        base: Checkpoint | int | str | None = "auto",
+        compression: str | None = None,
+        barrier: int | None = None,
+    ) -> Part:
+        """Writes the state as it is now as a part of a checkpoint that several processes write.
+
+        It is no checkpoint before statekit.publish() is given the parts of all. What this gives is
+        small, can be pickled, and has to_json().
+        url: the place of the whole checkpoint, the same for all processes.
+        number: of the checkpoint; above the newest one there, and the same for all.
+        base: "auto" writes what changed since the checkpoint that this state was restored from, or
+        that its last part was published in. None writes all of it.
+        compression, barrier: as in checkpoint(). Parts of key-groups that come late have their jobs
+        in late_parts(barrier).
+        FencedError if another process has restored from there and published since.
+        """
+        self._check_open()
+
+        def add_late(groups: tuple[range, ...]) -> PartJob:
+            return self._checkpointer.start_part(
+                url, number, None, compression, choose=lambda: groups, is_extra=True
+            )
+
+        choose = self._part_of(barrier, add_late)
+        return self._checkpointer.take_part(
+            url, number, base, compression=compression, gives_way=False, choose=choose
+        )
 
     def checkpoint_every(
         self,
@@ -476,17 +506,22 @@ class KVProvider(InProcess, Splitting):
         )
 
     def _part_of(
-        self, barrier: int | None, url: str | PathLike[str]
+        self, barrier: int | None, add_late: AddLate
     ) -> Callable[[], tuple[range, ...]] | None:
-        """What tells, at the moment of a checkpoint, which key-groups belong into our part."""
+        """What tells, at the moment of a checkpoint, which key-groups belong into our part.
+
+        add_late: writes those that belong into it and come later.
+        """
         if barrier is None:
             return None
         peer = self._as_peer()
-
-        def add_late(groups: tuple[range, ...]) -> CheckpointJob:
-            return self._checkpointer.start(url, None, choose=lambda: groups, is_extra=True)
-
         return lambda: peer.take(barrier, add_late)
+
+    def _adding_late(self, url: str | PathLike[str]) -> AddLate:
+        """Key-groups that come late are in checkpoints of their own, in the same place."""
+        return lambda groups: self._checkpointer.start(
+            url, None, choose=lambda: groups, is_extra=True
+        )
 
     def _holdings(self) -> Holdings:
         return Holdings(self._mine, tuple(self._recorded.schemas))

@@ -50,6 +50,7 @@ def restore(
     *,
     key_groups: KeyGroups | None = None,
     lazy: bool = True,
+    background: bool = True,
     at: int | datetime | None = None,
     home: str = "memory:",
     regroup: int | None = None,
@@ -62,6 +63,8 @@ def restore(
     key_groups: those to restore; all that the checkpoints have unless told.
     lazy: be ready at once, and bring state when it is touched and in the background; see
     KVProvider.loading. False: return when everything is here.
+    background: False brings only what is touched, for who touches little of it and closes it soon.
+    What is never touched stays in the checkpoint, which is kept meanwhile.
     at: the number of a checkpoint, or the newest one of a time; the newest unless told.
     home: where the state is to live, as in open(). A home other than memory must have no state of
     these key-groups, and is complete when this returns.
@@ -75,8 +78,15 @@ def restore(
             f'missing={shorten(missing)} is neither "error" nor "ok". Pass "ok" to go on without '
             "key-groups that are in none of the places."
         )
-    if replace and HomeUrl.parse(home).scheme == "memory":
+    is_memory = HomeUrl.parse(home).scheme == "memory"
+    if replace and is_memory:
         raise ArgumentError('replace=True is for a home: there is nothing to replace in "memory:".')
+    if not background and not (lazy and is_memory):
+        why = "lazy=False waits for all of it" if is_memory else "a home is complete at once"
+        raise ArgumentError(
+            f'background=False brings only what is touched, and {why}. Use it with "memory:" and '
+            "lazy=True, or leave it out."
+        )
     places = _places(url)
     is_strict = key_groups is None and missing == "error" and len(places) > 1
 
@@ -87,11 +97,10 @@ def restore(
                 f"{parsed.shown!r} is a copy to look at, which is gone when it is closed. "
                 "Restore into the home itself: leave look out."
             )
-        is_memory = parsed.scheme == "memory"
         budget = home_of(parsed)[1] if is_memory else None  # before anything is pinned
         plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
         if is_memory:
-            return _restore_here(plan, mine, source, budget, lazy, is_abandoned=is_abandoned)
+            return _restore_here(plan, mine, source, budget, lazy, background, is_abandoned)
         try:
             return _restore_home(plan, mine, source, parsed, replace, is_abandoned)
         finally:
@@ -111,10 +120,7 @@ def _open_source(
     with ExitStack() as undo:
         pinned = []
         for place in places:
-            if isinstance(place, Checkpoint):
-                pinned.append(open_pinned(place.url, place.number))
-            else:
-                pinned.append(open_pinned(place, at))
+            pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
         plan = unite([checkpoint for checkpoint, _ in pinned], regroup)
         if is_strict:
@@ -162,7 +168,7 @@ def _restore_here(
     try:
         _prepare(kv, plan, mine, source)
         if lazy:
-            residence.resume_loading()
+            residence.resume_loading()  # if it is to be in the background
         else:
             _wait_loaded(residence, is_abandoned)
     except BaseException:

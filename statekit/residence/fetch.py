@@ -13,15 +13,22 @@ the comparison and the installation one step. After two vain tries the question 
 lock held.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from statekit.errors import BadValueError, HomeError, MemoryLimitError, UnknownEntryError
+from statekit.errors import (
+    BadValueError,
+    HomeError,
+    MemoryLimitError,
+    StateKitError,
+    UnknownEntryError,
+)
 from statekit.homes import Row
 from statekit.homes.ledger import Ledger
-from statekit.native.columns import route
+from statekit.native.columns import Column, route
 from statekit.native.states import State
 from statekit.residence.assemble import bad_row, read_row
 from statekit.residence.loading import Loading
@@ -37,6 +44,26 @@ _VAIN_ROWS = 8  # ... if there are no more than so many for each that was asked 
 _FILTER_KEY_BYTES = 6  # that a key at home takes once it is learned, about
 BATCH_RECORDS_MAX = 16384  # of a batch, are brought here together
 AWAITED = (UnknownEntryError, MemoryLimitError)  # what an operation may wait for
+
+
+def _unknown_records(raw: State, keys: Column) -> Sequence[int]:
+    """The records of a batch whose entries are not here.
+
+    If a record is refused (its key-group is another's), the operation itself is to say so, and
+    which records it has done before. So only those before it are looked at.
+    """
+    while True:
+        try:
+            raw.contains_many(keys)
+            return ()
+        except UnknownEntryError as unknown:
+            # Not the exception: its frames lead back to who keeps it, by way of memoryviews, and
+            # CPython 3.11 crashes on collecting such a circle.
+            return unknown.records
+        except StateKitError as error:
+            if not error.record:
+                return ()
+            keys = keys.slice(0, error.record)
 
 
 class Fetching(WriteBack):
@@ -90,7 +117,7 @@ class Fetching(WriteBack):
             return call(*args)
 
     @contextmanager
-    def gathered(self, raw: State, keys: Any, needs_values: bool) -> Iterator[None]:
+    def gathered(self, raw: State, keys: Column, needs_values: bool) -> Iterator[None]:
         """Brings the entries of a batch here and keeps them here while the batch runs.
 
         needs_values: the operation reads what is there. Without it nothing needs to be fetched.
@@ -99,26 +126,29 @@ class Fetching(WriteBack):
         with self._lock:
             self.store.limit(0)
             try:
-                if needs_values:
-                    try:
-                        raw.contains_many(keys)
-                    except UnknownEntryError as unknown:
-                        encode = raw.codec.encode
-                        wanted = list(dict.fromkeys(encode(key) for key in unknown.keys))
-                        self.fetch(raw, wanted)
+                if needs_values and (records := _unknown_records(raw, keys)):
+                    self.fetch(raw, list(dict.fromkeys(map(keys.encoded, records))))
                 yield
             finally:
                 self._limit()
             self._trim()
 
     @contextmanager
-    def loaded(self, raw: State, keys: Any) -> Iterator[None]:
-        """Brings the leaves of a batch's keys here, and lets no others come while it runs."""
-        leaves = set(route(keys, raw.codec, self.store.leaves))
-        self.load_leaves(leaves)
+    def loaded(self, raw: State, keys: Column) -> Iterator[None]:
+        """Brings the entries of a batch here, and lets no leaves come while it runs."""
+        self._bring(raw, keys)
         with self._lock:
-            self.load_leaves(leaves)  # a merge may have brought some in the meantime
+            self._bring(raw, keys)  # a merge may have brought leaves in the meantime
             yield
+
+    def _bring(self, raw: State, keys: Column) -> None:
+        loading = self.loading
+        if loading is None:
+            return
+        records = _unknown_records(raw, keys)
+        if records:
+            leaves = route(keys, raw.codec, self.store.leaves).tolist()  # no view, in a frame
+            loading.bring(raw, keys, Counter(map(leaves.__getitem__, records)))
 
     @contextmanager
     def timed_batch(self, raw: State) -> Iterator[None]:

@@ -10,6 +10,11 @@ A leaf comes when somebody touches it, or when the threads in the background rea
 that want a leaf, one reads it and the others wait. A leaf that cannot be read (damage, say) raises
 whenever it is touched; the others are not affected.
 
+If only a few entries of a leaf are wanted, these are *picked*: its chain is read and verified, and
+nothing else of it is decoded. The leaf stays partial. To pick again costs reading and verifying
+again, so after a few times the leaf is loaded: whatever comes, that costs at most about twice what
+it would have cost to know it beforehand. What is wrong with a leaf is told by loading it.
+
 A push source is a process that hands its leaves over. It is not read but brings leaves, also by
 itself (fill()), and of a large leaf perhaps single entries first (spread()). It is told what is
 here (taken()).
@@ -25,7 +30,7 @@ here (taken()).
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from itertools import compress
@@ -33,6 +38,7 @@ from time import monotonic
 from typing import Any
 
 from statekit.errors import (
+    CheckpointError,
     ClosedError,
     CorruptBlockError,
     DamagedError,
@@ -45,10 +51,15 @@ from statekit.errors import (
 from statekit.native import Store
 from statekit.native.block import block_pieces, fit_blocks
 from statekit.native.buffers import BufferSlice
+from statekit.native.chains import pick_entries
+from statekit.native.columns import Column, column
 from statekit.native.kinds import residency_filter
 from statekit.native.states import State
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 
+_PICKS_LOCAL, _PICKS_FAR = 4, 1  # times that entries of a leaf are picked, before it is loaded
+_PICK_WORTH_BYTES = 96  # of a leaf, that are loaded in the time in which an entry is picked, about
+_PICK_BYTES = 8 << 20  # that are read at once to pick from
 _LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
@@ -77,6 +88,8 @@ class Loading:
         self._is_stopped = False
         self._is_idle = threading.Event()  # no thread is running
         self._is_idle.set()
+        self._picks = bytearray(store.leaves)  # how often entries of each leaf were picked
+        self._picks_max = _PICKS_FAR if sources.pull and sources.pull.is_far else _PICKS_LOCAL
 
     # ---- What the user sees
 
@@ -162,18 +175,71 @@ class Loading:
         return self.sources.push_of(leaf) is source and source.expects(leaf)
 
     def fetch(self, raw: State, keys: Sequence[bytes]) -> bool:
-        """Brings entries of a state here; of a leaf that is large and handed over only these, else
-        all of it. False if some leaf comes from nowhere.
+        """Brings entries of a state here, or their leaves, whichever is less work.
+
+        False if some leaf comes from nowhere.
         """
         sources = self.sources
         for leaf, wanted in self._store.by_leaf(raw, keys).items():
             push = sources.push_of(leaf) if sources.has_push else None
             if push is None:
-                self.load(leaf)
+                self.bring(raw, column(wanted, "b"), {leaf: len(wanted)})
             elif self._store.residency(leaf) not in _HERE:
                 with self._watched(leaf):
                     push.bring_keys((leaf,), {raw.name: wanted}, self)
         return sources.has_push or sources.pull is not None
+
+    def bring(self, raw: State, keys: Column, wanted: Mapping[int, int]) -> None:
+        """Brings entries of a batch here that are not: so many of each leaf. Or these leaves."""
+        leaves: list[int] = []  # to load
+        group: list[int] = []  # to pick from
+        group_bytes = 0
+        for leaf in sorted(wanted):
+            size = self._pick_bytes(leaf, wanted[leaf])
+            if not size:
+                leaves.append(leaf)
+                continue
+            group.append(leaf)
+            group_bytes += size
+            if group_bytes >= _PICK_BYTES:
+                leaves += self._pick(raw, keys, group)
+                group, group_bytes = [], 0
+        if group:
+            leaves += self._pick(raw, keys, group)
+        self.load_many(leaves)
+
+    def _pick_bytes(self, leaf: int, count: int) -> int:
+        """What is read to pick so many entries of a leaf; 0 if it is to be loaded."""
+        sources = self.sources
+        is_pushed = sources.has_push and sources.push_of(leaf) is not None
+        if sources.pull is None or is_pushed or self._picks[leaf] >= self._picks_max:
+            return 0
+        size = sources.pull.chain_bytes(leaf)
+        return size if count * _PICK_WORTH_BYTES < size else 0
+
+    def _pick(self, raw: State, keys: Column, leaves: Sequence[int]) -> list[int]:
+        """Brings the entries of keys in these leaves. Returns those to be loaded instead."""
+        slots = sorted({leaf % _LEAF_LOCKS for leaf in leaves})
+        with ExitStack() as stack:
+            for slot in slots:
+                stack.enter_context(self._leaf_locks[slot])
+            pull = self.sources.pull
+            ours = [
+                leaf
+                for leaf in leaves
+                if self._store.residency(leaf) not in _HERE and self.sources.push_of(leaf) is None
+            ]
+            if pull is None or not ours:
+                return []
+            for leaf in ours:
+                self._picks[leaf] += 1
+            try:
+                segments = pull.read_chains(ours)
+            except CheckpointError:
+                return ours  # some of them can be read, perhaps
+            for slot in slots:
+                stack.enter_context(self._filling[slot])
+            return pick_entries(self._store, raw, keys, segments)
 
     def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
         """Brings entries of leaves here, or the leaves, whichever is sooner."""

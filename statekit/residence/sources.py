@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint, read_checkpoint
@@ -23,6 +24,7 @@ from statekit.errors import MissingFileError, NoCheckpointError, shorten
 from statekit.format.manifest import manifest_name
 from statekit.native.block import block_pieces, rewrite
 from statekit.native.buffers import BufferSlice
+from statekit.native.chains import ChainSegment
 from statekit.storage import Pin
 
 if TYPE_CHECKING:
@@ -50,6 +52,17 @@ class PullSource(ABC):
 
         They are of the provider's leaves, but of the types that they were stored with.
         """
+
+    def chain_bytes(self, leaf: int) -> int:
+        """What read_chains() would read of a leaf; 0: only read_leaf() can read it."""
+        return 0
+
+    def read_chains(self, leaves: Sequence[int]) -> list[ChainSegment]:
+        """Leaves, which ascend, as packs have them: for single entries of them (pick_entries()).
+
+        Only those that chain_bytes() is not 0 of.
+        """
+        raise AssertionError("there are none")
 
     def checkpoint_of(self, leaf: int) -> Checkpoint | None:
         """The checkpoint that has this very leaf; None if the leaf is made of another's part."""
@@ -233,9 +246,12 @@ class _RoutedPull(PullSource):
 
 
 def open_pinned(place: Any, at: Any) -> tuple[Checkpoint, Pin]:
-    """A checkpoint that is not deleted from now on."""
+    """A checkpoint that is not deleted from now on. place: a URL, or a Checkpoint: that one."""
     for _ in range(_OPEN_TRIES_MAX):
-        found = open_checkpoint(place, at)
+        if isinstance(place, Checkpoint):
+            found = open_checkpoint(place.storage, place.number)
+        else:
+            found = open_checkpoint(place, at)
         storage = found.storage
         try:
             pin = storage.pin(manifest_name(found.number))
@@ -245,6 +261,11 @@ def open_pinned(place: Any, at: Any) -> tuple[Checkpoint, Pin]:
             # Once more: only what is read under the pin is sure to stay.
             checkpoint = read_checkpoint(storage, found.number)
             checkpoint.seen = found.seen
+            if isinstance(place, Checkpoint) and checkpoint.digest != place.digest:
+                raise NoCheckpointError(
+                    f"{place!r} is gone: {place.url!r} has another checkpoint of that number now. "
+                    "Restore the place itself to get what it has."
+                )
             return checkpoint, pin
         except BaseException:
             pin.release()
@@ -303,6 +324,17 @@ class CheckpointSource(PullSource):
     def checkpoint_of(self, leaf: int) -> Checkpoint | None:
         found = self._find(leaf)
         return found[1] if found is not None and found[0] == 1 else None
+
+    def chain_bytes(self, leaf: int) -> int:
+        checkpoint = self.checkpoint_of(leaf)
+        return 0 if checkpoint is None else checkpoint.leaf_bytes(leaf)
+
+    def read_chains(self, leaves: Sequence[int]) -> list[ChainSegment]:
+        found: list[ChainSegment] = []
+        for checkpoint, some in groupby(leaves, self.checkpoint_of):
+            assert checkpoint is not None
+            found += checkpoint.read_chains([*some])
+        return found
 
     def read_leaf(self, leaf: int) -> list[bytes]:
         found = self._find(leaf)

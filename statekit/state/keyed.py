@@ -29,6 +29,7 @@ from statekit.errors import (
     where,
 )
 from statekit.exact import VALUE_FAULTS
+from statekit.keys import KEY_FAULTS
 from statekit.native.columns import Column, key_column
 from statekit.native.states import State
 from statekit.residence.fetch import AWAITED, BATCH_RECORDS_MAX
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 R = TypeVar("R")
 
+_contains: Callable[..., int] = lib.sk_contains
+_delete: Callable[..., int] = lib.sk_delete
+_OK: int = lib.SK_OK
+_MISSING: int = lib.SK_MISSING  # statuses above it are for _when_here
 _SHOWN = 5  # entries in a repr
 _SHOWN_BYTES_MAX = 1 << 16  # values above that are not decoded for it
 NO_KEY: Any = object()  # for a value that is no key's: a default, or one of a batch
@@ -81,7 +86,15 @@ class KeyedState(InProcess, ABC, Generic[V]):
     # ---- One key
 
     def __contains__(self, key: Any) -> bool:
-        return self._when_here(self._raw.contains, key)
+        encode = self._encode
+        try:
+            k = encode(key)
+            status = _contains(self._ptr, self._id, k, len(k))
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key) from None
+        if status > _MISSING:
+            return self._when_here(self._raw.contains, key)
+        return status == _OK
 
     def __delitem__(self, key: Any) -> None:
         if not self._when_here(self._raw.delete, key):
@@ -89,7 +102,15 @@ class KeyedState(InProcess, ABC, Generic[V]):
 
     def discard(self, key: Any) -> bool:
         """Removes the entry if there is one; True if there was."""
-        return self._when_here(self._raw.delete, key)
+        encode = self._encode
+        try:
+            k = encode(key)
+            status = _delete(self._ptr, self._id, k, len(k), 0)
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key) from None
+        if status > _MISSING:
+            return self._when_here(self._raw.delete, key)
+        return status == _OK
 
     def drop(self, key: Any) -> None:
         """Removes the entry, if there is one or not: discard() that does not ask the home."""

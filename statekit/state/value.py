@@ -240,7 +240,7 @@ class ValueState(KeyedState[V]):
 class NumberValueState(ValueState[N]):
     """ValueState of int or float: no encoding, and arithmetic in C."""
 
-    __slots__ = ("_convert", "_native_put", "_native_value", "_type", "_zero")
+    __slots__ = ("_convert", "_if_missing", "_native_put", "_native_value_or", "_type", "_zero")
     _raw: NumberState[N]  # type: ignore[assignment]
     _shown_as = "ValueState"
 
@@ -253,18 +253,19 @@ class NumberValueState(ValueState[N]):
         default: Any = NO_DEFAULT,
     ) -> None:
         super().__init__(raw, residence, schema, codec)
-        self._native_value, self._native_put = raw._native_value, raw._native_put
+        self._native_value_or, self._native_put = raw._number.value_or, raw._native_put
         self._type, self._convert = raw._type, raw._convert
         if default is not NO_DEFAULT:
             default = raw._checked(default)
         self._default = default
         self._zero: N = raw._checked(0) if default is NO_DEFAULT else default
+        self._if_missing: N = raw._checked(_NO_NUMBER) if default is NO_DEFAULT else default
 
     def __getitem__(self, key: Any) -> N:
-        encode, read = self._encode, self._native_value
+        encode, read = self._encode, self._native_value_or
         try:
             k = encode(key)
-            value: N = read(self._ptr, self._id, k, len(k))
+            value: N = read(self._ptr, self._id, k, len(k), self._if_missing)
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
         if value == value and value != _NO_NUMBER:
@@ -273,11 +274,25 @@ class NumberValueState(ValueState[N]):
             self._residence.fetch_one(self._raw, k)
             ptr = self._ptr
             if ptr is not None:  # else it was closed meanwhile, which is told below
-                value = read(ptr, self._id, k, len(k))
+                value = read(ptr, self._id, k, len(k), self._if_missing)
                 if value == value and value != _NO_NUMBER:
                     return value
         number: N = self._read(key, NO_DEFAULT)
         return number
+
+    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        if default is NO_DEFAULT:
+            default = None if self._default is NO_DEFAULT else self._default
+        if default.__class__ is self._type:
+            encode, read = self._encode, self._native_value_or
+            try:
+                k = encode(key)
+                value = read(self._ptr, self._id, k, len(k), default)
+            except KEY_FAULTS:
+                return self._read(key, default)  # says what is wrong with a key; a default may be
+            if value == value and value != _NO_NUMBER:
+                return value
+        return self._read(key, default)
 
     def __setitem__(self, key: Any, value: N) -> None:
         encode, put = self._encode, self._native_put

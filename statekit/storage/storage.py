@@ -39,7 +39,9 @@ TEMPORARY = ".tmp-"  # in the name of a file that is not complete
 failpoints.register("storage.list", "storage.read", "storage.delete", "storage.retire")
 
 _TEMPORARY_NAME = re.compile(
-    r"([0-9]{12}\.manifest|[0-9a-f]{32}\.pack)\.tmp-(unfinished-)?[0-9a-f]+", re.ASCII
+    r"([0-9]{12}\.manifest|[0-9a-f]{32}\.pack|[0-9]{12}-[0-9a-f]{64}\.(part|attachment))"
+    r"\.tmp-(unfinished-)?[0-9a-f]+",
+    re.ASCII,
 )
 
 

@@ -344,6 +344,14 @@ class Worker:
         number: int = self.jobs.pop(job).wait(ANSWER_SECONDS_MAX / 2).number
         return number
 
+    def write_part(self, pid: str, place: str, settings: dict[str, Any]) -> str:
+        part: str = self.kvs[pid].write_part(place, **settings).to_json()
+        return part
+
+    def publish(self, place: str, parts: list[str], number: int, metadata: Any) -> int:
+        found: int = sk.publish(place, parts, number=number, metadata=metadata).number
+        return found
+
     def beside(self, pid: str, ops: list[tuple[str, Op]], command: Command) -> Any:
         """A command while a thread does operations: what both give."""
         results: list[Any] = []

@@ -116,12 +116,13 @@ class Point:
 
 @dataclass(eq=False)
 class Place:
-    """A directory of checkpoints of one provider."""
+    """A directory of checkpoints of one provider; of all, in parts, if it has no owner."""
 
     url: str
     owner: Kv | None
     points: list[Point] = field(default_factory=list)
     line: str = ""  # once its owner is gone: the home that it had
+    writers: list[Kv] = field(default_factory=list)  # of the parts of its last checkpoint
 
 
 class World:

@@ -3,6 +3,7 @@
 import random
 from typing import TYPE_CHECKING, Any
 
+from .host import HostError
 from .model import Cut, HomeModel, Kv, Place, Point, World, copied
 
 if TYPE_CHECKING:
@@ -63,6 +64,65 @@ class PointSteps:
             raise AssertionError(f"{kv}: checkpoint {number} after {place.points[-1].number}")
         place.points.append(Point(place, number, cuts, stored, metadata))
 
+    def step_parts(self: "Life") -> None:
+        """All providers write their parts of one checkpoint, and somebody publishes it."""
+        world, rng = self.world, self.rng
+        stored = self.common_versions()
+        writers = [kv for kv in world.kvs if kv.owned]
+        if stored is None or {group for kv in writers for group in kv.owned} != set(
+            range(world.groups)
+        ):
+            return
+        self.finish_moves()
+        shared = [place for place in world.places if place.writers and place.owner is None]
+        if shared and rng.random() < 0.7:
+            place = rng.choice(shared)
+        else:
+            place = Place(str(self.directory / self.name("place")), None)
+        number = 1 + (place.points[-1].number if place.points else 0)
+        metadata = rng.choice((None, {"offset": rng.randrange(100)}))
+        is_known = all(kv in place.writers for kv in writers) or not place.points
+        self.say(f"parts of {[*map(str, writers)]} to {place.url}, number {number}")
+        parts: dict[str, str] = {}  # the last one of each
+        cut: Cut = {}
+        try:
+            for kv in rng.sample(writers, len(writers)):
+                for _ in range(rng.choice((1, 1, 1, 2))):  # a task that is repeated counts once
+                    settings: dict[str, Any] = {"number": number}
+                    settings["compression"] = rng.choice((None, None, "zstd"))
+                    if rng.random() < 0.2:
+                        settings["base"] = None
+                    parts[kv.pid] = self.call(kv, "write_part", place.url, settings)
+                    cut |= world.cut(kv)
+                    ops = self.make_ops(kv, 3) if kv.declared else []
+                    self.expect_ops(kv, ops, self.call(kv, "ops", [op for op, _ in ops]))
+            host = self.hosts[rng.choice([*self.hosts])]
+            for _ in range(rng.choice((1, 2))):  # again gives the same
+                made = host.call("publish", place.url, [*parts.values()], number, metadata)
+                assert made == number
+        except HostError as error:
+            # One that was not among the last writers is taken for one that was replaced.
+            if is_known or error.kind != "FencedError":
+                raise
+            if place in world.places:
+                world.places.remove(place)
+            return
+        if place not in world.places:
+            world.places.append(place)
+            del world.places[:-PLACES_MAX]
+        place.writers = writers
+        place.points.append(Point(place, number, [cut], stored, metadata))
+
+    def common_versions(self: "Life") -> dict[str, int] | None:
+        """Of all states, if all providers have the same; else None."""
+        versions: dict[str, set[int]] = {}
+        for kv in self.world.kvs:
+            for name, version in kv.stored.items():
+                versions.setdefault(name, set()).add(version)
+        if any(len(some) > 1 for some in versions.values()):
+            return None
+        return {name: min(some) for name, some in versions.items()}
+
     def step_collect(self: "Life") -> None:
         places = [place for place in self.world.places if place.points]
         if not places:
@@ -117,6 +177,8 @@ class PointSteps:
             home = self.new_home(kind)
             world.homes.remove(home)
             settings["home"] = self.url_of(home)
+        elif settings["lazy"] and rng.random() < 0.5:
+            settings["background"] = False
         if len(points) > 1 and "key_groups" not in settings and covered != set(range(groups)):
             if not self.refused(("ArgumentError",), lambda: self._restore(kv, points, settings)):
                 raise AssertionError(f"{kv}: a list with holes was restored, of {sorted(covered)}")
@@ -206,6 +268,8 @@ class PointSteps:
         kv.family = self._counter
         if home is not None:
             settings["home"] = self.url_of(home)
+        elif settings.get("lazy") and rng.random() < 0.5:
+            settings["background"] = False
         self._restore(kv, points, settings)
         if home is not None:
             home.stored |= kv.stored
@@ -241,13 +305,9 @@ class PointSteps:
         world, rng = self.world, self.rng
         if not world.kvs or any(home.is_torn for home in world.homes):
             return
-        versions: dict[str, set[int]] = {}
-        for kv in world.kvs:
-            for name, version in kv.stored.items():
-                versions.setdefault(name, set()).add(version)
-        if any(len(some) > 1 for some in versions.values()):
+        stored = self.common_versions()
+        if stored is None:
             return
-        stored = {name: min(some) for name, some in versions.items()}
         self.finish_moves()
         covered = {group for kv in world.kvs for group in kv.owned}
         points = []

@@ -15,10 +15,11 @@ import contextlib
 import hashlib
 import html
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from operator import attrgetter
+from itertools import groupby
+from operator import itemgetter
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
@@ -255,32 +256,24 @@ class Checkpoint:
         checked.update(fresh)
         return steps
 
-    def read_chains(self, leaves: Sequence[int]) -> list[ChainSegment]:
-        """The chains of leaves, which ascend, as pick_entries() takes them; it verifies them.
+    def locate(self, leaves: Sequence[int]) -> "list[Chain]":
+        """Where leaves are, which ascend: for single entries of them, see read_chains()."""
+        return [
+            Chain(self, leaf, segments, sum(segment[3] for segment in segments))
+            for leaf, segments in zip(leaves, self.manifest.locate(leaves), strict=True)
+        ]
 
-        What lies side by side in a pack is read at once.
+    def read_joined(self, pack: int, segments: list[Segment]) -> dict[int, tuple[int, Data]]:
+        """For the offset of each segment of a pack: bytes that it is in, and where these begin.
+
+        What lies side by side is read at once. It is not verified.
         """
-        chains = [one for leaf in leaves for one in [*self.manifest.chain(leaf)][::-1]]
-        by_pack: dict[int, list[Segment]] = {}
-        for segment in chains:
-            by_pack.setdefault(segment.pack, []).append(segment)
-        data = {pack: self._read_joined(pack, segments) for pack, segments in by_pack.items()}
-        found = []
-        for leaf, pack, offset, length, _ in chains:
-            start, piece = data[pack][offset]
-            pack_id = self.manifest.packs[pack].id
-            found.append(ChainSegment(leaf, piece, offset - start, length, pack_id, offset))
-        return found
-
-    def _read_joined(self, pack: int, segments: list[Segment]) -> dict[int, tuple[int, Data]]:
-        """For the offset of each segment of a pack: bytes that it is in, and where these begin."""
         gap_max = _GAP_LOCAL if self.storage.is_local else _GAP_FAR
         runs: list[list[int]] = []  # start and end of what is read at once
-        segments.sort(key=attrgetter("offset"))
-        for segment in segments:
-            if not runs or segment.offset > runs[-1][1] + gap_max:
-                runs.append([segment.offset, segment.offset])
-            runs[-1][1] = max(runs[-1][1], segment.offset + segment.length)
+        for _, _, offset, length, _ in sorted(segments, key=itemgetter(2)):
+            if not runs or offset > runs[-1][1] + gap_max:
+                runs.append([offset, offset])
+            runs[-1][1] = max(runs[-1][1], offset + length)
         parts = [(start, end - start) for start, end in runs]
         ref = self.manifest.packs[pack]
         if pack in self._packs_checked:
@@ -291,8 +284,8 @@ class Checkpoint:
             self._packs_checked.add(pack)
         starts = [start for start, _ in runs]
         return {
-            one.offset: (starts[at := bisect_right(starts, one.offset) - 1], pieces[at])
-            for one in segments
+            offset: (starts[at := bisect_right(starts, offset) - 1], pieces[at])
+            for _, _, offset, _, _ in segments
         }
 
     def _steps(self, leaf: int, state: str | None = None) -> Iterator[Block]:
@@ -396,6 +389,31 @@ class Checkpoint:
                 yield damaged(self.storage.file(one.file), None, "it is not there")
             except DamagedError as error:
                 yield error
+
+
+class Chain(NamedTuple):
+    """A leaf in a checkpoint."""
+
+    checkpoint: Checkpoint
+    leaf: int
+    segments: list[Segment]  # newest first
+    size: int  # bytes of all segments
+
+
+def read_chains(chains: Iterable[Chain]) -> list[ChainSegment]:
+    """Chains by ascending leaf as pick_entries() takes them; it verifies them."""
+    found = []
+    for checkpoint, some in groupby(chains, itemgetter(0)):
+        segments = [segment for chain in some for segment in chain.segments]
+        by_pack: dict[int, list[Segment]] = {}
+        for segment in segments:
+            by_pack.setdefault(segment[1], []).append(segment)
+        data = {pack: checkpoint.read_joined(pack, of_it) for pack, of_it in by_pack.items()}
+        ids = {pack: checkpoint.manifest.packs[pack].id for pack in by_pack}
+        for leaf, pack, offset, length, _ in segments:
+            start, piece = data[pack][offset]
+            found.append(ChainSegment(leaf, piece, offset - start, length, ids[pack], offset))
+    return found
 
 
 # ---- Finding checkpoints

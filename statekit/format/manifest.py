@@ -367,6 +367,22 @@ class Manifest:
             for segment in [*self.segments.chain(leaf)][::-1]
         ]
 
+    def locate(self, leaves: Iterable[int]) -> list[list[Segment]]:
+        """The chains of leaves, which ascend: each newest first, and [] of an empty leaf."""
+        column, raw, count = self.segments.leaves, self.segments.raw, len(self.segments)
+        found = []
+        at = 0
+        for leaf in leaves:
+            at = bisect_left(column, leaf, at)
+            chain: list[Segment] = []
+            while at < count and column[at] == leaf:
+                _, pack, offset, length, flags, _ = _SEGMENT.unpack_from(raw, at * _ROW)
+                chain.append(Segment(leaf, pack, offset, length, bool(flags & _DELTA)))
+                at += 1
+            chain.reverse()
+            found.append(chain)
+        return found
+
     def chains(self) -> Iterator[tuple[int, Segments]]:
         """Every leaf that has segments, with them, by ascending leaf."""
         starts = [*compress(count(), map(_DELTA.__ne__, self.segments.flags)), len(self.segments)]

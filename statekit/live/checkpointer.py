@@ -414,10 +414,10 @@ class Checkpointer:
         Such are those of a lazy restore of which entries were picked. What is here of them would be
         added to their chains, which would become longer with each checkpoint.
         """
-        sources, store = self._residence.sources, self._residence.store
-        if sources is None or not lineage.worn:
+        sources = self._residence.sources if lineage.worn else None
+        if sources is None:
             return
-        residencies = store.residencies(array("I", lineage.worn))
+        residencies = self._residence.store.residencies(array("I", lineage.worn))
         for leaf, residency in zip(lineage.worn, residencies, strict=True):
             if residency == _PARTIAL and sources.push_of(leaf) is None:
                 # Whoever touches the rest of it is told what is wrong.

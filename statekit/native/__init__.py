@@ -9,6 +9,7 @@
     block.py        reading encoded blocks in place
     snapshot.py     the store at one moment
     frames.py       frames of a pack, in native memory, and their checksums
+    chains.py       single entries out of leaves as packs have them
     ttl.py          time to live: what a state says about it, and who clears away what expired
     buffers.py, kinds.py, digest.py   what these share
 

@@ -37,6 +37,7 @@ from itertools import compress
 from time import monotonic
 from typing import Any
 
+from statekit.checkpoint.reader import Chain, read_chains
 from statekit.errors import (
     CheckpointError,
     ClosedError,
@@ -58,6 +59,7 @@ from statekit.native.states import State
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 
 _PICKS_LOCAL, _PICKS_FAR = 4, 1  # times that entries of a leaf are picked, before it is loaded
+_PICK_LEAF_BYTES = 4096  # smaller leaves are loaded
 _PICK_WORTH_BYTES = 96  # of a leaf, that are loaded in the time in which an entry is picked, about
 _PICK_BYTES = 8 << 20  # that are read at once to pick from
 _LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
@@ -183,7 +185,9 @@ class Loading:
         for leaf, wanted in self._store.by_leaf(raw, keys).items():
             push = sources.push_of(leaf) if sources.has_push else None
             if push is None:
-                self.bring(raw, column(wanted, "b"), {leaf: len(wanted)})
+                chains = self._worth_picking({leaf: len(wanted)})
+                if not chains or self._pick(raw, column(wanted, "b"), chains):
+                    self.load(leaf)
             elif self._store.residency(leaf) not in _HERE:
                 with self._watched(leaf):
                     push.bring_keys((leaf,), {raw.name: wanted}, self)
@@ -191,52 +195,53 @@ class Loading:
 
     def bring(self, raw: State, keys: Column, wanted: Mapping[int, int]) -> None:
         """Brings entries of a batch here that are not: so many of each leaf. Or these leaves."""
-        leaves: list[int] = []  # to load
-        group: list[int] = []  # to pick from
+        to_load = set(wanted)
+        group: list[Chain] = []
         group_bytes = 0
-        for leaf in sorted(wanted):
-            size = self._pick_bytes(leaf, wanted[leaf])
-            if not size:
-                leaves.append(leaf)
-                continue
-            group.append(leaf)
-            group_bytes += size
+        for chain in self._worth_picking(wanted):
+            to_load.discard(chain.leaf)
+            group.append(chain)
+            group_bytes += chain.size
             if group_bytes >= _PICK_BYTES:
-                leaves += self._pick(raw, keys, group)
+                to_load.update(self._pick(raw, keys, group))
                 group, group_bytes = [], 0
         if group:
-            leaves += self._pick(raw, keys, group)
-        self.load_many(leaves)
+            to_load.update(self._pick(raw, keys, group))
+        if to_load:
+            self.load_many(sorted(to_load))
 
-    def _pick_bytes(self, leaf: int, count: int) -> int:
-        """What is read to pick so many entries of a leaf; 0 if it is to be loaded."""
-        sources = self.sources
-        is_pushed = sources.has_push and sources.push_of(leaf) is not None
-        if sources.pull is None or is_pushed or self._picks[leaf] >= self._picks_max:
-            return 0
-        size = sources.pull.chain_bytes(leaf)
-        return size if count * _PICK_WORTH_BYTES < size else 0
+    def _worth_picking(self, wanted: Mapping[int, int]) -> list[Chain]:
+        """The leaves of which so few entries are wanted that the leaf would be more work."""
+        sources, picks, picks_max = self.sources, self._picks, self._picks_max
+        if sources.pull is None:
+            return []
+        leaves = [leaf for leaf in sorted(wanted) if picks[leaf] < picks_max]
+        if sources.has_push:
+            leaves = [leaf for leaf in leaves if sources.push_of(leaf) is None]
+        return [
+            chain
+            for chain in sources.pull.locate(leaves)
+            if chain.size > max(_PICK_LEAF_BYTES, wanted[chain.leaf] * _PICK_WORTH_BYTES)
+        ]
 
-    def _pick(self, raw: State, keys: Column, leaves: Sequence[int]) -> list[int]:
+    def _pick(self, raw: State, keys: Column, chains: Sequence[Chain]) -> list[int]:
         """Brings the entries of keys in these leaves. Returns those to be loaded instead."""
-        slots = sorted({leaf % _LEAF_LOCKS for leaf in leaves})
+        slots = sorted({chain.leaf % _LEAF_LOCKS for chain in chains})
         with ExitStack() as stack:
             for slot in slots:
                 stack.enter_context(self._leaf_locks[slot])
-            pull = self.sources.pull
-            ours = [
-                leaf
-                for leaf in leaves
-                if self._store.residency(leaf) not in _HERE and self.sources.push_of(leaf) is None
-            ]
-            if pull is None or not ours:
+            sources = self.sources
+            ours = [chain for chain in chains if self._store.residency(chain.leaf) not in _HERE]
+            if sources.has_push:
+                ours = [chain for chain in ours if sources.push_of(chain.leaf) is None]
+            if sources.pull is None or not ours:
                 return []
-            for leaf in ours:
-                self._picks[leaf] += 1
+            for chain in ours:
+                self._picks[chain.leaf] += 1
             try:
-                segments = pull.read_chains(ours)
+                segments = read_chains(ours)
             except CheckpointError:
-                return ours  # some of them can be read, perhaps
+                return [chain.leaf for chain in ours]  # some of them can be read, perhaps
             for slot in slots:
                 stack.enter_context(self._filling[slot])
             return pick_entries(self._store, raw, keys, segments)

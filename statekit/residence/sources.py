@@ -19,12 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from statekit.checkpoint.reader import Checkpoint, open_checkpoint, read_checkpoint
+from statekit.checkpoint.reader import Chain, Checkpoint, open_checkpoint, read_checkpoint
 from statekit.errors import MissingFileError, NoCheckpointError, shorten
 from statekit.format.manifest import manifest_name
 from statekit.native.block import block_pieces, rewrite
 from statekit.native.buffers import BufferSlice
-from statekit.native.chains import ChainSegment
 from statekit.storage import Pin
 
 if TYPE_CHECKING:
@@ -53,16 +52,9 @@ class PullSource(ABC):
         They are of the provider's leaves, but of the types that they were stored with.
         """
 
-    def chain_bytes(self, leaf: int) -> int:
-        """What read_chains() would read of a leaf; 0: only read_leaf() can read it."""
-        return 0
-
-    def read_chains(self, leaves: Sequence[int]) -> list[ChainSegment]:
-        """Leaves, which ascend, as packs have them: for single entries of them (pick_entries()).
-
-        Only those that chain_bytes() is not 0 of.
-        """
-        raise AssertionError("there are none")
+    def locate(self, leaves: Sequence[int]) -> list[Chain]:
+        """Of leaves, which ascend: those that single entries can be picked from, and where."""
+        return []
 
     def checkpoint_of(self, leaf: int) -> Checkpoint | None:
         """The checkpoint that has this very leaf; None if the leaf is made of another's part."""
@@ -301,6 +293,7 @@ class CheckpointSource(PullSource):
         if len(pinned) == 1 and pinned[0][0].leaf_count == leaves:
             # Nothing to choose from, and nothing to slice: its leaves are ours.
             self.read_leaf = pinned[0][0].read_leaf  # type: ignore[method-assign]
+            self.locate = pinned[0][0].locate  # type: ignore[method-assign]
 
     def filled(self, leaves: int) -> Iterable[range]:
         for checkpoint in {id(one): one for _, _, one in self._spans}.values():
@@ -325,15 +318,11 @@ class CheckpointSource(PullSource):
         found = self._find(leaf)
         return found[1] if found is not None and found[0] == 1 else None
 
-    def chain_bytes(self, leaf: int) -> int:
-        checkpoint = self.checkpoint_of(leaf)
-        return 0 if checkpoint is None else checkpoint.leaf_bytes(leaf)
-
-    def read_chains(self, leaves: Sequence[int]) -> list[ChainSegment]:
-        found: list[ChainSegment] = []
+    def locate(self, leaves: Sequence[int]) -> list[Chain]:
+        found: list[Chain] = []
         for checkpoint, some in groupby(leaves, self.checkpoint_of):
-            assert checkpoint is not None
-            found += checkpoint.read_chains([*some])
+            if checkpoint is not None:
+                found += checkpoint.locate([*some])
         return found
 
     def read_leaf(self, leaf: int) -> list[bytes]:

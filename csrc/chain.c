@@ -15,11 +15,11 @@
  *   4. fill     the answers in under what the leaf has (decode.c): entries, and tombstones for keys
  *               that have none
  *
- * What is wrong with a leaf is not told here. The leaf is left as it was and said to be SK_TO_LOAD:
+ * What is wrong with a leaf is not told here. The leaf is left as it was and said to be SK_UNFIT:
  * whoever loads it as a whole looks at all of it again, and knows the names of files. So is a leaf
- * that needs more than this can do (compressed frames, a state that had another type), and one
- * whose entries are wanted for the most part: to find an entry and put it in costs about as much as
- * decoding WORTH of a whole leaf.
+ * that needs more than this can do: compressed frames, a state that had another type. A leaf whose
+ * entries are wanted for the most part is SK_TO_LOAD: to find an entry and put it in costs about as
+ * much as decoding WORTH of a whole leaf.
  *
  * Checksums are verified each time that bytes are read, before they are believed. So nothing is
  * remembered of a segment, and damage that comes later is seen as soon as it is read. Rejected: to
@@ -130,7 +130,7 @@ static int fill(sk_store *store, uint32_t leaf_no, uint32_t state_id, const sk_f
         status = sk_leaf_fill_found_locked(store, leaf_no, state_id, found, n, epoch);
         if (status == SK_OK) *outcome = SK_PICKED;
         if (status == SK_CORRUPT) {
-            *outcome = SK_TO_LOAD;
+            *outcome = SK_UNFIT;
             status = SK_OK;
         }
     }
@@ -148,10 +148,12 @@ static int pick_leaf(sk_store *store, uint32_t state_id, const sk_picked *items,
     bool is_good = true;
     for (size_t k = 0; k < count && is_good && !list->is_full; k++)
         is_good = add_step(store, store->states[state_id], &segments[k], list);
-    if (!is_good || n * WORTH >= list->entries || find_all(list, items, n, found) != SK_OK) {
-        *outcome = SK_TO_LOAD;
-        return SK_OK;
-    }
+    *outcome = SK_UNFIT;
+    if (!is_good) return SK_OK;
+    *outcome = SK_TO_LOAD;
+    if (n * WORTH >= list->entries) return SK_OK;
+    *outcome = find_all(list, items, n, found) == SK_OK ? 0 : SK_UNFIT;
+    if (*outcome != 0) return SK_OK;
     return fill(store, leaf_no, state_id, found, n, outcome);
 }
 
@@ -163,18 +165,41 @@ static size_t run_of(const sk_store *store, const sk_wanted *wanted, size_t from
     return to - from;
 }
 
-/* Marks the leaves that there are segments of. */
-static int mark_leaves(const sk_store *store, const sk_segment *segments, size_t count,
-                       uint8_t *marks) {
-    memset(marks, 0, store->leaf_count);
-    for (size_t k = 0; k < count; k++) {
-        uint32_t leaf_no = segments[k].leaf;
-        if (leaf_no >= store->leaf_count || (k > 0 && leaf_no < segments[k - 1].leaf))
+static int check_segments(const sk_store *store, const sk_segment *segments, size_t count) {
+    for (size_t k = 0; k < count; k++)
+        if (segments[k].leaf >= store->leaf_count ||
+            (k > 0 && segments[k].leaf < segments[k - 1].leaf))
             return sk_fail(SK_BAD_ARGUMENT, "segment %zu is of leaf %u, which is out of order", k,
-                           leaf_no);
-        marks[leaf_no] = 1;
-    }
+                           segments[k].leaf);
     return SK_OK;
+}
+
+static bool has_leaf(const sk_segment *segments, size_t count, uint32_t leaf_no) {
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (segments[middle].leaf < leaf_no)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && segments[low].leaf == leaf_no;
+}
+
+/* The keys of a column whose leaves have segments, sorted. There may be a million leaves, and a
+ * segment of one: so nothing here is about all of them. */
+static int want(const sk_store *store, const sk_state *state, const sk_column *column, int64_t n,
+                const sk_segment *segments, size_t count, sk_wanted *wanted) {
+    sk_key *keys;
+    int status = sk_keys_route(state, column, n, &keys);
+    if (status != SK_OK) return status;
+    size_t kept = 0;
+    for (int64_t k = 0; k < n; k++)
+        if (has_leaf(segments, count, sk_leaf_of(keys[k].hash, store->leaf_bits)))
+            keys[kept++] = keys[k];
+    status = sk_wanted_make(keys, kept, 0, wanted);
+    sk_raw_free(keys);
+    return status;
 }
 
 static int pick_leaves(sk_store *store, uint32_t state_id, const sk_wanted *wanted,
@@ -189,7 +214,7 @@ static int pick_leaves(sk_store *store, uint32_t state_id, const sk_wanted *want
         size_t n = run_of(store, wanted, from, leaf_no);
         if (n > 0)
             status = pick_leaf(store, state_id, wanted->items + from, n, segments + k, chain, list,
-                               found, &outcomes[leaf_no]);
+                               found, &outcomes[k]);
         from += n;
     }
     sk_raw_free(found);
@@ -202,13 +227,10 @@ int sk_chains_pick(sk_store *store, uint32_t state_id, const sk_column *column, 
     sk_state *state = sk_state_at(store, state_id);
     if (state == NULL) return SK_BAD_ARGUMENT;
     sk_wanted wanted = {0};
-    uint8_t *marks = sk_raw_alloc(store->leaf_count);
-    if (marks == NULL) return SK_NO_MEMORY;
-    int status = mark_leaves(store, segments, count, marks);
-    if (status == SK_OK)
-        status = sk_want(store, state, store->leaf_count, marks, column, n, &wanted);
-    if (status == SK_OK) status = pick_leaves(store, state_id, &wanted, segments, count, outcomes);
+    int status = check_segments(store, segments, count);
+    if (status == SK_OK) status = want(store, state, column, n, segments, count, &wanted);
+    if (status != SK_OK) return status;
+    status = pick_leaves(store, state_id, &wanted, segments, count, outcomes);
     sk_wanted_free(&wanted);
-    sk_raw_free(marks);
     return status;
 }

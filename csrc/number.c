@@ -165,7 +165,9 @@ NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
                               TYPE missing) {                                                      \
         TYPE value = 0;                                                                            \
         int status = sk_##NAME##_get(store, state, data, len, &value);                             \
-        return status == SK_MISSING ? missing : value_or_none_##NAME(status, value);               \
+        /* What may be taken for no value needs its status. */                                     \
+        if (status == SK_MISSING && !IS_NONE(missing)) return missing;                             \
+        return value_or_none_##NAME(status, value);                                                \
     }                                                                                              \
     TYPE sk_##NAME##_folded(sk_store *store, uint32_t state, const uint8_t *data, size_t len,      \
                             int fold, TYPE operand, TYPE initial) {                                \

@@ -12,8 +12,8 @@
 #include "column.h"
 #include "store.h"
 
-int sk_want(sk_store *store, const sk_state *state, uint32_t leaf_no, const uint8_t *only,
-            const sk_column *column, int64_t n, sk_wanted *wanted) {
+int sk_keys_route(const sk_state *state, const sk_column *column, int64_t n, sk_key **routed) {
+    *routed = NULL;
     if (n < 0 || n > INT32_MAX)
         return sk_fail(SK_BAD_ARGUMENT, "a column of %lld keys", (long long)n);
     if (column->type == SK_COL_NONE || column->type == SK_COL_F64)
@@ -22,21 +22,34 @@ int sk_want(sk_store *store, const sk_state *state, uint32_t leaf_no, const uint
     if (status != SK_OK) return status;
     sk_key *keys = sk_raw_alloc((size_t)n * sizeof *keys + 1);
     if (keys == NULL) return SK_NO_MEMORY;
-    bool is_one_leaf = leaf_no < store->leaf_count;
-    size_t kept = 0;
     for (int64_t k = 0; k < n && status == SK_OK; k++) {
         bytes data = column_bytes(column, column->type, k);
-        sk_key *key = &keys[kept];
-        *key = (sk_key){data.data, data.len, 0};
-        status = sk_key_route(&state->key_type, data.data, data.len, &key->hash);
-        uint32_t found = sk_leaf_of(key->hash, store->leaf_bits);
-        if (status == SK_OK && is_one_leaf && found != leaf_no)
-            status = sk_fail(SK_BAD_ARGUMENT, "key %lld is of leaf %u, not of leaf %u",
-                             (long long)k, found, leaf_no);
-        kept += only == NULL || only[found];
+        keys[k] = (sk_key){data.data, data.len, 0};
+        status = sk_key_route(&state->key_type, data.data, data.len, &keys[k].hash);
     }
     if (status == SK_OK)
-        status = sk_wanted_make(keys, kept, is_one_leaf ? store->leaf_bits : 0, wanted);
+        *routed = keys;
+    else
+        sk_raw_free(keys);
+    return status;
+}
+
+/* The keys of a column, sorted. leaf_no: they must all be of that leaf; store->leaf_count: of any.
+ */
+static int want(sk_store *store, const sk_state *state, uint32_t leaf_no, const sk_column *column,
+                int64_t n, sk_wanted *wanted) {
+    sk_key *keys;
+    int status = sk_keys_route(state, column, n, &keys);
+    if (status != SK_OK) return status;
+    bool is_one_leaf = leaf_no < store->leaf_count;
+    for (int64_t k = 0; k < n && is_one_leaf && status == SK_OK; k++) {
+        uint32_t found = sk_leaf_of(keys[k].hash, store->leaf_bits);
+        if (found != leaf_no)
+            status = sk_fail(SK_BAD_ARGUMENT, "key %lld is of leaf %u, not of leaf %u",
+                             (long long)k, found, leaf_no);
+    }
+    if (status == SK_OK)
+        status = sk_wanted_make(keys, (size_t)n, is_one_leaf ? store->leaf_bits : 0, wanted);
     sk_raw_free(keys);
     return status;
 }
@@ -64,7 +77,7 @@ int64_t sk_leaf_pick(sk_store *store, uint32_t leaf_no, uint32_t state_id, const
     if (state == NULL) return -SK_BAD_ARGUMENT;
     sk_wanted wanted = {0};
     size_t start = buf->len;
-    int status = sk_want(store, state, leaf_no, NULL, column, n, &wanted);
+    int status = want(store, state, leaf_no, column, n, &wanted);
     if (status != SK_OK) return -status;
     sk_leaf *leaf = &store->leaves[leaf_no];
     sk_leaf_lock(leaf);
@@ -77,6 +90,15 @@ int64_t sk_leaf_pick(sk_store *store, uint32_t leaf_no, uint32_t state_id, const
     sk_leaf_unlock(leaf);
     sk_wanted_free(&wanted);
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
+}
+
+/* Drops keys of leaves that are not marked. */
+static void keep_marked(const sk_store *store, const uint8_t *marks, sk_wanted *wanted) {
+    size_t kept = 0;
+    for (size_t i = 0; i < wanted->n; i++)
+        if (marks[sk_leaf_of(wanted->items[i].hash, store->leaf_bits)])
+            wanted->items[kept++] = wanted->items[i];
+    wanted->n = kept;
 }
 
 /* The leaves of sorted keys, ascending. Returns how many. */
@@ -106,8 +128,9 @@ int64_t sk_pick(sk_store *store, uint32_t state_id, const sk_column *column, int
     if (state == NULL) return -SK_BAD_ARGUMENT;
     sk_wanted wanted = {0};
     size_t start = buf->len;
-    int status = sk_want(store, state, store->leaf_count, only, column, n, &wanted);
+    int status = want(store, state, store->leaf_count, column, n, &wanted);
     if (status != SK_OK) return -status;
+    if (only != NULL) keep_marked(store, only, &wanted);
     size_t leaves_max = wanted.n < store->leaf_count ? wanted.n : store->leaf_count;
     uint32_t *leaves = sk_raw_alloc(leaves_max * sizeof *leaves + 1);
     status = SK_NO_MEMORY;

@@ -498,18 +498,16 @@ typedef struct sk_segment {
 } sk_segment;
 
 typedef enum sk_pick_outcome {
-    SK_PICKED =
-        1, /* it is known now of each key of that leaf what it has, or that it has nothing */
-    SK_TO_LOAD = 2 /* nothing was taken in: the leaf is to be loaded as a whole */
+    SK_PICKED = 1,  /* it is known now what each key of that leaf has, or that it has nothing */
+    SK_TO_LOAD = 2, /* nothing was taken in: to load the leaf as a whole is less work */
+    SK_UNFIT = 3    /* nothing was taken in: it needs loading, which will tell what is wrong */
 } sk_pick_outcome;
 
 /* Fills in the entries of some keys of a state out of a checkpoint, as sk_leaf_decode with SK_UNDER
  * would, without the rest of their leaves (chain.c). segments: by ascending leaf, those of a leaf
- * newest first and all of them. outcomes: a byte for each leaf of the store; written for leaves
- * that have segments and keys, and are open and neither whole nor away. SK_TO_LOAD: because that is
- * cheaper, or because something is wrong with the leaf, which loading it will tell. If memory is
- * short on the way (or a snapshot cannot be served), what was picked stays; trying again is safe.
- */
+ * newest first and all of them. outcomes: a byte for each segment; written for the first one of a
+ * leaf, if the leaf has keys here, and is open and neither whole nor away. If memory is short on
+ * the way (or a snapshot cannot be served), what was picked stays; trying again is safe. */
 int sk_chains_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n,
                    const sk_segment *segments, size_t count, uint8_t *outcomes);
 

@@ -367,10 +367,8 @@ typedef struct sk_found {
 int sk_leaf_fill_found_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id,
                               const sk_found *found, size_t count, uint32_t epoch);
 
-/* The keys of a column, sorted (pick.c). leaf_no: they must all be of that leaf;
- * store->leaf_count: of any. only: a byte for each leaf, 0 to leave its keys out; or NULL. */
-int sk_want(sk_store *store, const sk_state *state, uint32_t leaf_no, const uint8_t *only,
-            const sk_column *column, int64_t n, sk_wanted *wanted);
+/* The keys of a column with their hashes (pick.c), n of them, to be freed with sk_raw_free. */
+int sk_keys_route(const sk_state *state, const sk_column *column, int64_t n, sk_key **keys);
 
 /* Serves open snapshots that need the locked leaf as it is. SK_OK: sk_leaf_is_served.
  * SK_CHANGED: the lock was given up to wait for a reader; look again. Else failed; lock held. */

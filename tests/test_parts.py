@@ -7,8 +7,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 
 import statekit as sk
@@ -23,6 +24,7 @@ from statekit.errors import (
     SchemaError,
     StateKitError,
 )
+from statekit.offline.regroup import regroup
 from statekit.storage import open_storage
 
 GROUPS, SUBGROUPS = 16, 4
@@ -327,7 +329,7 @@ def test_unpublished_parts_go_when_told_so(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 4
     sk.collect(tmp_path, unpublished=True)
     assert files(tmp_path) == set()
-    with pytest.raises(CheckpointError, match="Write it again"):
+    with pytest.raises(CheckpointError, match="write it again"):
         sk.publish(tmp_path, parts, number=1)
 
 
@@ -427,7 +429,7 @@ def test_a_number_that_exists_is_refused(tmp_path: Path) -> None:
     a, b = workers()
     parts = taken(tmp_path, a, b, number=1)
     sk.publish(tmp_path, parts, number=1)
-    with pytest.raises(CheckpointError, match="Number the next one 2"):
+    with pytest.raises(CheckpointError, match="number the next one 2"):
         a.write_part(tmp_path, number=1)
     for number in (0, "1", True, None):
         with pytest.raises(ArgumentError):
@@ -450,3 +452,164 @@ def test_damaged_parts_and_packs_are_found_before_anything_is_published(tmp_path
     pack.write_bytes(contents)
     sk.publish(tmp_path, parts, number=1)
     assert content(tmp_path) == {key: key for key in range(KEYS)}
+
+
+# ---- What a review found
+
+
+def batch(place: Path, number: int, *ats: int | None, value: int = 0) -> list[sk.Part]:
+    """Parts of two tasks that restored these checkpoints and changed all of their keys."""
+    parts = []
+    for groups, at in zip(sk.assign(GROUPS, 2), ats, strict=True):
+        kv = opened(owned=groups) if at is None else sk.restore(place, key_groups=groups, at=at)
+        with kv:
+            mine = [key for key in range(KEYS) if has(kv, key)]
+            counts(kv).put_many(mine, [value or number] * len(mine))
+            parts.append(kv.write_part(place, number=number))
+    return parts
+
+
+def test_generations_never_fall_and_the_replaced_stay_out(tmp_path: Path) -> None:
+    (w,) = workers(1)
+    for number in (1, 2):
+        sk.publish(tmp_path, taken(tmp_path, w, number=number), number=number)
+    (late,) = w.split([range(8, 16)])  # joins at 3: so does its generation
+    sk.publish(tmp_path, taken(tmp_path, w, late, number=3), number=3)
+    successor = sk.restore(tmp_path, key_groups=range(8, 16), lazy=False)
+    changed = [key for key in range(KEYS) if has(successor, key)]
+    counts(successor).put_many(changed, [-1] * len(changed))
+    sk.publish(tmp_path, taken(tmp_path, w, successor, number=4), number=4)
+    with pytest.raises(FencedError):
+        late.write_part(tmp_path, number=5)
+    w.merge(successor)
+    sk.publish(tmp_path, taken(tmp_path, w, number=5), number=5)
+    for base in ("auto", None):
+        with pytest.raises(FencedError):
+            late.write_part(tmp_path, number=6, base=base)
+    generations = [one.manifest.generation for one in sk.checkpoints(tmp_path)]
+    assert generations == sorted(generations)
+    assert {content(tmp_path)[key] for key in changed} == {-1}
+
+
+def test_a_driver_that_stalled_does_not_override_its_successor(tmp_path: Path) -> None:
+    a, b = workers()
+    first = pickle.dumps(sk.publish(tmp_path, taken(tmp_path, a, b, number=1), number=1))
+    sk.publish(tmp_path, batch(tmp_path, 2, 1, 1), number=2)
+    for groups in sk.assign(GROUPS, 2):
+        with sk.restore(pickle.loads(first), key_groups=groups, background=False) as task:
+            counts(task)[next(key for key in range(KEYS) if has(task, key))] = -5
+            with pytest.raises(FencedError):
+                task.write_part(tmp_path, number=3)
+    assert {*content(tmp_path).values()} == {2}
+
+
+def test_to_go_back_on_purpose_is_allowed(tmp_path: Path) -> None:
+    for number in (1, 2):
+        ats = (number - 1 or None,) * 2
+        sk.publish(tmp_path, batch(tmp_path, number, *ats), number=number)
+    older = sk.checkpoints(tmp_path)[0]
+    tasks = [sk.restore(older, key_groups=groups) for groups in sk.assign(GROUPS, 2)]
+    sk.publish(tmp_path, taken(tmp_path, *tasks, number=3), number=3)
+    assert {*content(tmp_path).values()} == {1}
+
+
+def test_bases_are_compared_though_all_leaves_are_written_anew(tmp_path: Path) -> None:
+    sk.publish(tmp_path, batch(tmp_path, 1, None, None), number=1)
+    for number in (2, 3):
+        sk.publish(tmp_path, batch(tmp_path, number, number - 1, number - 1), number=number)
+    with pytest.raises(CheckpointError, match="from checkpoint 2, the one of 8-15 from 3"):
+        sk.publish(tmp_path, batch(tmp_path, 4, 2, 3), number=4)
+    sk.publish(tmp_path, batch(tmp_path, 4, 3, 3), number=4)
+
+
+def test_a_checkpoint_of_some_key_groups_does_not_hide_the_others(tmp_path: Path) -> None:
+    a, b = workers()
+    sk.publish(tmp_path, taken(tmp_path, a, b, number=1), number=1)
+    with pytest.raises(CheckpointError, match=r"would hide its key-groups 8-15.*write_part"):
+        a.checkpoint(tmp_path)
+    with sk.restore(tmp_path, key_groups=range(4)) as some, pytest.raises(CheckpointError):
+        some.checkpoint(tmp_path)
+    assert len(content(tmp_path)) == KEYS
+    a.merge(b)
+    assert a.checkpoint(tmp_path).number == 2
+
+
+def test_one_that_owns_nothing_for_a_while_stays_a_writer(tmp_path: Path) -> None:
+    a, b = workers()
+    sk.publish(tmp_path, taken(tmp_path, a, b, number=1), number=1)
+    a.merge(b)
+    empty = sk.open("memory:", key_groups=GROUPS, subgroups=SUBGROUPS, owned=())
+    sk.publish(tmp_path, taken(tmp_path, a, empty, number=2), number=2)
+    (back,) = a.split([range(8, 16)])
+    empty.merge(back)
+    sk.publish(tmp_path, taken(tmp_path, a, empty, number=3), number=3)
+    assert len(content(tmp_path)) == KEYS
+
+
+def test_regrouping_in_place_keeps_attachments(tmp_path: Path) -> None:
+    a, b = workers()
+    attached = sk.write_attachment(tmp_path, "model", b"abc", number=1)
+    parts = taken(tmp_path, a, b, number=1)
+    sk.publish(tmp_path, parts, number=1, attachments=[attached])
+    made = regroup(sk.checkpoints(tmp_path)[-1], 2 * GROUPS)
+    sk.collect(tmp_path, keep=1)
+    assert made.read_attachment("model") == b"abc"
+
+
+def test_a_second_copy_of_a_task_never_removes_a_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system of fsspec that cannot rename over a file."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Plain(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "plainfs"
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            plain = path.replace("plainfs://", "memory://")
+            return str(MemoryFileSystem._strip_protocol(plain))
+
+    fsspec.register_implementation("plainfs", Plain, clobber=True)
+    url = "plainfs://a/place"
+    (one,) = workers(1)
+    (two,) = workers(1)
+    first = one.write_part(url, number=1)
+    removed: list[str] = []
+    real = Plain.rm_file
+    monkeypatch.setattr(
+        Plain, "rm_file", lambda self, path: (removed.append(path), real(self, path))
+    )
+    two.write_part(url, number=1)
+    assert not [path for path in removed if path.endswith(".pack")]
+    sk.publish(url, [first], number=1)
+    assert len(content(url)) == KEYS
+
+
+def test_odd_arguments_of_publish_are_told(tmp_path: Path) -> None:
+    a, b = workers()
+    parts = taken(tmp_path, a, b, number=1)
+    good = parts[0]
+    for watermark in ("x", 2**70, 1.5, True):
+        bad(tmp_path, parts, ArgumentError, "is no watermark", watermark=watermark)
+    attached = sk.write_attachment(tmp_path, "m", b"", number=1)
+    odd: list[Any] = [None, 5, attached, [good], [attached._replace(name=5)],
+                      [attached._replace(file=5)], [attached._replace(file=good.file)]]  # fmt: skip
+    for attachments in odd:
+        bad(tmp_path, parts, ArgumentError, "attachment", attachments=attachments)
+    deep = "[" * 200_000 + "]" * 200_000
+    text = good.to_json()
+    assert "[[0, 8]]" in text
+    groups = ("[[1e400, 8]]", '[["0", 8]]', "[[0.5, 8]]", "[[8, 0]]", "[[-1, 8]]", "[8]")
+    ranges = [text.replace("[[0, 8]]", odd_one) for odd_one in groups]
+    for part in (deep, *ranges, good._replace(file=5), good._replace(file=b"")):
+        bad(tmp_path, [part], ArgumentError, "part")
+    made = sk.publish(tmp_path, parts, number=1, watermark=7)
+    assert sk.publish(tmp_path, parts, number=1).watermark == made.watermark == 7
+    bad_again = pytest.raises(
+        CheckpointError, match="with other metadata, attachments or watermark"
+    )
+    with bad_again:
+        sk.publish(tmp_path, parts, number=1, watermark=8)

@@ -6,7 +6,10 @@ The oracle is a dict, or the same provider restored as a whole.
 import os
 import pickle
 import random
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import statekit as sk
 from statekit.errors import ArgumentError, DamagedError, NoCheckpointError, StateKitError
 from statekit.live.checkpointer import CHAIN_MAX
 from statekit.residence.loading import _PICKS_LOCAL
+from statekit.storage.local import LocalStorage
 
 GROUPS, SUBGROUPS = 4, 2
 KEYS = 4_000  # 500 a leaf: a few of them are worth picking
@@ -261,6 +265,106 @@ def test_what_is_away_is_refused_and_nothing_is_done(place: Path) -> None:
             counts(kv).add_many([*mine, other, *mine])
         done = [key for key, status in zip(mine, caught.value.statuses, strict=False) if not status]
         assert counts(kv).get_many(mine).to_list() == [key + (key in done) for key in mine]
+
+
+# ---- Threads, signals, memory
+
+
+def test_threads_that_want_one_leaf_read_it_a_few_times_only(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf = sk.leaf_of(int, 0, GROUPS, SUBGROUPS)
+    keys = [key for key in range(KEYS) if sk.leaf_of(int, key, GROUPS, SUBGROUPS) == leaf][:40]
+    reads: list[int] = []
+    real = LocalStorage.read_parts
+
+    def read_parts(self: LocalStorage, name: str, parts: Any) -> Any:
+        reads.append(1)
+        return real(self, name, parts)
+
+    monkeypatch.setattr(LocalStorage, "read_parts", read_parts)
+    for wanted in ([keys[0]] * 40, keys):
+        with lazily(place) as kv:
+            state = counts(kv)
+            begin = threading.Barrier(len(wanted))
+            reads.clear()
+
+            def get(key: int, state: Any = state, begin: Any = begin) -> int:
+                begin.wait()
+                return int(state[key])
+
+            with ThreadPoolExecutor(len(wanted)) as threads:
+                assert [*threads.map(get, wanted)] == wanted
+            assert len(reads) <= (1 if wanted[0] == wanted[-1] else _PICKS_LOCAL + 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_leave_no_lock_held(place: Path) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for at in range(60):
+            with lazily(place) as kv:
+                state, loading = counts(kv), kv._residence.loading
+                assert loading is not None
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.00005 * (1 + at % 30))
+                    for start in range(40):
+                        state.get_many([*range(start, KEYS, 80)])
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupt:
+                    interrupted += 1
+                locks = [*loading._leaf_locks, *loading._filling]
+                assert not any(lock.locked() for lock in locks)
+                assert state.get_many([*range(1, KEYS, 90)]).to_list() == [*range(1, KEYS, 90)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    print(f"{interrupted} of 60 were interrupted")
+
+
+def test_a_checkpoint_does_without_memory_for_leaves_that_are_worn(tmp_path: Path) -> None:
+    with opened() as kv:
+        big = kv.value("big", bytes, key=int)
+        for number in range(CHAIN_MAX):  # so that every chain is worn
+            big.put_many(list(range(number, 2000, 7)), [bytes(900)] * len(range(number, 2000, 7)))
+            kv.checkpoint(tmp_path)
+    with sk.restore(tmp_path, background=False, home="memory:?memory=100KiB") as kv:
+        big = kv.value("big", bytes, key=int)
+        big[3] = b"new"
+        kv.checkpoint(tmp_path)
+    with sk.restore(tmp_path) as kv:
+        assert kv.value("big", bytes, key=int)[3] == b"new"
+
+
+def test_what_is_known_to_be_missing_is_not_asked_for_again(place: Path) -> None:
+    """A miss left the status of the call before it behind."""
+    for default in ({}, {"default": -(2**63)}):
+        with lazily(place) as kv:
+            n = kv.value("n", int, key=int, **default)
+            assert -1 not in n
+            assert n[7] == 7  # it was unknown, and fetched
+            pack_of(place).rename(place / "hidden")
+            if default:
+                assert n[-1] == -(2**63)
+            else:
+                with pytest.raises(KeyError):
+                    n[-1]
+            (place / "hidden").rename(place / sk.checkpoints(place)[-1].manifest.packs[0].name)
+
+
+def test_loading_ends_when_everything_was_touched(place: Path) -> None:
+    with lazily(place) as kv:
+        assert kv.loading is not None
+        counts(kv).add_many(list(range(KEYS)))
+        assert kv.loading is None
+        assert leaves_of(kv) == (GROUPS * SUBGROUPS, 0)
 
 
 # ---- Damage

@@ -49,9 +49,11 @@ other one finishes meanwhile, one of the two must notice:
 Each makes its own step visible before it looks for the other's, so they cannot both miss it.
 
 A checkpoint that was published from parts (parts.py) has several writers, and all of them are its
-owners: its generation is the highest of theirs, and each of them goes on as if it were its own. A
-process that replaces one of them has restored a checkpoint, so its generation is higher than all of
-these. Whoever publishes parts does so in the name of all writers: each must be allowed to.
+owners: its generation is the highest of theirs, which each of them has from then on. A process that
+replaces one of them has restored a checkpoint, so its generation is higher than all of these. So
+generations never fall from one checkpoint to the next. Whoever publishes parts does so in the name
+of all writers: each must be allowed to. One that was not among the last ones is taken for one that
+was replaced, so writers that own nothing write parts too.
 
 Somebody who compacts a checkpoint publishes in the name of its owner, who goes on as before. An
 edit or a regroup in place makes a state that no running process has: it is a generation of its own.
@@ -131,12 +133,16 @@ class Claim:
         if theirs.generation == self.generation and theirs.owner == self.owner:
             return
         if self.owner in theirs.writers:
+            # As if it had published that one alone: or the next one, of a lower generation, would
+            # let in again whom that one has shut out.
+            self.generation = theirs.generation
             return
         raise FencedError(
             f"this process was replaced: checkpoint {newest.number} of {newest.url!r} is of "
             f"generation {theirs.generation}, owner {theirs.owner}, and this one is of generation "
-            f"{self.generation}. Nothing was published. End this process; if it is to go on "
-            "nevertheless, restore the newest checkpoint, or take checkpoints to another place."
+            f"{self.generation}, owner {self.owner}. Nothing was published. End this process; if "
+            "it is to go on nevertheless, restore the newest checkpoint, or take checkpoints to "
+            "another place."
         )
 
 
@@ -178,3 +184,4 @@ class Together(Claim):
     def _compare(self, newest: Checkpoint) -> None:
         for one in self._claims:
             one._compare(newest)
+        self.generation = max(one.generation for one in self._claims)

@@ -42,13 +42,14 @@ from statekit.errors import (
     ArgumentError,
     CheckpointError,
     DamagedError,
+    FencedError,
     MissingFileError,
     NoCheckpointError,
     OccupiedError,
     SchemaError,
     shorten,
 )
-from statekit.format.description import Attachment, plain_metadata
+from statekit.format.description import ATTACHMENT_NAME, Attachment, plain_metadata
 from statekit.format.manifest import (
     Manifest,
     digest_of_part,
@@ -93,9 +94,12 @@ class Part(NamedTuple):
             for name, kind in _FIELDS.items():
                 if type(found.get(name)) is not kind:
                     raise ValueError(f"{name!r} is missing or of another type")
-            pairs = tuple((int(start), int(stop)) for start, stop in found["key_groups"])
+            pairs = tuple(map(tuple, found["key_groups"]))
+            for pair in pairs:
+                if [*map(type, pair)] != [int, int] or not 0 <= pair[0] < pair[1]:
+                    raise ValueError(f"{list(pair)!r} is no range of key-groups")
             part = cls(**{**{name: found[name] for name in _FIELDS}, "key_groups": pairs})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ArgumentError(
                 f"{shorten(text)} is no part of a checkpoint ({error}). Pass what kv.write_part() "
                 "gave, or its to_json()."
@@ -246,21 +250,37 @@ def publish(
     names = _names_of(parts, number)
     kept = _check_attachments(attachments, number)
     described = plain_metadata(metadata)
+    if watermark is not None and (type(watermark) is not int or not -(2**63) < watermark < 2**63):
+        raise ArgumentError(
+            f"{shorten(watermark)} is no watermark. Pass event time in ms as an int of 64 bits."
+        )
     with storage.writing():
-        if (made := _published(storage, number, names, described, kept)) is not None:
+        wanted = _Wanted(number, names, described, kept, watermark)
+        if (made := _published(storage, wanted)) is not None:
             return made
         manifests = [_read_given(storage, name) for name in names]
         # In the order that messages are to have.
         manifests.sort(key=lambda one: min((part.start for part in one.owned), default=0))
         claims = Together([(one.owner, one.generation) for one in manifests])
         publisher = Publisher(storage, claims)
-        newest = publisher.look()
+        try:
+            newest = publisher.look()
+        except FencedError as error:
+            error.add_note(
+                "That is about a writer of one of the parts, of "
+                + "; ".join(
+                    f"key-groups {show_groups(one.owned)}: {one.owner}" for one in manifests
+                )
+            )
+            raise
         if number <= newest:
-            made = _published(storage, number, names, described, kept)  # since we looked
+            made = _published(storage, wanted)  # since we looked
             if made is None:
                 raise CheckpointError(
                     f"checkpoint {number} cannot be published: {storage.shown!r} has {newest}, and "
-                    f"not of these parts. Write the parts again, for number {newest + 1}."
+                    f"number {number} is of other parts, or was collected. If it may have been "
+                    f"these, the metadata of {newest} tell how far the state has come. Else "
+                    f"restore {newest} and write the parts anew, for number {newest + 1}."
                 )
             return made
         if number != newest + 1:
@@ -275,7 +295,7 @@ def publish(
         _check_there(storage, manifest)
         made = publisher.publish(manifest)
         if made is None:
-            made = _published(storage, number, names, described, kept)
+            made = _published(storage, wanted)
             if made is None:
                 raise publisher.overtaken(number)
         failpoints.visit("parts.published")
@@ -305,9 +325,13 @@ def _names_of(parts: Any, number: int) -> tuple[str, ...]:
         else:
             raise ArgumentError(
                 f"{shorten(given)} is no part of a checkpoint. Pass what kv.write_part() gave, or "
-                "its to_json()."
+                "its to_json() as text."
             )
-        if digest_of_part(part.file) is None or number_of_unpublished(part.file) != part.number:
+        if (
+            not isinstance(part.file, str)
+            or digest_of_part(part.file) is None
+            or number_of_unpublished(part.file) != part.number
+        ):
             raise ArgumentError(
                 f"{shorten(part.file)} is no file of a part of checkpoint {part.number}. Pass what "
                 "kv.write_part() gave, as it is."
@@ -324,9 +348,21 @@ def _names_of(parts: Any, number: int) -> tuple[str, ...]:
 
 
 def _check_attachments(attachments: Any, number: int) -> tuple[Attachment, ...]:
-    kept = tuple(attachments)
+    if isinstance(attachments, Attachment) or not isinstance(attachments, Iterable):
+        raise ArgumentError(
+            f"{shorten(attachments)} is no list of attachments. Pass what each write_attachment() "
+            "gave, in a list."
+        )
+    kept = tuple(sorted(attachments, key=repr))  # in one order, whatever they came in
     for one in kept:
-        if not isinstance(one, Attachment) or number_of_unpublished(one.file) != number:
+        if not (
+            isinstance(one, Attachment)
+            and isinstance(one.name, str)
+            and type(one.size) is int
+            and isinstance(one.file, str)
+            and ATTACHMENT_NAME.fullmatch(one.file)
+            and number_of_unpublished(one.file) == number
+        ):
             raise ArgumentError(
                 f"{shorten(one)} is no attachment of checkpoint {number}. Pass what "
                 "write_attachment(url, name, data, number=...) gave."
@@ -336,28 +372,37 @@ def _check_attachments(attachments: Any, number: int) -> tuple[Attachment, ...]:
     return kept
 
 
-def _published(
-    storage: Storage,
-    number: int,
-    names: tuple[str, ...],
-    metadata: dict[str, Any],
-    attachments: tuple[Attachment, ...],
-) -> Checkpoint | None:
+class _Wanted(NamedTuple):
+    """What a checkpoint is to be."""
+
+    number: int
+    names: tuple[str, ...]  # of its parts
+    metadata: dict[str, Any]
+    attachments: tuple[Attachment, ...]
+    watermark: int | None  # None: what the parts say
+
+
+def _published(storage: Storage, wanted: _Wanted) -> Checkpoint | None:
     """The checkpoint of that number; None if there is none. CheckpointError if it is another."""
+    number, names, metadata, attachments, watermark = wanted
     try:
         found = read_checkpoint(storage, number)
     except UnfinishedError as error:
-        error.add_note("`statekit gc` removes it if nobody is at it. Publish again then.")
+        error.add_note(
+            "`statekit gc` removes it if nobody is at it; on a storage without locks, after a day. "
+            f"Publish again then, or write the parts for number {number + 1}."
+        )
         raise
     except NoCheckpointError:
         return None
     there = found.manifest
     if there.parts != names:
         return None
-    if there.metadata != metadata or there.attachments != attachments:
+    is_same_time = watermark is None or watermark == there.watermark
+    if there.metadata != metadata or there.attachments != attachments or not is_same_time:
         raise CheckpointError(
             f"checkpoint {number} of {storage.shown!r} was published from these parts, with other "
-            "metadata or attachments. Use it as it is, or write a new one."
+            "metadata, attachments or watermark. Use it as it is, or write a new one."
         )
     return found
 
@@ -367,8 +412,9 @@ def _read_given(storage: Storage, name: str) -> Manifest:
         return read_part(storage, name)
     except MissingFileError:
         raise CheckpointError(
-            f"the part {storage.file(name)!r} is not there. Was it written to another place, or "
-            "collected after another checkpoint of its number was published? Write it again."
+            f"the part {storage.file(name)!r} is not there. Was it written to another place? Or "
+            "was a checkpoint of its number published (perhaps of this part), and the part "
+            "collected? Look at the newest checkpoint there; if it is not that, write it again."
         ) from None
 
 
@@ -483,13 +529,14 @@ def _schemas(parts: Sequence[Manifest]) -> tuple[StateSchema, ...]:
 def _check_there(storage: Storage, manifest: Manifest) -> None:
     """CheckpointError if a file that the checkpoint needs is not there as it was written."""
     sizes = {entry.name: entry.size for entry in storage.list()}
-    wanted = [(pack.name, pack.size) for pack in manifest.packs]
-    wanted += [(one.file, one.size) for one in manifest.attachments]
-    for name, size in wanted:
+    parts = "which its parts need", "the parts again, with base=None if the place was emptied"
+    attached = "an attachment of it", "the attachment again, to this place"
+    wanted = [(pack.name, pack.size, *parts) for pack in manifest.packs]
+    wanted += [(one.file, one.size, *attached) for one in manifest.attachments]
+    for name, size, what, again in wanted:
         if sizes.get(name) != size:
             found = "is not there" if name not in sizes else f"has {sizes[name]} bytes, not {size}"
             raise CheckpointError(
-                f"checkpoint {manifest.number} cannot be published: {storage.file(name)!r}, which "
-                f"its parts need, {found}. Write the parts again, with base=None if the place was "
-                "emptied."
+                f"checkpoint {manifest.number} cannot be published: {storage.file(name)!r}, "
+                f"{what}, {found}. Write {again}."
             )

@@ -7,9 +7,10 @@ means to be n + 1, and finds out afterwards if it was too slow.
 
 import contextlib
 
+from statekit.assignment import show_groups, subtract
 from statekit.checkpoint.ownership import Claim
-from statekit.checkpoint.reader import Checkpoint
-from statekit.errors import CheckpointError, NoCheckpointError
+from statekit.checkpoint.reader import Checkpoint, read_checkpoint
+from statekit.errors import CheckpointError, DamagedError, MissingFileError, NoCheckpointError
 from statekit.format.manifest import Manifest, manifest_name, number_of
 from statekit.storage import Storage
 
@@ -22,13 +23,14 @@ class Publisher:
     def __init__(self, storage: Storage, claim: Claim) -> None:
         self._storage = storage
         self._claim = claim
+        self._newest = 0  # the highest number there was
         self._passed_over: list[int] = []  # numbers of manifests that nobody has finished
 
     def look(self) -> int:
         """The highest number there is. FencedError if the place has gone over to another."""
         for _ in range(_TRIES_MAX):
             numbers = self.numbers()
-            newest = max(numbers, default=0)
+            newest = self._newest = max(numbers, default=0)
             self._claim.see(newest)
             try:
                 self._passed_over = self._claim.check(self._storage, numbers)
@@ -55,14 +57,26 @@ class Publisher:
         data = manifest.encode()
         if not storage.create(manifest.name, data, self._look_again):
             return None
-        if (newest := max(self.numbers(), default=0)) > manifest.number:
+        newest = max(self.numbers(), default=0)
+        if newest > manifest.number and not (manifest.parts and self._is_whole(manifest)):
             # We were slow: others have published this number and later ones, and perhaps have
-            # collected it, so that our packs, which have the same names, may be gone.
+            # collected it, so that our packs, which have the same names, may be gone. (Parts may
+            # have been published by somebody else in the same bytes: then it is as good as ours.)
             storage.retire(manifest.name)
             raise self.overtaken(newest)
+        try:
+            self.check_base(manifest)  # once more: a collector may not have seen our manifest
+        except MissingFileError:
+            if not self._is_whole(manifest):
+                storage.retire(manifest.name)
+                raise
         made = Checkpoint(storage, manifest, data)
         self._claim.published(made)
         return made
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether all files that it needs are there."""
+        return manifest.files <= {entry.name for entry in self._storage.list()}
 
     def _look_again(self) -> None:
         """Before the manifest has contents: at those that nobody had finished."""
@@ -75,9 +89,28 @@ class Publisher:
             self._claim.check(self._storage, self.numbers())
         return CheckpointError(
             f"checkpoint {number} of {self._storage.shown!r} was published by another writer in "
-            "the meantime; this one is given up. Let each provider have a directory of its own, or "
-            "see whether an old process is still running."
+            "the meantime; this one is given up. See whether an old process is still running. "
+            "Providers that share a place write parts, which one publishes; others have a "
+            "directory each."
         )
+
+    def check_scope(self, manifest: Manifest) -> None:
+        """CheckpointError if it would hide key-groups of a checkpoint that was made of parts."""
+        last = self._claim.last
+        if not self._newest or (last is not None and last.number == self._newest):
+            return
+        if manifest.owned == (range(manifest.key_groups),):
+            return
+        try:
+            newest = read_checkpoint(self._storage, self._newest).manifest
+        except (NoCheckpointError, DamagedError):
+            return  # it says nothing
+        if newest.parts and (hidden := subtract(newest.owned, manifest.owned)):
+            raise CheckpointError(
+                f"checkpoint {newest.number} of {self._storage.shown!r} was published from parts, "
+                f"and one of this provider alone would hide its key-groups {show_groups(hidden)}. "
+                "Use kv.write_part() and statekit.publish() here, or take it to another place."
+            )
 
     def check_base(self, manifest: Manifest) -> None:
         """MissingFileError if the base was collected by a process that does not see our pins."""

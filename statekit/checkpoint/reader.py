@@ -257,7 +257,12 @@ class Checkpoint:
         return steps
 
     def locate(self, leaves: Sequence[int]) -> "list[Chain]":
-        """Where leaves are, which ascend: for single entries of them, see read_chains()."""
+        """Where leaves are, which ascend: for single entries of them, see read_chains().
+
+        None if the checkpoint is compressed: then all of a leaf must be decompressed anyway.
+        """
+        if self.manifest.compression is not None:
+            return []
         return [
             Chain(self, leaf, segments, sum(segment[3] for segment in segments))
             for leaf, segments in zip(leaves, self.manifest.locate(leaves), strict=True)
@@ -474,11 +479,13 @@ def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:
     """All checkpoints of a place that can be read, and why the others cannot."""
     storage = _storage(url)
     found = Found([], [])
-    for number in _numbers(storage):
+    numbers = _numbers(storage)
+    for number in numbers:
         try:
             # One that is gone was retired after the listing: there is nothing wrong with it.
             with contextlib.suppress(NoCheckpointError):
                 found.good.append(read_checkpoint(storage, number))
+                found.good[-1].seen = max(numbers)  # who takes an older one knows of the newer
         except CheckpointError as error:
             found.errors.append(error)
     return found

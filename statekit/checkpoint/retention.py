@@ -138,6 +138,7 @@ class _Plan(NamedTuple):
     unfinished: tuple[str, ...]  # manifests, by name
     waiting: Mapping[str, frozenset[str]]  # parts and attachments that may still be published ...
     # ... and what each of them needs, itself included
+    gives_up: bool  # none of them is to be published: they go
 
 
 def _plan(storage: Storage, keep: int, gives_up: bool) -> _Plan:
@@ -181,7 +182,15 @@ def _plan_now(storage: Storage, keep: int, gives_up: bool) -> _Plan:
     newest = finished[-1] if finished else 0
     waiting = {} if gives_up else publishable(storage, entries, newest)
     return _Plan(
-        entries, tuple(kept), tuple(in_use), others, files, damaged, tuple(unfinished), waiting
+        entries,
+        tuple(kept),
+        tuple(in_use),
+        others,
+        files,
+        damaged,
+        tuple(unfinished),
+        waiting,
+        gives_up,
     )
 
 
@@ -214,7 +223,7 @@ def _carry_out(
     for name, entry in plan.entries.items():
         is_old = is_alone and entry.modified <= before
         if number_of_unpublished(name) is not None:
-            if name not in needed and (name in released or is_old):
+            if name not in needed and (name in released or is_old or plan.gives_up):
                 parts.append(name)
         elif name in released:
             packs.append(name)
@@ -264,7 +273,8 @@ def _named_since(storage: Storage, known: Set[int], plan: _Plan) -> set[str]:
             # One that is gone again was given up by its writer, and needs nothing.
             with suppress(NoCheckpointError):
                 named |= _files_of(storage, number)
-    new = (name for name in names if name not in plan.entries)
+    # One that was not whole may be by now.
+    new = (n for n in names if n not in plan.entries or plan.waiting.get(n) == frozenset({n}))
     named.update(*publishable(storage, new, plan.kept[-1] if plan.kept else 0).values())
     return named
 

@@ -271,6 +271,7 @@ class Attempt:
         failpoints.visit("attempt.publish")
         if self._has_packs:
             self.storage.sync()
+        self._publisher.check_scope(manifest)
         self._publisher.check_base(manifest)
         made = self._publisher.publish(manifest)
         if made is None:
@@ -287,12 +288,14 @@ class Attempt:
         owned: tuple[range, ...],
         schemas: Sequence[StateSchema],
         base: Checkpoint | None = None,
+        is_referred: bool = True,
         watermark: int | None = None,
     ) -> tuple[str, Manifest]:
         """Makes the packs and the file that says what they are of durable. Gives both.
 
         The file has its contents in its name. So it need not be created exclusively, and whoever
         reads it sees whether it is whole.
+        base: what the state goes on from. is_referred: packs of it are needed, so it must be there.
         """
         assert self._number_given is not None
         manifest = self._finish(
@@ -309,9 +312,11 @@ class Attempt:
         failpoints.visit("attempt.part")
         if self._has_packs:
             self.storage.sync()  # a part that is there after a loss of power has its packs
-        self._publisher.check_base(manifest)
         self.storage.write(name, [data])
         self.storage.sync()
+        if is_referred:
+            # After the part is there: a collector that has not removed the base by now will see it.
+            self._publisher.check_base(manifest)
         self._is_done = True
         return name, manifest
 
@@ -340,7 +345,8 @@ class Attempt:
         if number <= newest:
             raise CheckpointError(
                 f"no part of checkpoint {number} can be written: {self.storage.shown!r} has "
-                f"checkpoint {newest}. Number the next one {newest + 1}."
+                f"checkpoint {newest}. If this state goes on from that one, number the next one "
+                f"{newest + 1}; else restore that one first."
             )
         return number
 

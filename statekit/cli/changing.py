@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from statekit.assignment import show_groups
+from statekit.checkpoint.parts import find_unpublished
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.retention import collect
 from statekit.cli.options import EntryCommand, entry_text, json_option, missing_option, parse_json
@@ -287,7 +288,7 @@ def gc(url: str, keep: int, unpublished: bool, dry_run: bool, as_json: bool) -> 
     """
     storage = parse_directory(url)
     places = [storage]
-    if not has_checkpoints(storage):
+    if not has_checkpoints(storage) and not find_unpublished(storage):
         places = [storage.sub(name) for name in worker_names(storage)]
         if not places:
             raise NoCheckpointError(f"there is no checkpoint in {storage.shown!r}. Check the URL.")

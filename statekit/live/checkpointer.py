@@ -54,6 +54,7 @@ from statekit.errors import (
     CheckpointError,
     MissingFileError,
     NoCheckpointError,
+    StateKitError,
     StorageError,
     shorten,
 )
@@ -252,12 +253,13 @@ class Checkpointer:
 
     def take(self, url: Any, base: Any = "auto", **options: Any) -> Checkpoint:
         """Takes one and waits for it. A base that is gone is no error: then it is a full one."""
-        result = _waited_for(self.start(url, base, **options))
+        result = _waited_for(self.start(url, base, **options), options.get("choose"))
         return self.take(url, None, **options) if result is None else result
 
     def take_part(self, url: Any, number: int, base: Any = "auto", **options: Any) -> Part:
         """As take(), of a part."""
-        result = _waited_for(self.start_part(url, number, base, **options))
+        job = self.start_part(url, number, base, **options)
+        result = _waited_for(job, options.get("choose"))
         return self.take_part(url, number, None, **options) if result is None else result
 
     # ---- Whose turn it is
@@ -364,8 +366,7 @@ class Checkpointer:
         """Fixes the state at this moment."""
         storage = order.storage
         lineage = self._base(storage, order.base)
-        if lineage is not None:
-            self._complete_worn(lineage)
+        self._complete(job, lineage)
         failpoints.visit("checkpoint.freeze")
         frozen: Frozen | None = None
         try:
@@ -380,10 +381,12 @@ class Checkpointer:
                 )
                 if not self._lineages and not self._written:
                     self._residence.store.track(frozen.snapshot.epoch)
+                descent = self._descent(order, holdings)
             failpoints.visit("checkpoint.frozen")
             with self._lock:
                 claim = self._claims.setdefault(storage.url, Claim(self._owner()))
             run = _Run(job, order, frozen, lineage, holdings, claim)
+            run.descent = descent
         except BaseException:
             if frozen is not None:
                 frozen.close()
@@ -391,6 +394,22 @@ class Checkpointer:
         job._leaves_total = sum(map(len, run.parts))
         job._is_taken_up = True
         return run
+
+    def _descent(self, order: "_Order", holdings: Holdings) -> Checkpoint | None:
+        """The checkpoint that a part goes on from; None if all of it came from elsewhere since.
+
+        Whether or not the part refers to packs of it: publish() compares what parts go on from.
+        """
+        lineage = self._lineages.get(order.storage.url)
+        if order.part_number is None or order.base is None or lineage is None:
+            return None
+        worn = set(lineage.worn)
+        subgroups = self._residence.store.subgroups
+        for leaf in (leaf for part in leaf_ranges(holdings.owned, subgroups) for leaf in part):
+            is_held = lineage.since[leaf] or leaf in worn
+            if is_held and (self._came is None or self._came[leaf] <= lineage.epoch):
+                return lineage.checkpoint
+        return None
 
     def _base(self, storage: Storage, base: Any) -> _Lineage | None:
         """The lineage to go on from; None for a full checkpoint."""
@@ -408,20 +427,22 @@ class Checkpointer:
                     return None
         return lineage
 
-    def _complete_worn(self, lineage: _Lineage) -> None:
+    def _complete(self, job: Job[Any], lineage: _Lineage | None) -> None:
         """Brings leaves here as a whole that are to be written anew and are here in part.
 
         Such are those of a lazy restore of which entries were picked. What is here of them would be
-        added to their chains, which would become longer with each checkpoint.
+        added to their chains, which would become longer with each checkpoint. If a leaf cannot come
+        it is done like that; whoever touches it is told why.
         """
-        sources = self._residence.sources if lineage.worn else None
-        if sources is None:
+        sources, store = self._residence.sources, self._residence.store
+        if sources is None or (lineage is not None and not lineage.worn):
             return
-        residencies = self._residence.store.residencies(array("I", lineage.worn))
-        for leaf, residency in zip(lineage.worn, residencies, strict=True):
+        leaves = range(store.leaves) if lineage is None else lineage.worn
+        residencies = store.residencies(array("I", leaves))
+        for leaf, residency in zip(leaves, residencies, strict=True):
             if residency == _PARTIAL and sources.push_of(leaf) is None:
-                # Whoever touches the rest of it is told what is wrong.
-                with suppress(CheckpointError):
+                job._check_cancelled()
+                with suppress(StateKitError):
                     self._residence.load_leaves((leaf,))
 
     def _plan(
@@ -613,6 +634,7 @@ class _Run:
         # Leaves that are owned, as ranges: a list of them takes long, and the caller waits.
         self.parts = leaf_ranges(holdings.owned, self.store.subgroups)
         self._confirmed: set[Checkpoint] = set()  # origins that were looked for
+        self.descent: Checkpoint | None = None  # of a part: what it goes on from
 
     def write(self) -> Checkpoint | Part:
         if self.lineage is None:
@@ -660,20 +682,14 @@ class _Run:
                 "watermark": self.frozen.snapshot.watermark,
             }
             if self.order.part_number is not None:
-                return part_of(*attempt.write_part(base=self._base_of_part(), **what))
+                is_referred = self.lineage is not None
+                found = attempt.write_part(base=self.descent, is_referred=is_referred, **what)
+                for origin in self._confirmed:  # as the base: after the part is there
+                    if not origin.exists():
+                        raise _gone(origin)
+                return part_of(*found)
             base = None if self.lineage is None else self.lineage.checkpoint.number
             return attempt.publish(base=base, metadata=self.order.metadata, **what)
-
-    def _base_of_part(self) -> Checkpoint | None:
-        """The checkpoint that leaves of this part go on from; None if all came from elsewhere.
-
-        Parts of different bases cannot be published together, so one that is not used must not
-        be named.
-        """
-        if self.lineage is None:
-            return None
-        is_used = any(self._is_based(leaf) for part in self.parts for leaf in part)
-        return self.lineage.checkpoint if is_used else None
 
     def _link_leaves(self, attempt: Attempt) -> None:
         """Puts under the new segments what they are applied over."""
@@ -741,10 +757,7 @@ class _Run:
     def _confirm(self, origin: Checkpoint) -> None:
         """Its pin keeps it from being collected, but not from being wiped out with its place."""
         if origin not in self._confirmed and not origin.exists():
-            raise CheckpointError(
-                f"checkpoint {origin.number} of {origin.url!r}, which this provider is still "
-                "being restored from, is gone. Restore another one."
-            )
+            raise _gone(origin)
         self._confirmed.add(origin)
 
     def _add_completed(self, attempt: Attempt) -> None:
@@ -779,18 +792,28 @@ class _Run:
         self.job._leaves_done += 1
 
 
-def _waited_for(job: Job[R]) -> R | None:
-    """What a job gives; None if its base was gone, so that it is to be taken again, in full."""
+def _waited_for(job: Job[R], choose: object = None) -> R | None:
+    """What a job gives; None if its base was gone, so that it is to be taken again, in full.
+
+    choose: of a barrier. Its moment is over, and does not come again.
+    """
     try:
         return job.wait()
     except CheckpointError:
-        if not job._is_base_gone:
+        if not job._is_base_gone or choose is not None:
             raise
         return None
     except BaseException:  # of an interrupt
         job.cancel()
         job._done.wait()
         raise
+
+
+def _gone(origin: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {origin.number} of {origin.url!r}, which this provider is still being "
+        "restored from, is gone. Restore another one."
+    )
 
 
 def _worn_chains(manifest: Manifest) -> list[int]:

@@ -1,7 +1,6 @@
 """Single entries out of the chains of leaves, as packs have them (csrc/chain.c)."""
 
-from collections.abc import Sequence
-from itertools import compress, count
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from statekit._native import ffi, lib
@@ -10,7 +9,7 @@ from statekit.native.columns import Column
 from statekit.native.states import State
 from statekit.native.store import Store
 
-_IS_TO_LOAD = bytes(mark == lib.SK_TO_LOAD for mark in range(256))  # for bytes.translate()
+_DONE = bytes((0, lib.SK_PICKED))
 
 
 class ChainSegment(NamedTuple):
@@ -24,15 +23,23 @@ class ChainSegment(NamedTuple):
     offset: int  # of the frames, in the pack
 
 
+class Left(NamedTuple):
+    """Leaves that nothing was picked from."""
+
+    to_load: list[int]  # to load them is less work
+    unfit: list[int]  # loading them will tell what is wrong, if something is
+
+
 def pick_entries(
     store: Store, state: State, keys: Column, segments: Sequence[ChainSegment]
-) -> list[int]:
+) -> Left:
     """Brings the entries of keys here out of the chains of their leaves, "under" what is here.
 
     segments: by leaf, ascending, each chain newest first and all of it. A key that has no entry is
-    known to be missing then. Returns the leaves that are to be loaded as a whole instead, because
-    that is less work, or because something is wrong with them.
+    known to be missing then.
     """
+    if not segments:
+        return Left([], [])
     native = ffi.new("sk_segment[]", len(segments))
     pointers: dict[int, Any] = {}  # to each data, by id: several segments lie in one
     for at, (leaf, data, start, length, pack_id, offset) in enumerate(segments):
@@ -47,16 +54,23 @@ def pick_entries(
         one.offset = offset
     column = ffi.new("sk_column *")
     keys.fill(column)
-    outcomes = bytearray(store.leaves)
+    outcomes = bytearray(len(segments))
+    native_outcomes = ffi.from_buffer("uint8_t[]", outcomes)
     status = lib.sk_chains_pick(
-        store._ptr,
-        state._id,
-        column,
-        keys.n,
-        native,
-        len(segments),
-        ffi.from_buffer("uint8_t[]", outcomes),
+        store._ptr, state._id, column, keys.n, native, len(segments), native_outcomes
     )
+    del native_outcomes  # it held the memory for C until here
     if status:
         raise native_error(status, state.name)
-    return [*compress(count(), outcomes.translate(_IS_TO_LOAD))]
+    if not outcomes.strip(_DONE):
+        return Left([], [])
+    return Left(
+        [segments[at].leaf for at, outcome in enumerate(outcomes) if outcome == lib.SK_TO_LOAD],
+        [segments[at].leaf for at, outcome in enumerate(outcomes) if outcome == lib.SK_UNFIT],
+    )
+
+
+def are_known(state: State, keys: Iterable[bytes]) -> bool:
+    """Whether it is known of all encoded keys what they have, or that they have nothing."""
+    ptr, number = state._ptr, state._id
+    return all(lib.sk_contains(ptr, number, key, len(key)) != lib.SK_UNKNOWN for key in keys)

@@ -59,6 +59,7 @@ def regroup(
             base=source.number if out is None else None,
             watermark=source.watermark,
             metadata=source.metadata,
+            attachments=source.manifest.attachments if out is None else (),
         )
 
 

@@ -147,6 +147,7 @@ class Fetching(WriteBack):
             return
         records = _unknown_records(raw, keys)
         if records:
+            keys = keys.slice(0, records[-1] + 1)  # what comes behind may be refused
             leaves = route(keys, raw.codec, self.store.leaves).tolist()  # no view, in a frame
             loading.bring(raw, keys, Counter(map(leaves.__getitem__, records)))
 

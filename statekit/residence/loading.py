@@ -52,13 +52,14 @@ from statekit.errors import (
 from statekit.native import Store
 from statekit.native.block import block_pieces, fit_blocks
 from statekit.native.buffers import BufferSlice
-from statekit.native.chains import pick_entries
+from statekit.native.chains import ChainSegment, Left, are_known, pick_entries
 from statekit.native.columns import Column, column
 from statekit.native.kinds import residency_filter
 from statekit.native.states import State
 from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 
 _PICKS_LOCAL, _PICKS_FAR = 4, 1  # times that entries of a leaf are picked, before it is loaded
+_PICKS_COUNTED = 255  # at most
 _PICK_LEAF_BYTES = 4096  # smaller leaves are loaded
 _PICK_WORTH_BYTES = 96  # of a leaf, that are loaded in the time in which an entry is picked, about
 _PICK_BYTES = 8 << 20  # that are read at once to pick from
@@ -91,6 +92,8 @@ class Loading:
         self._is_idle = threading.Event()  # no thread is running
         self._is_idle.set()
         self._picks = bytearray(store.leaves)  # how often entries of each leaf were picked
+        self._unfit: set[str] = set()  # states that nothing can be picked of
+        self._loads_left = 0  # of leaves, before it pays to look whether all are here
         self._picks_max = _PICKS_FAR if sources.pull and sources.pull.is_far else _PICKS_LOCAL
 
     # ---- What the user sees
@@ -142,6 +145,17 @@ class Loading:
                 steps = pull.read_leaf(leaf)
                 with self._filling[leaf % _LEAF_LOCKS]:
                     self._store.decode_chain(leaf, steps)
+        if not self.background:
+            self._loads_left -= 1
+            if self._loads_left <= 0:
+                self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """Where no threads look for leaves that are left: lets go of the source after the last."""
+        stats = self._store.stats()
+        self._loads_left = stats.partial + stats.absent  # before so many loads it is not the end
+        if not self._loads_left:
+            self.end()
 
     def load_many(self, leaves: Iterable[int]) -> None:
         """Brings leaves here, in as few requests as the sources can do it."""
@@ -185,9 +199,7 @@ class Loading:
         for leaf, wanted in self._store.by_leaf(raw, keys).items():
             push = sources.push_of(leaf) if sources.has_push else None
             if push is None:
-                chains = self._worth_picking({leaf: len(wanted)})
-                if not chains or self._pick(raw, column(wanted, "b"), chains):
-                    self.load(leaf)
+                self._fetch_pulled(raw, leaf, wanted)
             elif self._store.residency(leaf) not in _HERE:
                 with self._watched(leaf):
                     push.bring_keys((leaf,), {raw.name: wanted}, self)
@@ -198,7 +210,7 @@ class Loading:
         to_load = set(wanted)
         group: list[Chain] = []
         group_bytes = 0
-        for chain in self._worth_picking(wanted):
+        for chain in self._worth_picking(raw, wanted):
             to_load.discard(chain.leaf)
             group.append(chain)
             group_bytes += chain.size
@@ -210,10 +222,10 @@ class Loading:
         if to_load:
             self.load_many(sorted(to_load))
 
-    def _worth_picking(self, wanted: Mapping[int, int]) -> list[Chain]:
+    def _worth_picking(self, raw: State, wanted: Mapping[int, int]) -> list[Chain]:
         """The leaves of which so few entries are wanted that the leaf would be more work."""
         sources, picks, picks_max = self.sources, self._picks, self._picks_max
-        if sources.pull is None:
+        if sources.pull is None or raw.name in self._unfit:
             return []
         leaves = [leaf for leaf in sorted(wanted) if picks[leaf] < picks_max]
         if sources.has_push:
@@ -224,27 +236,77 @@ class Loading:
             if chain.size > max(_PICK_LEAF_BYTES, wanted[chain.leaf] * _PICK_WORTH_BYTES)
         ]
 
+    def _fetch_pulled(self, raw: State, leaf: int, keys: Sequence[bytes]) -> None:
+        """Brings entries of a leaf here out of the checkpoint; or the leaf.
+
+        Of several that want the same one reads, and the others wait.
+        """
+        chains = self._worth_picking(raw, {leaf: len(keys)})
+        if chains:
+            with self._leaf_locks[leaf % _LEAF_LOCKS]:
+                if not self._is_pulled(leaf) or are_known(raw, keys):
+                    return
+                if self._picks[leaf] < self._picks_max:
+                    segments = self._read(chains)
+                    with self._filling[leaf % _LEAF_LOCKS]:
+                        if segments and not any(
+                            self._fill_picked(raw, column(keys, "b"), segments, chains)
+                        ):
+                            return
+        self.load(leaf)
+
     def _pick(self, raw: State, keys: Column, chains: Sequence[Chain]) -> list[int]:
         """Brings the entries of keys in these leaves. Returns those to be loaded instead."""
+        segments = self._read(chains)  # nobody waits for it: what a source has never changes
+        if not segments:
+            return [chain.leaf for chain in chains]  # some of them can be read, perhaps
+
+        def fill() -> list[int]:
+            ours = [chain for chain in chains if self._is_pulled(chain.leaf)]
+            leaves = {chain.leaf for chain in ours}
+            held = [segment for segment in segments if segment.leaf in leaves]
+            left = self._fill_picked(raw, keys, held, ours)
+            return left.to_load + left.unfit
+
         slots = sorted({chain.leaf % _LEAF_LOCKS for chain in chains})
-        with ExitStack() as stack:
-            for slot in slots:
-                stack.enter_context(self._leaf_locks[slot])
-            sources = self.sources
-            ours = [chain for chain in chains if self._store.residency(chain.leaf) not in _HERE]
-            if sources.has_push:
-                ours = [chain for chain in ours if sources.push_of(chain.leaf) is None]
-            if sources.pull is None or not ours:
-                return []
-            for chain in ours:
-                self._picks[chain.leaf] += 1
-            try:
-                segments = read_chains(ours)
-            except CheckpointError:
-                return [chain.leaf for chain in ours]  # some of them can be read, perhaps
-            for slot in slots:
-                stack.enter_context(self._filling[slot])
-            return pick_entries(self._store, raw, keys, segments)
+        return self._with_slots(slots, fill)
+
+    def _with_slots(self, slots: Sequence[int], then: Callable[[], list[int]]) -> list[int]:
+        """Does something while the locks of these leaves are held.
+
+        By recursion and not by an ExitStack: an interrupt in the middle of that leaves a lock held.
+        """
+        if not slots:
+            return then()
+        with self._leaf_locks[slots[0]], self._filling[slots[0]]:
+            return self._with_slots(slots[1:], then)
+
+    def _is_pulled(self, leaf: int) -> bool:
+        """Whether the leaf is not whole, and what it lacks is in a checkpoint."""
+        sources = self.sources
+        return (
+            sources.pull is not None
+            and self._store.residency(leaf) not in _HERE
+            and not (sources.has_push and sources.push_of(leaf) is not None)
+        )
+
+    def _read(self, chains: Sequence[Chain]) -> list[ChainSegment]:
+        """[] if something is wrong: loading leaf by leaf will tell what."""
+        try:
+            return read_chains(chains)
+        except CheckpointError:
+            return []
+
+    def _fill_picked(
+        self, raw: State, keys: Column, segments: Sequence[ChainSegment], chains: Sequence[Chain]
+    ) -> Left:
+        """With the locks of the leaves held."""
+        for chain in chains:
+            self._picks[chain.leaf] = min(self._picks[chain.leaf] + 1, _PICKS_COUNTED)
+        left = pick_entries(self._store, raw, keys, segments)
+        if left.unfit:  # most likely its type was another: then so will all others be
+            self._unfit.add(raw.name)
+        return left
 
     def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
         """Brings entries of leaves here, or the leaves, whichever is sooner."""

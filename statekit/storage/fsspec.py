@@ -46,6 +46,7 @@ _S3 = ("s3", "s3a")
 # A put replaces an object as a whole, and there are no directories to be made.
 _OBJECT_STORES = (*_S3, "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "r2")
 _MEMORY = "memory"
+_HAS_CONTENTS_IN_NAME = re.compile(r"\.(pack|part|attachment)$")  # equal names, equal files
 _CONFLICTS_MAX = 8  # S3 asks to repeat a conditional put if another one is under way
 
 # Where file systems keep the time of the last change, the best first.
@@ -255,12 +256,15 @@ class RemoteStorage(Storage):
         return f"{self._root}/{name}"
 
     def _exists(self, path: str) -> bool:
+        return self._size(path) is not None
+
+    def _size(self, path: str) -> int | None:
+        """None if there is no such file."""
         self._fs.invalidate_cache()
         try:
-            self._fs.info(path)
+            return int(self._fs.info(path)["size"] or 0)
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
     def _put_data(self, name: str, data: bytes) -> None:
         self._put(name, lambda path: self._fs.pipe_file(path, data))
@@ -274,7 +278,13 @@ class RemoteStorage(Storage):
         temporary = f"{path}{TEMPORARY}{secrets.token_hex(8)}"
         try:
             put(temporary)
-            if self._exists(path):
+            size = self._size(path)
+            if _HAS_CONTENTS_IN_NAME.search(name) and size == self._size(temporary):
+                # The same, of another copy of a task. To remove it, even for a moment, would take
+                # it from a checkpoint that has been published since.
+                self._fs.rm_file(temporary)
+                return
+            if size is not None:
                 self._fs.rm_file(path)
             self._fs.mv(temporary, path)
         except BaseException:

@@ -89,6 +89,19 @@ def checkpoint_and_collect(kit: Kit, prepared: Prepared, *, is_full: bool = Fals
     collect(kit, prepared)
 
 
+def publish_parts(kit: Kit, prepared: Prepared) -> int:
+    """The next checkpoint, of two providers that write a part each, and a collection."""
+    kv, url, _, version, taken = prepared
+    kit.intent(version)
+    (other,) = kv.split([range(kv.key_group_count // 2, kv.key_group_count)])
+    number = taken + 1
+    parts = [one.write_part(url, number=number) for one in (kv, other)]
+    sk.publish(url, parts, number=number, metadata={"version": version})
+    kit.done(version)
+    collect(kit, prepared)
+    return number
+
+
 def compact(kit: Kit, prepared: Prepared) -> int:
     taken = compact_checkpoint(open_checkpoint(prepared.url))
     assert taken is not None, "there was nothing to compact"

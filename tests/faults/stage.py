@@ -32,6 +32,7 @@ CASES = (
     Case("checkpoint", taken=0),
     Case("checkpoint", taken=2, arguments=FULL),
     Case("checkpoint", taken=2),
+    Case("publish_parts", taken=2),
     Case("collect", taken=3, is_changed=False),
     Case("compact_and_collect", taken=3, is_changed=False),
 )

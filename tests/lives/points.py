@@ -294,7 +294,7 @@ class PointSteps:
         if home is not None and len(points) == 1:
             home.positions.update(dict.fromkeys(groups, points[0].metadata))
         for point in points:
-            if point.place.owner not in world.kvs:
+            if point.place.owner not in world.kvs and not point.place.writers:
                 point.place.owner = kv
         if rng.random() < 0.3:
             self.check(kv)

@@ -2,7 +2,7 @@
  * test_chain.c: single entries out of chains of segments (csrc/chain.c). Oracle: the store that the
  * segments were made of.
  */
-#include "store_util.h"
+#include "kinds_util.h"
 
 #define BITS 2
 #define LEAVES (1u << BITS)
@@ -10,49 +10,11 @@
 #define STEPS 3 /* of every chain: a full one and two deltas */
 #define PACK_OFFSET 64
 
-enum { N, F, B, L, M, T, W, X, STATES }; /* ids: one of each kind, and a timed i64 */
-static const char *const names[STATES] = {"n", "f", "b", "l", "m", "t", "w", "x"};
-
-static sk_store *open_store(void) {
-    sk_store *store = util_open(LEAVES, 1);
-    for (uint32_t s = N; s <= W; s++) CHECK_EQ(util_state(store, names[s], (int)s + 1, "b"), s);
-    CHECK_EQ(util_timed_state(store, names[X], SK_I64, "b", 100, SK_EVENT_TIME, 0), X);
-    CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1000), SK_OK);
-    return store;
-}
-
-static void put(sk_store *store, uint32_t s, uint32_t k, uint32_t version) {
-    util_key key = util_bytes_key(k);
-    uint8_t value[16] = {0};
-    memcpy(value, &k, 4);
-    memcpy(value + 4, &version, 4);
-    size_t len = s == B ? 4 + k % 12 : 8;
-    if (s == L || s == M || s == T) { /* [k, version] or {k: version} */
-        value[0] = s == L ? 0x92 : 0x81;
-        value[1] = (uint8_t)(k % 100);
-        value[2] = (uint8_t)version;
-        len = 3;
-    }
-    CHECK_EQ(sk_put(store, s, key.data, key.len, value, len), SK_OK);
-}
+static sk_store *open_store(void) { return kinds_open(LEAVES); }
 
 static uint32_t leaf_of(uint32_t k) {
     util_key key = util_bytes_key(k);
     return util_leaf_of("b", &key, BITS);
-}
-
-/* A column of keys. */
-typedef struct asked {
-    uint8_t data[2 * KEYS * UTIL_KEY_BYTES_MAX];
-    int64_t at[2 * KEYS + 1];
-    int64_t n;
-} asked;
-
-static void ask(asked *a, uint32_t k) {
-    util_key key = util_bytes_key(k);
-    memcpy(a->data + a->at[a->n], key.data, key.len);
-    a->at[a->n + 1] = a->at[a->n] + (int64_t)key.len;
-    a->n++;
 }
 
 /* Steps of all leaves, and the state that they add up to. */
@@ -111,7 +73,7 @@ static sk_store *open_absent(void) {
 }
 
 static int pick(sk_store *store, uint32_t s, const asked *a, const chains *c, uint8_t *outcomes) {
-    sk_column keys = {SK_COL_VAR64, 0, a->data, a->at, (int64_t)sizeof a->data};
+    sk_column keys = column_of(a);
     uint8_t found[LEAVES * STEPS] = {0}; /* of segments: those of the first are the leaves' */
     int status = sk_chains_pick(store, s, &keys, a->n, c->segments, LEAVES * STEPS, found);
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) outcomes[leaf] = found[leaf * STEPS];
@@ -309,7 +271,7 @@ static void test_what_needs_the_whole_leaf_is_left(void) {
     store = util_open(2 * LEAVES, 1);
     CHECK_EQ(util_state(store, "n", SK_I64, "b"), 0);
     CHECK_EQ(sk_leaf_mark(store, 0, 2 * LEAVES, SK_ABSENT), SK_OK);
-    sk_column keys = {SK_COL_VAR64, 0, a.data, a.at, (int64_t)sizeof a.data};
+    sk_column keys = column_of(&a);
     uint8_t more[LEAVES * STEPS] = {0};
     CHECK_EQ(sk_chains_pick(store, 0, &keys, a.n, c.segments, LEAVES * STEPS, more), SK_OK);
     for (uint32_t k = 0; k < LEAVES * STEPS; k++) CHECK(more[k] != SK_PICKED);

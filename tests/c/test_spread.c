@@ -2,59 +2,17 @@
  * test_spread.c: single entries of many leaves in one block: made by sk_pick (csrc/pick.c), taken
  * in by sk_spread (csrc/spread.c). Oracle: sk_leaf_pick and sk_leaf_decode, leaf by leaf.
  */
-#include "store_util.h"
+#include "kinds_util.h"
 
 #define BITS 4
 #define LEAVES (1u << BITS)
 #define KEYS 120
 
-enum { N, F, B, L, M, T, W, X, STATES }; /* ids: one of each kind, and a timed i64 */
-static const char *const names[STATES] = {"n", "f", "b", "l", "m", "t", "w", "x"};
-
-static sk_store *open_store(void) {
-    sk_store *store = util_open(LEAVES, 1);
-    for (uint32_t s = N; s <= W; s++) CHECK_EQ(util_state(store, names[s], (int)s + 1, "b"), s);
-    CHECK_EQ(util_timed_state(store, names[X], SK_I64, "b", 100, SK_EVENT_TIME, 0), X);
-    CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1000), SK_OK);
-    return store;
-}
-
-static void put(sk_store *store, uint32_t s, uint32_t k, uint32_t version) {
-    util_key key = util_bytes_key(k);
-    uint8_t value[16] = {0};
-    memcpy(value, &k, 4);
-    memcpy(value + 4, &version, 4);
-    size_t len = s == B ? 4 + k % 12 : 8;
-    if (s == L || s == M || s == T) { /* [k, version] or {k: version} */
-        value[0] = s == L ? 0x92 : 0x81;
-        value[1] = (uint8_t)(k % 100);
-        value[2] = (uint8_t)version;
-        len = 3;
-    }
-    CHECK_EQ(sk_put(store, s, key.data, key.len, value, len), SK_OK);
-}
+static sk_store *open_store(void) { return kinds_open(LEAVES); }
 
 static uint32_t leaf_of(uint32_t k) {
     util_key key = util_bytes_key(k);
     return util_leaf_of("b", &key, BITS);
-}
-
-/* A column of keys. */
-typedef struct asked {
-    uint8_t data[4 * KEYS * UTIL_KEY_BYTES_MAX];
-    int64_t at[4 * KEYS + 1];
-    int64_t n;
-} asked;
-
-static void ask(asked *a, uint32_t k) {
-    util_key key = util_bytes_key(k);
-    memcpy(a->data + a->at[a->n], key.data, key.len);
-    a->at[a->n + 1] = a->at[a->n] + (int64_t)key.len;
-    a->n++;
-}
-
-static sk_column column_of(const asked *a) {
-    return (sk_column){SK_COL_VAR64, 0, a->data, a->at, (int64_t)sizeof a->data};
 }
 
 static int64_t pick(sk_store *store, uint32_t s, const asked *a, sk_buf *buf) {

@@ -1,8 +1,9 @@
 """List, map, set and nested state: a container under each key, changed in place."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
+from statekit._native import lib
 from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
 from statekit.errors import KindError, where
 from statekit.keys import KEY_FAULTS
@@ -20,6 +21,8 @@ V = TypeVar("V")
 W = TypeVar("W")  # the view
 D = TypeVar("D")
 
+_contains: Callable[..., int] = lib.sk_contains
+_MISSING: int = lib.SK_MISSING
 _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
 
 
@@ -42,6 +45,17 @@ class ContainerState(KeyedState[V]):
             k = encode(key)
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
+        return self._viewed(self, key, k, b"", self._shape, self._root)
+
+    def _view_if_there(self, key: Any, default: Any) -> Any:
+        encode = self._encode
+        try:
+            k = encode(key)
+            status = _contains(self._ptr, self._id, k, len(k))
+        except KEY_FAULTS as fault:
+            raise self._raw._fault(fault, key) from None
+        if status == _MISSING or (status and not self._when_here(self._raw.contains, key)):
+            return default
         return self._viewed(self, key, k, b"", self._shape, self._root)
 
     def _bind(self, key: Any) -> Any:
@@ -102,7 +116,7 @@ class ListState(ContainerState[list[T]], Generic[T]):
     def get(self, key: Any, default: D) -> ListView[T] | D: ...
     def get(self, key: Any, default: Any = None) -> Any:
         """The list's view if there is a list, else the default."""
-        return self._view(key) if key in self else default
+        return self._view_if_there(key, default)
 
     def append(self, key: Any, value: T) -> None:
         """Appends one item: state[key].append(value)."""
@@ -143,7 +157,7 @@ class MapState(ContainerState[dict[K, V]], Generic[K, V]):
     def get(self, key: Any, default: D) -> MapView[K, V] | D: ...
     def get(self, key: Any, default: Any = None) -> Any:
         """The map's view if there is a map, else the default."""
-        return self._view(key) if key in self else default
+        return self._view_if_there(key, default)
 
     def update_many(self, keys: Any, map_keys: Any, values: Any) -> None:
         """Puts one entry into each key's map, in one native call."""
@@ -184,4 +198,4 @@ class SetState(ContainerState[set[T]], Generic[T]):
     def get(self, key: Any, default: D) -> SetView[T] | D: ...
     def get(self, key: Any, default: Any = None) -> Any:
         """The set's view if there is a set, else the default."""
-        return self._view(key) if key in self else default
+        return self._view_if_there(key, default)

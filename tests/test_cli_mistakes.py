@@ -369,12 +369,21 @@ def test_text_is_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
         assert shell(f"{settings} statekit inspect CK", tmp_path).returncode == 0
 
 
+def _hear_interrupts() -> None:
+    """Who starts the tests in the background may have SIGINT ignored, which is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(*args: str | Path, aside: Path) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "statekit", *map(str, args)]
     environment = {**os.environ, "TMPDIR": str(aside)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        preexec_fn=_hear_interrupts,
     ) as process:
         try:
             yield process

@@ -172,5 +172,6 @@ def test_statekit_that_is_broken_on_purpose_is_found_out(what: str) -> None:
         workers = nursery.worker(), nursery.worker()
         for worker in workers:
             worker.call(None, "break_on_purpose", what)
-        results = [run_one(workers, "stream", *BROKEN[what], seed) for seed in range(3)]
+        # Not each run comes by the place: on a busy machine leaves may come another way.
+        results = (run_one(workers, "stream", *BROKEN[what], seed) for seed in range(20))
         assert any(result not in ("", "not reached") for result in results)

@@ -19,17 +19,18 @@
  * whoever loads it as a whole looks at all of it again, and knows the names of files. So is a leaf
  * that needs more than this can do: compressed frames, a state that had another type. A leaf whose
  * entries are wanted for the most part is SK_TO_LOAD: to find an entry and put it in costs about as
- * much as decoding WORTH of a whole leaf.
+ * much as decoding WORTH of a whole leaf, by estimate.
  *
  * Checksums are verified each time that bytes are read, before they are believed. So nothing is
- * remembered of a segment, and damage that comes later is seen as soon as it is read. Rejected: to
- * map packs and verify them once. It saves a copy of bytes that are in the page cache (a third of
- * the time here), and costs the process its life if somebody truncates the file.
+ * remembered of a segment, and damage that comes later is seen as soon as it is read. Rejected
+ * without being built or measured: to map packs and verify them once. At most it saves the reading,
+ * 11 to 14 ms of about 75 (10 k of 1 M entries of 64 bytes), and what verifying takes of the 20 ms
+ * in here; and it costs the process its life if somebody truncates the file.
  */
 #include "block_private.h"
 #include "store.h"
 
-#define WORTH 4      /* entries that could be decoded in the time that one takes here */
+#define WORTH 4      /* entries decoded in the time that one takes here: estimated, not measured */
 #define STEPS_MAX 32 /* blocks of a state in a chain; a longer one is loaded as a whole */
 
 /* A block of the state, and how far it was searched. */

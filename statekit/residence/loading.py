@@ -12,8 +12,8 @@ whenever it is touched; the others are not affected.
 
 If only a few entries of a leaf are wanted, these are *picked*: its chain is read and verified, and
 nothing else of it is decoded. The leaf stays partial. To pick again costs reading and verifying
-again, so after a few times the leaf is loaded: whatever comes, that costs at most about twice what
-it would have cost to know it beforehand. What is wrong with a leaf is told by loading it.
+again, so after a few times the leaf is loaded. How often, and from how many entries on, is an
+estimate that was not measured. What is wrong with a leaf is told by loading it.
 
 A push source is a process that hands its leaves over. It is not read but brings leaves, also by
 itself (fill()), and of a large leaf perhaps single entries first (spread()). It is told what is
@@ -61,7 +61,7 @@ from statekit.residence.sources import PullSource, PushSource, Sources, Wanted
 _PICKS_LOCAL, _PICKS_FAR = 4, 1  # times that entries of a leaf are picked, before it is loaded
 _PICKS_COUNTED = 255  # at most
 _PICK_LEAF_BYTES = 4096  # smaller leaves are loaded
-_PICK_WORTH_BYTES = 96  # of a leaf, that are loaded in the time in which an entry is picked, about
+_PICK_WORTH_BYTES = 96  # of a leaf, that are loaded while one entry is picked: an estimate
 _PICK_BYTES = 8 << 20  # that are read at once to pick from
 _LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background

@@ -421,3 +421,24 @@ def test_leaves_that_are_given_back_while_a_batch_fetches_them_are_not_owned(
                 values.get(key)
         else:
             assert values.get(key) == "x" * 100
+
+
+@pytest.mark.parametrize("url", ["memory:", "rocksdb"])
+def test_what_was_handed_over_before_it_had_come_is_not_cut_off_from_its_checkpoint(
+    stack: ExitStack, tmp_path: Path, url: str
+) -> None:
+    """Random lives found it: the last leaf that was not shut came, and the source was let go of."""
+    place = str(tmp_path / "place")
+    with sk.open("memory:", key_groups=2, subgroups=1) as first:
+        first.value("n", int).put_many(KEYS, range(len(KEYS)))
+        first.checkpoint(place)
+    home = f"rocksdb:{tmp_path}/home" if url == "rocksdb" else url
+    a = stack.enter_context(sk.restore(place, home=home, lazy=True, background=False))
+    b = opened(stack, owned=())
+    arrival = b.fetch_from(a.serve().address, key_groups=[0], strategy="on_demand")
+    numbers = a.value("n", int)
+    assert dict(numbers.items()) == {key: KEYS.index(key) for key in of_group(a, 1)}
+    there = b.value("n", int)
+    assert dict(there.items()) == {key: KEYS.index(key) for key in of_group(a, 0)}
+    arrival.wait(SECONDS_MAX)
+    wait_until(lambda: a.loading is None)

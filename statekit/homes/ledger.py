@@ -9,6 +9,7 @@ into place, together with what is still in memory; whoever opens the home after 
     (leaf + 2^31, state, key)      pending: token (8 bytes) generation (8) 1 value
                                    or, if the row is deleted:  token  generation  0
     (2^31 - 1, 0, id)              a commit of some key-groups, as JSON: see Commit
+    (2^31 - 1, 1, leaf)            this leaf has moved in from a source; see move_in()
 
 Which pending rows count is told by their first bytes, never by whether they are there, so that
 rows which could not be deleted do no harm. A pending row counts if and only if
@@ -37,6 +38,12 @@ Leaves that come from elsewhere were not in the last commit, and whoever gave th
 they are written in place at once. A record made before says that what is there of them is `void`;
 if it still says so when the home is opened, that is deleted, for its giver has it. The same record
 comes before rows of leaves that went elsewhere are deleted: a crash must not leave half of them.
+
+Leaves may also come one by one, while the others are in use (residence/moving_in.py). One whose
+content is still at its source is *coming*, and there are no rows of it here, neither pending nor in
+place. It moves in as a whole, outside of commits, and a row is made that says so. Whoever opens the
+home after a crash takes leaves without that row for coming still, and what is there of them for
+the rest of a move that was not finished.
 """
 
 import json
@@ -56,7 +63,8 @@ from statekit.errors import HomeError, SchemaError
 from statekit.homes.home import Home, HomeSnapshot, Named, Row, row_name
 
 PENDING = 1 << 31  # added to the number of a row's leaf
-_COMMITS = PENDING - 1  # where a leaf would be, the records of commits are
+_COMMITS = PENDING - 1  # where a leaf would be, the records of commits are, ...
+_MOVED_IN = 1  # ... and, as rows of this state, the leaves that have moved in
 _TOKEN_BYTES, _HEAD_BYTES = 8, 17
 _GENERATION_MAX = 2**64 - 1
 _ROLL_ROWS_MAX, _ROLL_BYTES_MAX = 4096, 4 << 20  # that are moved into place at a time
@@ -181,6 +189,10 @@ class Ledger:
     dropping: set[int] = field(default_factory=set)
     #: Leaves that came since: what a sibling still frees of an earlier time is not their rows.
     came: set[int] = field(default_factory=set)
+    #: Leaves whose content is at a source, and nothing of it here: they are ours, and move in.
+    coming: set[int] = field(default_factory=set)
+    #: The home's record names sources: what is at home must be told from what is coming.
+    has_sources: bool = False
     _token: bytes = field(default_factory=lambda: os.urandom(_TOKEN_BYTES))
     _generation: int = 1
     _since: dict[int, int] = field(default_factory=dict)  # leaf -> generation
@@ -692,7 +704,56 @@ class Ledger:
             self.came.add(leaf)
             self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
-            self.home.write_rows(rows)
+            told = [_moved_in_name(leaf), b""] if self.has_sources else []
+            self.home.write_rows([*rows, *told])
+
+    def move_in(self, leaf: int, rows: Named) -> None:
+        """Writes the rows of a leaf that was coming. From then on it is at home.
+
+        If it fails, or an interrupt comes before the leaf is taken out of `coming`, the leaf is
+        coming still: it moves in again, over what was written. Nobody has changed that.
+        """
+        with self.lock:
+            if leaf not in self.coming:
+                return
+            self.settle()
+            self.is_bare = False
+            self.came.add(leaf)
+            self.dropping.discard(leaf)
+            self.home.clear_leaves(range(leaf, leaf + 1), self.states)
+            told = [_moved_in_name(leaf), b""]
+            if self.home.is_atomic:
+                self.home.write_rows([*rows, *told])
+            else:
+                self.home.write_rows(rows, durable=True)  # before it is said that they are there
+                self.home.write_rows(told)
+            self.coming.discard(leaf)
+
+    def moved_in(self) -> set[int]:
+        """The leaves that have moved in, of sources that are not done."""
+        return {int.from_bytes(key) for key, _ in self.home.load(_COMMITS, _MOVED_IN)}
+
+    def forget_moved_in(self, leaves: Ranges) -> None:
+        """Their source is done, or of no use any more."""
+        with self.lock:
+            known = [leaf for leaf in self.moved_in() if _is_in(leaf, leaves)]
+            if known:
+                rows: list[bytes | None] = []
+                for leaf in known:
+                    rows += (_moved_in_name(leaf), None)
+                self.home.write_rows(rows, durable=True)
+
+    def empty(self, leaves: Ranges) -> None:
+        """Deletes all rows of leaves, to make room for what is to move in."""
+        with self.lock:
+            self.settle()
+            for part in leaves:
+                marked = [leaf for leaf in self._since if leaf in part]
+                self._end_generation(marked, [one for one in self._cleared if one[0] in part])
+                for at in (0, PENDING):
+                    self.home.clear_leaves(range(part.start + at, part.stop + at), self.states)
+            self.forget_moved_in(leaves)
+            self.home.flush()
 
     def end_moving_in(self, commit: Commit) -> None:
         """Everything is there: from now on it is this home's."""
@@ -778,6 +839,10 @@ class _Snapshot(HomeSnapshot):
 
     def close(self) -> None:
         self._rows.close()
+
+
+def _moved_in_name(leaf: int) -> bytes:
+    return row_name(_COMMITS, _MOVED_IN, leaf.to_bytes(4))
 
 
 def _is_in(leaf: int, leaves: Ranges) -> bool:

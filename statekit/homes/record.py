@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from statekit.assignment import group_ranges, subtract
@@ -14,9 +15,32 @@ from statekit.schema import StateSchema
 
 #: 2: homes have pending rows and records of commits (homes/ledger.py), which version 1 would
 #: not see. A home of version 1 is one that was never committed.
-META_VERSION, META_VERSION_MIN = 2, 1
+#: 3: a source has leaves that are not at home yet. Version 2 would take them for empty. It is
+#: written only while there is such a source.
+META_VERSION, META_VERSION_MIN, _META_VERSION_PLAIN = 3, 1, 2
 
 _KEY_GROUPS, _SUBGROUPS = 128, 16  # unless told
+
+
+class HomeSource(NamedTuple):
+    """Checkpoints that a home is still being filled from: see residence/moving_in.py."""
+
+    key_groups: tuple[range, ...]  # of which leaves may be coming
+    checkpoints: tuple[tuple[str, int, str], ...]  # place, number, digest of the manifest
+    background: bool  # whether leaves come also if nobody touches them
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "key_groups": [(part.start, part.stop) for part in self.key_groups],
+            "checkpoints": self.checkpoints,
+            "background": self.background,
+        }
+
+    @classmethod
+    def heard(cls, told: dict[str, Any]) -> "HomeSource":
+        checkpoints = [(str(url), int(at), str(digest)) for url, at, digest in told["checkpoints"]]
+        groups = tuple(range(*pair) for pair in told["key_groups"])
+        return cls(groups, tuple(checkpoints), bool(told["background"]))
 
 
 class HomeRecord:
@@ -40,6 +64,8 @@ class HomeRecord:
         self.deleted: tuple[range, ...] = ()
         #: Of leaves that were ever handed over: others may remember these epochs.
         self.leases: Leases = ()
+        #: Where leaves come from that are not at home yet.
+        self.sources: tuple[HomeSource, ...] = ()
 
     @classmethod
     def read(cls, home: Home | None, url: str = "") -> "HomeRecord":
@@ -60,10 +86,11 @@ class HomeRecord:
             record = cls(found["key_groups"], found["subgroups"], schemas)
             record.restoring = tuple(range(*pair) for pair in found.get("restoring", ()))
             record.id = found.get("id", "")
-            record.is_current = found["statekit"] == META_VERSION and bool(record.id)
+            record.is_current = found["statekit"] >= _META_VERSION_PLAIN and bool(record.id)
             record.given = tuple(range(*pair) for pair in found.get("given", ()))
             record.deleted = tuple(range(*pair) for pair in found.get("deleted", ()))
             record.leases = [(range(*pair), epoch) for *pair, epoch in found.get("leases", ())]
+            record.sources = tuple(map(HomeSource.heard, found.get("sources", ())))
             return record
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, SchemaError):
@@ -75,7 +102,7 @@ class HomeRecord:
 
     def encode(self) -> bytes:
         described: dict[str, object] = {
-            "statekit": META_VERSION,
+            "statekit": META_VERSION if self.sources else _META_VERSION_PLAIN,
             "id": self.id,
             "key_groups": self.key_groups,
             "subgroups": self.subgroups,
@@ -86,6 +113,8 @@ class HomeRecord:
                 described[name] = [(part.start, part.stop) for part in parts]
         if self.leases:
             described["leases"] = [(run.start, run.stop, epoch) for run, epoch in self.leases]
+        if self.sources:
+            described["sources"] = [source.told() for source in self.sources]
         return json.dumps(described).encode()
 
     def refresh(self, stored: "HomeRecord") -> None:
@@ -93,6 +122,7 @@ class HomeRecord:
         self.id = stored.id or self.id
         self.schemas, self.restoring = stored.schemas, stored.restoring
         self.given, self.deleted, self.leases = stored.given, stored.deleted, stored.leases
+        self.sources = stored.sources
 
     def give(self, groups: tuple[range, ...], leases: Leases) -> None:
         """Key-groups are another process's, at these epochs."""
@@ -108,6 +138,16 @@ class HomeRecord:
         """Of key-groups that are another process's, rows are deleted from now on."""
         gone = subtract(groups, subtract(groups, self.given))
         self.deleted = group_ranges((*subtract(self.deleted, gone), *gone))
+
+    @property
+    def filling(self) -> tuple[range, ...]:
+        """Key-groups of which leaves may still be at a source."""
+        return group_ranges([part for one in self.sources for part in one.key_groups])
+
+    def end_sources(self, groups: tuple[range, ...]) -> None:
+        """All leaves of key-groups are at home, or what is at their sources is not wanted."""
+        left = (one._replace(key_groups=subtract(one.key_groups, groups)) for one in self.sources)
+        self.sources = tuple(one for one in left if one.key_groups)
 
     def find(self, name: str) -> StateSchema | None:
         return next((schema for schema in self.schemas if schema.name == name), None)
@@ -155,6 +195,19 @@ def change_record(
         if home.write_meta(record.encode(), expected):
             record.is_current = True
             return expected is None
+
+
+def update_record(
+    home: Home, url: str, change: Callable[[HomeRecord], None]
+) -> tuple[HomeSource, ...]:
+    """change_record() by who may not touch the provider's own copy; the sources that are left."""
+    while True:
+        expected = home.read_meta()
+        assert expected is not None, "a home without a record"
+        stored = HomeRecord.decode(expected, url)
+        change(stored)
+        if home.write_meta(stored.encode(), expected):
+            return stored.sources
 
 
 def fix_geometry(

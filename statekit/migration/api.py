@@ -251,7 +251,11 @@ class PeerApi(ABC):
             return array("q")
         keys = _column(keys)
         store, codec = residence.store, key_codec(key)
-        found = store.residencies(route(keys, codec, store.leaves))
+        leaves = route(keys, codec, store.leaves)
+        if residence.ledger is not None:  # what is at home is here, as far as engines care
+            coming = residence.ledger.coming
+            return array("q", (at for at, leaf in enumerate(leaves) if leaf in coming))
+        found = store.residencies(leaves)
         absent = array("q", compress(count(), found.translate(_IS_ABSENT)))
         partial = [*compress(count(), found.translate(_IS_PARTIAL))]
         if partial and (unknown := self._unknown(keys, partial, codec.text)):

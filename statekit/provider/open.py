@@ -18,7 +18,7 @@ from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geom
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import KVProvider
-from statekit.provider.restore import CHECKPOINT, restore
+from statekit.provider.restore import CHECKPOINT, restore, resume_sources
 from statekit.provider.split import Family
 from statekit.residence.residence import Residence
 
@@ -64,13 +64,20 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     parsed = HomeUrl.parse(url)
     if reclaim and parsed.scheme == "memory":
         raise ArgumentError("memory: keeps nothing that was handed over. Leave reclaim out.")
+    is_look = parsed.options.get("look", "0") != "0"
     home, budget = home_of(parsed)
     try:
-        return _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
+        kv = _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
     except BaseException:
         if home is not None:
             home.close()
         raise
+    try:
+        resume_sources(kv, background=not is_look)
+    except BaseException:
+        kv._let_go()
+        raise
+    return kv
 
 
 def _check_count(name: str, number: Any) -> None:

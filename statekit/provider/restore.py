@@ -16,27 +16,52 @@ when they are touched and in the background (residence/loading.py). Into a home,
 one by one, so it takes the memory of a leaf. Meanwhile the home's record names the key-groups that
 are on their way; they cannot be opened before they have all arrived, and an interrupted restore
 can be started again. All of it happens in a thread that no signal reaches (uninterrupted.py).
+
+With lazy=True a home is ready at once, too: leaves move in as they would come to memory
+(residence/moving_in.py). Then the home's record names the checkpoints that they come from, until
+all are there: whoever opens the home goes on with it (resume_sources).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
-from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, subtract
+from statekit.assignment import (
+    KeyGroups,
+    common,
+    group_ranges,
+    leaf_ranges,
+    show_groups,
+    subtract,
+)
 from statekit.checkpoint.reader import Checkpoint
 from statekit.checkpoint.union import Union, unite
-from statekit.errors import ArgumentError, CheckpointCancelledError, shorten
+from statekit.errors import (
+    ArgumentError,
+    CheckpointCancelledError,
+    HomeError,
+    StateKitError,
+    shorten,
+)
 from statekit.homes import Home, HomeUrl
 from statekit.homes.ledger import Ledger
-from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geometry
+from statekit.homes.record import (
+    HomeRecord,
+    HomeShare,
+    HomeSource,
+    change_record,
+    fix_geometry,
+    update_record,
+)
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import KVProvider
 from statekit.provider.split import Family
 from statekit.residence.residence import Residence
-from statekit.residence.sources import CheckpointSource, PullSource, open_pinned
+from statekit.residence.sources import CheckpointSource, PullSource, RoutedPull, open_pinned
+from statekit.storage import Pin
 from statekit.uninterrupted import uninterrupted
 
 Place: TypeAlias = str | PathLike[str] | Checkpoint
@@ -49,7 +74,7 @@ def restore(
     url: Place | Sequence[Place],
     *,
     key_groups: KeyGroups | None = None,
-    lazy: bool = True,
+    lazy: bool | None = None,
     background: bool = True,
     at: int | datetime | None = None,
     home: str = "memory:",
@@ -62,12 +87,14 @@ def restore(
     url: where kv.checkpoint() wrote, or what it returned; a list of these to merge what is in them.
     key_groups: those to restore; all that the checkpoints have unless told.
     lazy: be ready at once, and bring state when it is touched and in the background; see
-    KVProvider.loading. False: return when everything is here.
+    KVProvider.loading. False: return when everything is here. Unless told, a restore into memory
+    is lazy, and one into a home is not.
     background: False brings only what is touched, for who touches little of it and closes it soon.
     What is never touched stays in the checkpoint, which is kept meanwhile.
     at: the number of a checkpoint, or the newest one of a time; the newest unless told.
     home: where the state is to live, as in open(). A home other than memory must have no state of
-    these key-groups, and is complete when this returns.
+    these key-groups. It is complete when this returns, unless lazy=True: then it needs the
+    checkpoints until all of it is there, also when it is closed and opened again meanwhile.
     regroup: another number of key-groups, a power of two, in which key_groups counts then.
     missing: "ok" restores several places also if they do not have all key-groups together. A single
     place may be that of one worker, so of that one nothing is missed.
@@ -81,11 +108,12 @@ def restore(
     is_memory = HomeUrl.parse(home).scheme == "memory"
     if replace and is_memory:
         raise ArgumentError('replace=True is for a home: there is nothing to replace in "memory:".')
-    if not background and not (lazy and is_memory):
-        why = "lazy=False waits for all of it" if is_memory else "a home is complete at once"
+    is_lazy = is_memory if lazy is None else lazy
+    if not background and not is_lazy:
+        why = "lazy=False" if lazy is not None else "a restore into a home, unless it is lazy,"
         raise ArgumentError(
-            f'background=False brings only what is touched, and {why}. Use it with "memory:" and '
-            "lazy=True, or leave it out."
+            f"background=False brings only what is touched, and {why} waits for all of it. "
+            "Use it with lazy=True, or leave it out."
         )
     places = _places(url)
     is_strict = key_groups is None and missing == "error" and len(places) > 1
@@ -100,9 +128,11 @@ def restore(
         budget = home_of(parsed)[1] if is_memory else None  # before anything is pinned
         plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
         if is_memory:
-            return _restore_here(plan, mine, source, budget, lazy, background, is_abandoned)
+            return _restore_here(plan, mine, source, budget, is_lazy, background, is_abandoned)
         try:
-            return _restore_home(plan, mine, source, parsed, replace, is_abandoned)
+            return _restore_home(
+                plan, mine, source, parsed, replace, background if is_lazy else None, is_abandoned
+            )
         finally:
             source.release()
 
@@ -231,8 +261,12 @@ def _restore_home(
     source: CheckpointSource,
     parsed: HomeUrl,
     replace: bool,
+    lazily: bool | None,
     is_abandoned: Callable[[], bool],
 ) -> KVProvider:
+    """A provider with a home. lazily: whether leaves that move in do so by themselves, too; None:
+    all of them are there when this returns.
+    """
     home, budget = home_of(parsed)
     assert home is not None
     kv = None
@@ -243,20 +277,35 @@ def _restore_home(
         ledger = Ledger(home, plan.subgroups, len(record.schemas))
         ledger.recover(mine)  # what was committed is in its place now
         if not replace:
+            _check_unfilled(url, record, mine)
             torn = (*record.restoring, *record.deleted)  # of which nobody expects to find all
             _check_empty(home, url, record, subtract(mine, torn), plan.subgroups)
         _change_restoring(home, url, record, lambda there: subtract(there, mine) + mine)
+        ledger.has_sources = bool(record.sources)
         residence = Residence(Store(plan.key_groups, plan.subgroups), ledger, budget)
         kv = KVProvider(url, residence, record, mine, HomeShare(ledger), Family())
         for schema in plan.schemas:
             kv._register(schema)
-        _prepare(kv, plan, mine, None)
-        leaves = [leaf for part in leaf_ranges(mine, plan.subgroups) for leaf in part]
-        residence.fill_home(source, _wanted(leaves, is_abandoned))
+        leaves = leaf_ranges(mine, plan.subgroups)
+        if lazily is None:
+            _prepare(kv, plan, mine, None)
+            every = [leaf for part in leaves for leaf in part]
+            residence.fill_home(source, _wanted(every, is_abandoned))
+        else:
+            ledger.empty(leaves)
+            _prepare(kv, plan, mine, source)
         # From now on they are at the position of the checkpoint.
         positions = [(mine, plan.checkpoints[0].metadata)] if len(plan.checkpoints) == 1 else []
         residence.commit(mine, [one for one in positions if one[1]])
-        _change_restoring(home, url, record, lambda there: subtract(there, mine), mine)
+        coming = None
+        if lazily is not None:
+            checkpoints = [(one.url, one.number, one.digest.hex()) for one in plan.checkpoints]
+            coming = HomeSource(mine, tuple(checkpoints), lazily)
+        _change_restoring(home, url, record, lambda there: subtract(there, mine), mine, coming)
+        if lazily is not None:
+            routes = [(_coming(kv, mine, source, ()), source)]
+            source.share()
+            _move_in(kv, mine, routes, lazily)
     except BaseException:
         if kv is None:
             home.close()
@@ -285,11 +334,121 @@ def _change_restoring(
     record: HomeRecord,
     change: Callable[[tuple[range, ...]], tuple[range, ...]],
     done: tuple[range, ...] = (),
+    coming: HomeSource | None = None,
 ) -> None:
-    """Changes the key-groups in the home's record that are on their way; done: they are here."""
+    """Changes the key-groups in the home's record that are on their way.
+
+    done: they are here; coming: or they can be used, and this is where they come from.
+    """
 
     def set_restoring(found: HomeRecord) -> None:
         found.restoring = group_ranges(change(found.restoring))
+        found.end_sources(group_ranges((*found.restoring, *subtract(done, found.restoring))))
         found.take(done)
+        if coming is not None:
+            found.sources += (coming,)
 
     change_record(home, url, record, set_restoring)
+
+
+def _check_unfilled(url: str, record: HomeRecord, groups: tuple[range, ...]) -> None:
+    if both := common(groups, record.filling):
+        raise ArgumentError(
+            f"{url!r} has key-groups {show_groups(both)}, which are still being filled from "
+            f"{_names(record.sources)}: open it to go on with that. Restore into a new home, or "
+            "pass replace=True (--replace) to have what is there deleted."
+        )
+
+
+def _names(sources: Iterable[HomeSource]) -> str:
+    found = (f"checkpoint {at} of {url!r}" for one in sources for url, at, _ in one.checkpoints)
+    return ", ".join(dict.fromkeys(found))
+
+
+# ---- Homes that are still being filled
+
+
+def _coming(
+    kv: KVProvider, groups: tuple[range, ...], source: CheckpointSource, here: Container[int]
+) -> list[int]:
+    """The leaves of key-groups that a source has, and that are not here."""
+    store = kv._residence.store
+    return [
+        leaf
+        for part in source.filled(store.leaves)
+        for own in leaf_ranges(groups, store.subgroups)
+        for leaf in range(max(part.start, own.start), min(part.stop, own.stop))
+        if leaf not in here
+    ]
+
+
+def _move_in(
+    kv: KVProvider,
+    groups: tuple[range, ...],
+    routes: "list[tuple[list[int], CheckpointSource]]",
+    background: bool,
+) -> None:
+    """Has leaves of key-groups move in from sources, which are the provider's from now on."""
+    residence, home, ledger = kv._residence, kv._residence.home, kv._residence.ledger
+    assert home is not None
+    assert ledger is not None
+
+    def moved_in() -> None:
+        home.flush()  # before it is forgotten where to find them
+        kv._recorded.sources = update_record(home, kv.url, lambda one: one.end_sources(groups))
+        ledger.forget_moved_in(leaf_ranges(groups, residence.store.subgroups))
+
+    source: PullSource = routes[0][1]
+    if len(routes) > 1:  # one may have key-groups that are to come from another
+        source = RoutedPull([(frozenset(leaves), one) for leaves, one in routes], None)
+    leaves = [leaf for some, _ in routes for leaf in some]
+    ledger.has_sources = True
+    residence.move_in_from(source, leaves, moved_in, background)
+    residence.resume_loading()  # in the background, if it is to be
+    if not leaves:
+        residence.end_loading()
+
+
+def resume_sources(kv: KVProvider, background: bool) -> None:
+    """Goes on with what was coming when the home was closed, or its process killed.
+
+    background: False brings only what is touched, whatever the home was restored with.
+    """
+    ledger = kv._residence.ledger
+    sources = [one for one in kv._recorded.sources if common(one.key_groups, kv._mine)]
+    if not sources or ledger is None:
+        return
+    here = ledger.moved_in()
+    routes = []
+    with ExitStack() as undo:
+        for one in sources:
+            pinned = []
+            for checkpoint in one.checkpoints:
+                pinned.append(_open_again(kv.url, one, *checkpoint))
+                undo.callback(pinned[-1][1].release)
+            source = CheckpointSource(pinned, kv._residence.store.leaves)
+            groups = common(one.key_groups, kv._mine)
+            routes.append((_coming(kv, groups, source, here), source))
+        undo.pop_all()
+    every = common(kv._recorded.filling, kv._mine)
+    _move_in(kv, every, routes, background and all(one.background for one in sources))
+
+
+def _open_again(
+    home_url: str, source: HomeSource, place: str, number: int, digest: str
+) -> tuple[Checkpoint, Pin]:
+    """The checkpoint that a home is being filled from. HomeError if it is another one by now."""
+    try:
+        checkpoint, pin = open_pinned(place, number)
+        if checkpoint.digest.hex() == digest:
+            return checkpoint, pin
+        pin.release()
+        why = "another one of that number is there"
+    except StateKitError as error:
+        why = str(error)
+    raise HomeError(
+        f"key-groups {show_groups(source.key_groups)} of {home_url!r} are still being filled from "
+        f"checkpoint {number} of {place!r}, which cannot be had: {why} Bring it back, or restore "
+        "these key-groups from another checkpoint (restore(..., replace=True)). The others can be "
+        "opened by themselves (owned=)."
+    )

@@ -10,7 +10,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statekit.assignment import KeyGroups, group_ranges, leaf_ranges, show_groups, subtract
+from statekit.assignment import (
+    KeyGroups,
+    common,
+    group_ranges,
+    leaf_ranges,
+    show_groups,
+    subtract,
+)
 from statekit.errors import (
     ArgumentError,
     HomeError,
@@ -282,8 +289,10 @@ class Splitting(Declaring, PeerApi):
         home, ledger = self._residence.home, self._residence.ledger
         if home is None or ledger is None:
             return
-        given = HomeRecord.read(home, self.url).given
-        group = ledger.first_held(subtract(part, given))
+        record = HomeRecord.read(home, self.url)
+        rest = subtract(part, record.given)
+        coming = common(rest, record.filling)
+        group = coming[0].start if coming else ledger.first_held(rest)
         if group is not None:
             raise OccupiedError(
                 f"{self.url!r} has entries of key-group {group}, with which it was not opened: "

@@ -10,4 +10,5 @@ assemble.py    a leaf as one whole: what is here over its base
 freeze.py      the state at one moment
 sources.py     what leaves come from that are neither here nor at home: checkpoints, processes
 loading.py     bringing what sources have
+moving_in.py   the same where there is a home, to which it goes
 """

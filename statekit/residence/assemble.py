@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from statekit.errors import BadValueError, CorruptBlockError, where
+from statekit.homes.home import row_name
 from statekit.homes.rows import native_value, split_stamp
 from statekit.native import Store
 from statekit.native.buffers import BufferSlice
@@ -140,6 +141,15 @@ def rows_over(here: RowsByKey, rows: Rows) -> RowsByKey:
     merged: RowsByKey = {(number, key): row for number, key, row in rows}
     merged.update(here)
     return merged
+
+
+def named_rows(leaf: int, rows: RowsByKey) -> list[bytes | None]:
+    """Rows of a leaf as one flat list (homes/home.py, Named); deletions are left out."""
+    named: list[bytes | None] = []
+    for (number, key), row in rows.items():
+        if row is not None:
+            named += (row_name(leaf, number, key), row)
+    return named
 
 
 def read_row(raw: State, row: bytes | None) -> tuple[bytes | None, int | None]:

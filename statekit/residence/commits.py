@@ -10,7 +10,7 @@ what has changed meanwhile is little.
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from statekit.assignment import group_ranges, leaf_ranges
+from statekit.assignment import group_ranges, leaf_ranges, subtract
 from statekit.homes.ledger import Ledger, Position
 from statekit.residence.fetch import Fetching
 
@@ -79,11 +79,13 @@ class Committing(Fetching):
             with ledger.lock:  # or a sibling's commit that fails would leave us half rolled back
                 ledger.settle()  # before anything is given up
                 self._evictions += 1  # answers on their way are of the time before
-                for part in ranges:
+                # Nothing was ever changed in leaves that are coming, and they stay expected.
+                changed = subtract(ranges, group_ranges(ledger.coming)) if ledger.coming else ranges
+                for part in changed:
                     self.store.mark(part.start, part.stop, "absent")
                 ledger.rollback(ranges)
                 self._evictions += 1
-            self._timerless.update(leaf for part in ranges for leaf in part)
+            self._timerless.update(leaf for part in changed for leaf in part)
             self._load_timerless()
 
     def drop_rows(self) -> None:

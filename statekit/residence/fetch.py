@@ -1,6 +1,8 @@
 """Fetching: what is not here is brought, and an operation is done once its entries are here.
 
-From a home come entries, from a source leaves (sources.py, loading.py). There is never both.
+From a home come entries, from a source leaves (sources.py, loading.py). Where there are both, a
+leaf of the source moves in first (moving_in.py): then it is at home, and its entries come from
+there.
 
 The danger is an answer of the home that is older than what happened since it was asked for:
 
@@ -19,6 +21,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
+from statekit.assignment import group_ranges
 from statekit.errors import (
     BadValueError,
     HomeError,
@@ -32,6 +35,7 @@ from statekit.native.columns import Column, route
 from statekit.native.states import State
 from statekit.residence.assemble import bad_row, read_row
 from statekit.residence.loading import Loading
+from statekit.residence.moving_in import MovingIn
 from statekit.residence.sources import PullSource, Sources, Wanted
 from statekit.residence.writeback import WriteBack
 
@@ -126,6 +130,9 @@ class Fetching(WriteBack):
         with self._lock:
             self.store.limit(0)
             try:
+                if self.loading is not None:
+                    leaves = route(keys, raw.codec, self.store.leaves).tolist()
+                    self.load_leaves(sorted({*leaves}))
                 if needs_values and (records := _unknown_records(raw, keys)):
                     self.fetch(raw, list(dict.fromkeys(map(keys.encoded, records))))
                 yield
@@ -165,8 +172,11 @@ class Fetching(WriteBack):
         home = self.ledger
         if home is not None:
             began = perf_counter()
+            leaf = raw.leaf_of_encoded(key)
+            if self.loading is not None:
+                self.load_leaves((leaf,))
             evictions = self._evictions
-            value = home.get_one(raw.leaf_of_encoded(key), self.numbers[raw.name], key)
+            value = home.get_one(leaf, self.numbers[raw.name], key)
             with self._lock:
                 if evictions == self._evictions and self._installs(raw, key, value):
                     if value is None:
@@ -213,6 +223,8 @@ class Fetching(WriteBack):
         number = self.numbers[raw.name]
         leaf_of = raw.leaf_of_encoded
         rows = [(leaf_of(key), number, key) for key in keys]
+        if self.loading is not None:
+            self.load_leaves(sorted({leaf for leaf, _, _ in rows}))
         tries = 0
         while not self._fetch_once(raw, home, rows, locked=tries >= _TRIES_UNLOCKED):
             tries += 1
@@ -280,7 +292,7 @@ class Fetching(WriteBack):
 
     @property
     def sources(self) -> Sources | None:
-        """What leaves that are not whole come from, if that is not a home."""
+        """What leaves come from that are neither here nor at home."""
         loading = self.loading
         return None if loading is None else loading.sources
 
@@ -293,7 +305,28 @@ class Fetching(WriteBack):
         """Says where leaves come from that are absent; the source is let go of in the end."""
         assert self.ledger is None
         assert self.loading is None
-        self.loading = Loading(self.store, Sources(source), self._end_loading, background)
+        self.loading = Loading(self.store, Sources(source), self.end_loading, background)
+
+    def move_in_from(
+        self,
+        source: PullSource,
+        leaves: Iterable[int],
+        on_moved_in: Callable[[], None],
+        background: bool,
+    ) -> None:
+        """Says that leaves, which are absent, are not at home but at a source.
+
+        on_moved_in: called when all of them are at home, as often as it takes.
+        """
+        ledger = self.ledger
+        assert ledger is not None
+        assert self.loading is None
+        coming = sorted(leaves)
+        self._on_moved_in = on_moved_in
+        ledger.coming.update(coming)
+        for run in group_ranges(coming):
+            self.store.set_gate(run.start, run.stop, "expected")
+        self.loading = MovingIn(self, Sources(source), self.end_loading, background)
 
     def share_source(self, other: "Fetching") -> None:
         """Takes on the source of another residence, so that leaves can move that have not come."""
@@ -312,11 +345,14 @@ class Fetching(WriteBack):
         if loading is not None and loading.background:
             loading.start()
 
-    def _end_loading(self) -> None:
+    def end_loading(self) -> None:
         """Lets go of the source if everything is here."""
+        if self.ledger is not None:
+            self._end_moving_in()
+            return
         with self._lock:
-            loading, stats = self.loading, self.store.stats()
-            if loading is None or stats.partial or stats.absent:
+            loading = self.loading
+            if loading is None or loading.leaves_left:
                 return
             if not all(push.is_settled for push in loading.sources.pushes):
                 # One of several hand-overs is done. To let go of all of them now would leave the
@@ -326,6 +362,23 @@ class Fetching(WriteBack):
                 loading.stop()  # first: who finds no loading may rely on the source being let go of
             finally:
                 self.loading = None
+
+    def _end_moving_in(self) -> None:
+        """The same for a home: first its record forgets the source."""
+        loading = self.loading
+        if loading is None or loading.leaves_left:
+            return
+        try:
+            self._on_moved_in()
+        except HomeError:
+            self.failures += 1  # the home knows still where its leaves came from: no harm
+            return
+        with self._lock:
+            if self.loading is loading:
+                assert isinstance(loading, MovingIn)
+                loading.open_rest()
+                self.loading = None
+        loading.stop()
 
     def wait_loaded(self, timeout: float | None = None) -> None:
         """Until nothing is still to come. Raises the first error that kept a leaf from coming."""
@@ -385,9 +438,9 @@ class Fetching(WriteBack):
 
     def _load_timerless(self) -> None:
         with self._lock:
-            leaves = [leaf for leaf in self._timerless if self.store.residency(leaf) != "away"]
-            self.load_timers(leaves)
-            self._timerless.clear()  # not before: the home may fail, and is asked again
+            found = [*self._timerless]  # leaves that move in meanwhile may add to it
+            self.load_timers(leaf for leaf in found if self.store.residency(leaf) != "away")
+            self._timerless.difference_update(found)  # not before: the home may fail
 
     def load_timers(self, leaves: Iterable[int]) -> None:
         """Brings all timers of leaves here: they must be in sight to fire."""
@@ -404,7 +457,11 @@ class Fetching(WriteBack):
                 loading.load_state(raw.name, leaf)
             return
         for leaf in leaves:
+            if (loading := self.loading) is not None:
+                loading.load_state(raw.name, leaf)
             with self._lock:
+                if leaf in self.ledger.coming:
+                    continue  # it has no such entries, or it would have moved in
                 if self.store.residency(leaf) == "whole":
                     continue
                 for key, row in self.ledger.load(leaf, self.numbers[raw.name]):

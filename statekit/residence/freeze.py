@@ -13,7 +13,9 @@ entries are evicted and answers of the home installed. What users do meanwhile h
 and memory's snapshot is exact by itself.
 
 The leaf as it was is then what memory had of it over what the home had of it; or, while a provider
-is being restored, over what its source has, which never changes (assemble.py).
+is being restored, over what its source has, which never changes (assemble.py). With both, a leaf
+that was coming at that moment (moving_in.py) is taken from the source, also if it moves in before
+it is read.
 """
 
 import threading
@@ -122,14 +124,16 @@ class Frozen:
         since: "array[int] | None",
         source: PullSource | None,
         rows: "Guard | HomeSnapshot | None",
+        coming: frozenset[int],
         schemas: Sequence[StateSchema],
         on_close: Callable[["Frozen"], None],
     ) -> None:
         self.store = store  # the one in use
         self.snapshot = snapshot
         self.since = since  # what the snapshot was taken with: epochs, one a leaf
-        self.source = source  # of leaves that were not whole, if there is no home
+        self.source = source  # of leaves that were not whole, or (with a home) coming
         self._rows = rows
+        self._coming = coming
         self._schemas = schemas  # a state's number at home is its place in it
         self._assembly: Assembly | None = None  # with the types of that moment
         self._on_close = on_close
@@ -153,7 +157,7 @@ class Frozen:
         """
         assembly = self._assembly
         assert assembly is not None, f"leaf {leaf} was whole: all others come from somewhere"
-        if self._rows is not None:
+        if self._rows is not None and leaf not in self._coming:
             return assembly.over_rows(leaf, blocks, self._rows_of(leaf))
         assert self.source is not None
         return assembly.over_steps(leaf, blocks, self.source.read_leaf(leaf))

@@ -110,11 +110,24 @@ class Loading:
         return self._store.stats().whole
 
     @property
+    def leaves_left(self) -> int:
+        """The leaves that are still to come.
+
+        Those too that are being handed over to another process. They are not the provider's any
+        more, but it is asked for them, and without the source it could not answer.
+        """
+        stats = self._store.stats()
+        if left := stats.partial + stats.absent:
+            return left  # which leaves shut ones out; that does not matter before the end
+        return sum(
+            self._store.residencies(array("I", range(self._store.leaves))).translate(_IS_MISSING)
+        )
+
+    @property
     def fraction(self) -> float:
         """From 0 to 1, by leaves."""
-        stats = self._store.stats()
-        total = stats.whole + stats.partial + stats.absent
-        return stats.whole / total if total else 1.0
+        total = self.leaves_total
+        return self.leaves_done / total if total else 1.0
 
     def __repr__(self) -> str:
         try:
@@ -126,9 +139,17 @@ class Loading:
 
     # ---- One leaf
 
+    def is_here(self, leaf: int) -> bool:
+        """Whether nothing is to be done about a leaf: it is whole, or another store's."""
+        return self._store.residency(leaf) in _HERE
+
+    def _take_in(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
+        """Puts what a source has of a leaf under what is here. The leaf's locks are held."""
+        self._store.decode_chain(leaf, steps)
+
     def load(self, leaf: int) -> None:
         """Brings a leaf here, whole, unless it is here or another store's."""
-        if self._store.residency(leaf) in _HERE:
+        if self.is_here(leaf):
             return
         sources = self.sources
         push = sources.push_of(leaf) if sources.has_push else None
@@ -139,12 +160,12 @@ class Loading:
             return
         with self._leaf_locks[leaf % _LEAF_LOCKS]:
             pull = self.sources.pull
-            if pull is None or self._store.residency(leaf) in _HERE:
+            if pull is None or self.is_here(leaf):
                 return
             with self._watched(leaf):
                 steps = pull.read_leaf(leaf)
                 with self._filling[leaf % _LEAF_LOCKS]:
-                    self._store.decode_chain(leaf, steps)
+                    self._take_in(leaf, steps)
         if not self.background:
             self._loads_left -= 1
             if self._loads_left <= 0:
@@ -152,8 +173,7 @@ class Loading:
 
     def _end_if_done(self) -> None:
         """Where no threads look for leaves that are left: lets go of the source after the last."""
-        stats = self._store.stats()
-        self._loads_left = stats.partial + stats.absent  # before so many loads it is not the end
+        self._loads_left = self.leaves_left  # before so many loads it is not the end
         if not self._loads_left:
             self.end()
 
@@ -161,7 +181,7 @@ class Loading:
         """Brings leaves here, in as few requests as the sources can do it."""
         wanted: Iterable[int] = leaves
         if self.sources.has_push:
-            wanted = [leaf for leaf in leaves if self._store.residency(leaf) not in _HERE]
+            wanted = [leaf for leaf in leaves if not self.is_here(leaf)]
             if len(wanted) > 1:
                 for push, some in self.sources.by_push(wanted).items():
                     push.bring(some, self)
@@ -175,12 +195,12 @@ class Loading:
         then these are not its contents.
         """
         with self._leaf_locks[leaf % _LEAF_LOCKS]:
-            if self._store.residency(leaf) in _HERE or not self._is_from(leaf, source):
+            if self.is_here(leaf) or not self._is_from(leaf, source):
                 return
             with self._watched(leaf):
                 try:
                     with self._filling[leaf % _LEAF_LOCKS]:
-                        self._store.decode_chain(leaf, steps)
+                        self._take_in(leaf, steps)
                 except BaseException:
                     if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
                         source.taken(leaf, None)
@@ -200,7 +220,7 @@ class Loading:
             push = sources.push_of(leaf) if sources.has_push else None
             if push is None:
                 self._fetch_pulled(raw, leaf, wanted)
-            elif self._store.residency(leaf) not in _HERE:
+            elif not self.is_here(leaf):
                 with self._watched(leaf):
                     push.bring_keys((leaf,), {raw.name: wanted}, self)
         return sources.has_push or sources.pull is not None
@@ -286,7 +306,7 @@ class Loading:
         sources = self.sources
         return (
             sources.pull is not None
-            and self._store.residency(leaf) not in _HERE
+            and not self.is_here(leaf)
             and not (sources.has_push and sources.push_of(leaf) is not None)
         )
 
@@ -361,7 +381,7 @@ class Loading:
             return  # see PushSource.bring_timers
         with self._leaf_locks[leaf % _LEAF_LOCKS]:
             pull = self.sources.pull
-            if pull is None or store.residency(leaf) in _HERE:
+            if pull is None or self.is_here(leaf):
                 return
             with self._watched(leaf):
                 for blocks in pull.read_leaf(leaf):
@@ -380,11 +400,11 @@ class Loading:
         except ClosedError:
             # If it came another way meanwhile, it may have been the last one that was missing: then
             # its peer was let go of, and whoever was still asking it finds a closed channel.
-            if self._store.residency(leaf) in _HERE:
+            if self.is_here(leaf):
                 return
             raise
         except StateKitError as error:
-            if self._store.residency(leaf) in _HERE:
+            if self.is_here(leaf):
                 return  # it came another way, or went: what was read here does not matter
             if isinstance(error, CorruptBlockError):
                 raise self._damage(leaf, error) from error
@@ -494,7 +514,7 @@ class Loading:
             with suppress(ClosedError):
                 while not self._is_stopped and self._hand < store.leaves:
                     leaf, self._hand = self._hand, self._hand + 1
-                    if store.residency(leaf) in _HERE or self.sources.push_of(leaf) is not None:
+                    if self.is_here(leaf) or self.sources.push_of(leaf) is not None:
                         continue
                     return leaf
             # Under the same hold: start() finds threads that will look again, or none.

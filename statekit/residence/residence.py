@@ -12,8 +12,10 @@ the ones before it:
 A provider whose home is memory has no home here: its leaves are whole, or not its own. One that
 is being restored lazily has *sources* instead (sources.py, loading.py): then a leaf that is not
 whole is at a source, as it was, under what is here. Leaves come from it as a whole, nothing is
-ever evicted, and once all are here the sources are gone and cost nothing more. There is never both
-a home and a source.
+ever evicted, and once all are here the sources are gone and cost nothing more.
+
+With a home and sources, a leaf is at one of them and never at both: leaves of the sources move in
+as a whole (moving_in.py), and are at home from then on.
 """
 
 import threading
@@ -52,8 +54,12 @@ class Residence(Transfer):
             if source is not None:
                 undo.callback(source.release)
             rows: Guard | HomeSnapshot | None = None
-            if self.ledger is not None and (rows := self.ledger.snapshot()) is not None:
-                undo.callback(rows.close)
+            coming: frozenset[int] = frozenset()
+            if self.ledger is not None:
+                with self.ledger.lock:  # no leaf moves in between the two
+                    rows, coming = self.ledger.snapshot(), frozenset(self.ledger.coming)
+                if rows is not None:
+                    undo.callback(rows.close)
             snapshot = self.store.snapshot(since, bytes_max)
             undo.callback(snapshot.close)
             if with_shut:
@@ -61,7 +67,14 @@ class Residence(Transfer):
             if self.ledger is not None and rows is None:
                 rows = Guard(self.ledger, range(len(self.schemas)), snapshot)
             frozen = Frozen(
-                self.store, snapshot, since, source, rows, [*self.schemas], self._frozen_closed
+                self.store,
+                snapshot,
+                since,
+                source,
+                rows,
+                coming,
+                [*self.schemas],
+                self._frozen_closed,
             )
             self._frozen.append(frozen)
             undo.pop_all()

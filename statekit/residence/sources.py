@@ -189,7 +189,7 @@ class Sources:
             assert pull is not None, "leaves come from somewhere"
             return pull
         # Source by source: a process must know whether somebody still reads what it hands over.
-        return _RoutedPull([(leaves, push.to_read()) for leaves, push in self._routes], pull)
+        return RoutedPull([(leaves, push.to_read()) for leaves, push in self._routes], pull)
 
     def release(self) -> None:
         for push in self.pushes:
@@ -204,7 +204,7 @@ class Sources:
         return shown[0] if len(shown) == 1 else f"<{' and '.join(shown)}>"
 
 
-class _RoutedPull(PullSource):
+class RoutedPull(PullSource):
     """Pull sources for some leaves, and perhaps one for all others. They are its own."""
 
     def __init__(

@@ -7,24 +7,25 @@ on its memory may be freed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Self
 
 from statekit.errors import HomeError, LeaseError
-from statekit.homes.home import row_name
 from statekit.homes.ledger import Ledger
 from statekit.native.frames import bind, seal
 from statekit.native.states import State
 from statekit.residence.assemble import (
     Assembly,
     Rows,
-    RowsByKey,
     declare,
     empty_twin,
     install_rows,
+    named_rows,
     rows_over,
 )
 from statekit.residence.loading import Loading
+from statekit.residence.moving_in import MovingIn
 from statekit.residence.scan import Scanning
 from statekit.residence.sources import PullSource, PushSource, Sources
 
@@ -179,7 +180,7 @@ class Transfer(Scanning):
             )
             merged = rows_over(target._rows_of(self.store.encode_leaf(leaf)), rows)
             target._protect((leaf,))
-            ledger.replace(leaf, _named(leaf, merged))
+            ledger.replace(leaf, named_rows(leaf, merged))
         for part in ranges:
             target.store.mark(part.start, part.stop, "absent")
         target.load_timers(leaf for part in ranges for leaf in part)
@@ -194,14 +195,14 @@ class Transfer(Scanning):
 
     def shut(self, ranges: Sequence[range]) -> None:
         """Refuses all operations on leaves from now on, and keeps what they hold."""
-        with self._lock:
+        with self._lock, self._no_move():
             done: list[range] = []
             try:
                 for part in ranges:
                     self.store.set_gate(part.start, part.stop, "shut")
                     done.append(part)
             except BaseException:
-                self.reopen(done)
+                self._reopen(done)
                 raise
             for part in ranges:
                 self.shut_leaves.update(part)
@@ -210,11 +211,22 @@ class Transfer(Scanning):
 
     def reopen(self, ranges: Sequence[range]) -> None:
         """Takes leaves back that were shut."""
-        with self._lock:
-            for part in ranges:
-                self.store.set_gate(part.start, part.stop, "open")
-                self.shut_leaves.difference_update(part)
-                self._handed_over.difference_update(part)
+        with self._lock, self._no_move():
+            self._reopen(ranges)
+
+    def _reopen(self, ranges: Sequence[range]) -> None:
+        for part in ranges:
+            self.store.set_gate(part.start, part.stop, "open")
+            if self.ledger is not None and self.ledger.has_sources:
+                for leaf in part:
+                    self.open_moved_in(leaf)  # it may have moved in while it was shut
+            self.shut_leaves.difference_update(part)
+            self._handed_over.difference_update(part)
+
+    def _no_move(self) -> AbstractContextManager[None]:
+        """No leaf moves in meanwhile."""
+        loading = self.loading
+        return loading.standing_still() if isinstance(loading, MovingIn) else nullcontext()
 
     def note_handed_over(self, leaf: int) -> None:
         """Another process has a leaf that was shut: free_handed_over() may free it."""
@@ -265,6 +277,9 @@ class Transfer(Scanning):
         """
         if self.store.residency(leaf) != "whole":
             if self.ledger is not None:
+                self.load_leaves((leaf,))
+                if leaf in self.ledger.coming:
+                    raise LeaseError(f"leaf {leaf} cannot be read out: it is coming. Ask again.")
                 blocks = bytearray(self._encode_completed(self.ledger, leaf, state))
                 seal(blocks)
                 bind(blocks, pack_id, place)
@@ -301,7 +316,7 @@ class Transfer(Scanning):
             leaves = chain.from_iterable(ranges)
             if self.loading is None:
                 sources = Sources(None).with_push(source, leaves)
-                self.loading = Loading(self.store, sources, self._end_loading, background=False)
+                self.loading = Loading(self.store, sources, self.end_loading, background=False)
             else:
                 self.loading.join(source, leaves)
             for part in ranges:
@@ -316,14 +331,5 @@ class Transfer(Scanning):
         assembly = Assembly.beside(self.store, self.schemas, self.store.time("event"))
         for leaf in leaves:
             blocks = assembly.over_steps(leaf, b"", source.read_leaf(leaf))
-            ledger.replace(leaf, _named(leaf, self._rows_of(blocks)))
+            ledger.replace(leaf, named_rows(leaf, self._rows_of(blocks)))
         ledger.home.flush()
-
-
-def _named(leaf: int, rows: RowsByKey) -> list[bytes | None]:
-    """Rows of a leaf as one flat list; deletions are left out."""
-    named: list[bytes | None] = []
-    for (number, key), row in rows.items():
-        if row is not None:
-            named += (row_name(leaf, number, key), row)
-    return named

@@ -9,7 +9,7 @@ home has confirmed it.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -50,7 +50,8 @@ class WriteBack:
         self._handed_over: set[int] = set()  # of these: another process has them, memory may go
         self._assembly: tuple[Any, Assembly] | None = None  # for it, and of which types it is
         self._fold_locks: dict[str, Any] = {}
-        self._timerless: set[int] = set()  # leaves whose timers a home that failed still has
+        self._timerless: set[int] = set()  # leaves whose timers are at home and must be here
+        self._on_moved_in: Callable[[], None] = lambda: None  # when no leaf is coming any more
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
@@ -66,6 +67,16 @@ class WriteBack:
         self.numbers = {schema.name: at for at, schema in enumerate(schemas)}
         if self.ledger is not None:
             self.ledger.states = max(self.ledger.states, len(schemas))
+
+    def note_timerless(self, leaf: int) -> None:
+        """The home has timers of a leaf: they must be here before timers fire."""
+        self._timerless.add(leaf)
+
+    def open_moved_in(self, leaf: int) -> None:
+        """Lets calls in, if a leaf is at home and not shut. No leaf moves in meanwhile."""
+        assert self.ledger is not None
+        if leaf not in self.ledger.coming and self.store.gate(leaf) == "expected":
+            self.store.set_gate(leaf, leaf + 1, "open")
 
     # ---- Memory
 

@@ -177,7 +177,7 @@ class PointSteps:
             home = self.new_home(kind)
             world.homes.remove(home)
             settings["home"] = self.url_of(home)
-        elif settings["lazy"] and rng.random() < 0.5:
+        if settings["lazy"] and rng.random() < 0.5:
             settings["background"] = False
         if len(points) > 1 and "key_groups" not in settings and covered != set(range(groups)):
             if not self.refused(("ArgumentError",), lambda: self._restore(kv, points, settings)):
@@ -268,7 +268,7 @@ class PointSteps:
         kv.family = self._counter
         if home is not None:
             settings["home"] = self.url_of(home)
-        elif settings.get("lazy") and rng.random() < 0.5:
+        if settings.get("lazy") and rng.random() < 0.5:
             settings["background"] = False
         self._restore(kv, points, settings)
         if home is not None:

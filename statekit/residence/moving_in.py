@@ -1,0 +1,126 @@
+"""MovingIn: leaves of a provider with a home that are still at a source.
+
+Such a leaf is *coming*: its source has all of it, and there is nothing of it in memory or at home.
+It moves in as a whole: its chain is read, made into rows, and these are written home. From then on
+it is a leaf like all others of that home, and nobody needs to know where it came from:
+
+    coming      the leaf is in `ledger.coming` and its gate is "expected": every call about a key
+                answers *unknown*, a blind write too
+    moved in    its rows are at home, in place, and so is the row that says so (homes/ledger.py)
+
+Why nothing is lost, and nothing is there twice:
+
+1. Nothing is changed in a leaf that is coming. So nothing of it is dirty, pending or committed, and
+   to move it in again, over what an earlier try has left, loses nothing.
+2. It moves in outside of commits. What it holds is as old as the checkpoint, and so was there at
+   every commit since. A rollback leaves it where it is: whatever was changed in it since then was
+   changed after it had moved in.
+3. The row that says so is written with the rows, or after them. Without it, whoever opens the home
+   after a crash takes the leaf for coming still. The home's record says what from.
+
+A leaf moves in when somebody touches it, or when the threads in the background reach it. That takes
+the memory of a leaf for each of them, beside the budget.
+
+    locks   a leaf's lock (loading.py), then the ledger's. So the ledger's lock is never held by who
+            waits for a leaf.
+    gates   a gate is opened under the leaf's lock. Who shuts gates, or opens them again, holds all
+            leaf locks (Transfer.shut). Else a leaf that is being handed over could be opened here.
+"""
+
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from statekit.homes.ledger import Ledger
+from statekit.native.block import Block, block_pieces
+from statekit.native.buffers import BufferSlice
+from statekit.native.kinds import residency_filter
+from statekit.residence.assemble import Assembly, named_rows
+from statekit.residence.loading import Loading
+from statekit.residence.sources import Sources, Wanted
+from statekit.residence.writeback import WriteBack
+
+_IS_AWAY = residency_filter("away")
+
+
+class MovingIn(Loading):
+    """See KVProvider.loading: leaves that are done are those that are at home."""
+
+    def __init__(
+        self,
+        residence: WriteBack,
+        sources: Sources,
+        on_end: Callable[[], None],
+        background: bool = True,
+    ) -> None:
+        super().__init__(residence.store, sources, on_end, background)
+        assert residence.ledger is not None
+        self._residence = residence
+        self._ledger: Ledger = residence.ledger
+        self._picks_max = 0  # an entry by itself would leave the rest of its leaf nowhere
+        self._opening: set[int] = set()  # leaves that have moved in, and are not open yet
+        self._assembling: tuple[Any, Assembly] | None = None  # and of which types it is
+        self._assembling_lock = threading.Lock()
+
+    @property
+    def leaves_done(self) -> int:
+        """The leaves that are at home."""
+        return max(0, self.leaves_total - self.leaves_left)  # one that is shut may be coming
+
+    @property
+    def leaves_left(self) -> int:
+        coming = array("I", [*self._ledger.coming])
+        away = self._store.residencies(coming).translate(_IS_AWAY)  # those are a sibling's
+        return len(coming) - sum(away)
+
+    def is_here(self, leaf: int) -> bool:
+        """Whether nothing is to be done about a leaf: it is at home, or another store's."""
+        if leaf in self._ledger.coming:
+            return self._store.residency(leaf) == "away"
+        return self._store.gate(leaf) != "expected"  # an interrupt came before it was opened
+
+    def _take_in(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
+        blocks = self._assembly().over_steps(leaf, b"", steps)
+        rows = named_rows(leaf, self._residence._rows_of(blocks))
+        self._opening.add(leaf)  # before: an interrupt may come after it
+        self._ledger.move_in(leaf, rows)
+        if any(block.kind == "timers" for block in Block.each(blocks)):
+            self._residence.note_timerless(leaf)  # before anybody can see the leaf
+        self._residence.open_moved_in(leaf)
+        self._opening.discard(leaf)
+
+    def open_rest(self) -> None:
+        """Opens what an interrupt has left unopened. All leaves have moved in."""
+        for leaf in [*self._opening]:
+            self.load(leaf)
+
+    def _assembly(self) -> Assembly:
+        """One with the types that the states have now; they change when one is declared anew."""
+        store, schemas = self._store, self._residence.schemas
+        with self._assembling_lock:
+            ttls = [raw.ttl_settings for raw in store.states()]
+            types = (store.types(), ttls, tuple(schemas))
+            if self._assembling is None or self._assembling[0] != types:
+                made = Assembly.beside(store, schemas, store.time("event"))
+                self._assembling = types, made
+            return self._assembling[1]
+
+    def load_keys(self, leaves: Sequence[int], wanted: Wanted) -> None:
+        self.load_many(leaves)
+
+    def load_state(self, name: str, leaf: int) -> None:
+        """Has the leaf move in if it has entries of a state."""
+        if self.is_here(leaf):
+            return
+        pull = self.sources.pull
+        assert pull is not None
+        with self._watched(leaf):
+            steps = pull.read_leaf(leaf)
+        if any(block.name == name for step in steps for block, _ in block_pieces(step)):
+            self.load(leaf)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._assembling is not None:
+            self._assembling[1].close()

@@ -17,7 +17,7 @@ from .model import HomeModel, Kv, World, copied
 if TYPE_CHECKING:
     from .life import Life, Options
 
-MEMORY = ("100KB", "300KB", "2MiB", "64MiB")
+MEMORY = ("400KB", "800KB", "2MiB", "64MiB")
 UNKNOWN = "unknown"  # a position: a commit was killed, and it may or may not have been made
 
 

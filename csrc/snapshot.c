@@ -403,7 +403,7 @@ int64_t sk_snapshot_fill(sk_snapshot *snapshot, uint64_t bytes_max, sk_filled *r
         int64_t len = -SK_FAILPOINT(SNAPSHOT_FILL);
         if (len == 0) len = sk_snapshot_next(snapshot, &leaf_no, buf);
         if (len < 0 && count == 0) return len;
-        if (len < 0) break; /* buf has leaves that left the snapshot: the next call tells */
+        if (len < 0) break; /* buf has leaves that left the snapshot: the next call retries */
         seal_blocks(buf->data + start, (size_t)len);
         uint8_t residency = snapshot->residency[leaf_no];
         bool is_delta = snapshot->since != NULL && snapshot->since[leaf_no] > 0;

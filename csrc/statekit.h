@@ -693,9 +693,9 @@ typedef struct sk_filled {
 /* Appends the blocks of leaf after leaf, with their plain checksums, until buf holds bytes_max or
  * more or records is full; at least one leaf. There is one record for each leaf that has blocks.
  * Returns the number of records, or -SK_END if no leaf was left. Leaves whose blocks are in buf are
- * no longer in the snapshot, so an error that comes after the first of them is reported by the next
- * call. Several threads may fill buffers from one snapshot at the same time, and each goes on until
- * -SK_END. */
+ * no longer in the snapshot. So an error that comes after the first of them only ends the call
+ * early; the next call meets the error again, if it persists. Several threads may fill buffers from
+ * one snapshot at the same time, and each goes on until -SK_END. */
 int64_t sk_snapshot_fill(sk_snapshot *snapshot, uint64_t bytes_max, sk_filled *records,
                          uint64_t records_max, sk_buf *buf);
 void sk_snapshot_close(sk_snapshot *snapshot);

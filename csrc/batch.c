@@ -9,30 +9,31 @@
  *      misses of a window overlap instead of following each other.
  *
  * Rejected: a lock per record (an atomic exchange costs as much as all the rest and keeps the
- * processor from running ahead, and tags may be read only under the lock, so there is nothing
- * to prefetch). Rejected, after measuring: locking leaf after leaf (a chunk brings a leaf a
- * handful of records, too few misses to overlap). The price of locking together: batches on
- * one store take turns chunk by chunk, and another thread's call may wait for one chunk, some
- * 300 us to 1 ms. Threads that are to run in parallel should have a store each, as workers do.
+ * processor from running ahead; and tags may be read only under the lock, so nothing could be
+ * prefetched). Rejected, after measuring: locking leaf after leaf (a chunk has only a handful of
+ * records for each leaf, too few for their misses to overlap). The price of locking all leaves
+ * together: batches on one store take turns chunk by chunk, and another thread's call may wait for
+ * one chunk, some 300 us to 1 ms. Threads that are to run in parallel should have a store each, as
+ * workers do.
  *
  * If a record fails, the batch stops there; `status` tells which records have taken effect. For
- * one key that is always a prefix of its records, so the caller can go on with the rest.
+ * each key these are always the first of its records, so the caller can go on with the rest.
  */
 #include "column.h"
 #include "msgpack.h"
 #include "store.h"
 
-#define CHUNK 16384  /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
-#define WINDOW 64    /* records whose misses overlap */
-#define SAMPLE 31    /* one record in so many counts for its leaf; prime, as patterns rarely are */
-#define SORT_BITS 11 /* buckets of the sort: 2^11 write streams */
-#define SORT_BYTES (32 << 20) /* stores larger than this are gone through leaf by leaf */
+#define CHUNK 16384 /* records; 2048 locks, the default number of leaves, cost 1 ns for each */
+#define WINDOW 64   /* records whose misses overlap */
+#define SAMPLE 31   /* one record in 31 counts for its leaf; prime: few patterns have that period */
+#define SORT_BITS 11          /* buckets of the sort: 2^11 write streams */
+#define SORT_BYTES (32 << 20) /* in larger stores, records are processed leaf by leaf */
 
-#define NO_NUMBER 0 /* in place of a kind: go the general way with every record */
+#define NO_NUMBER 0 /* in place of a kind: every record takes the general way */
 
-/* What is known of a leaf in the chunk at hand. */
+/* What is known about a leaf in the current chunk. */
 #define LEAF_TOUCHED 1 /* a record falls into it */
-#define LEAF_WHOLE 2   /* what is not here does not exist */
+#define LEAF_WHOLE 2   /* a key that is not here does not exist */
 #define LEAF_CHANGED 4
 
 typedef struct batch {
@@ -41,7 +42,7 @@ typedef struct batch {
     const sk_kind_ops *kind; /* the state's */
     sk_batch_args *args;
     int op;
-    /* of the chunk at hand */
+    /* of the current chunk */
     int64_t first;       /* number of its first record */
     uint32_t epoch;      /* what its changes are stamped with */
     sk_timing timing;    /* if the state is timed: one reading of the clock for all its records */
@@ -50,9 +51,9 @@ typedef struct batch {
     uint32_t *leaves;    /* the touched ones, ascending */
     uint32_t leaf_count; /* how many */
     bool is_guarded;     /* one of them is away, or its gate is not open */
-    uint32_t *order;     /* which record comes when */
-    bool is_sorted;      /* by leaf; else order is not made and records come as they are */
-    uint64_t live;       /* entries in the touched tables before it */
+    uint32_t *order;     /* the records in the order in which they are processed */
+    bool is_sorted;      /* by leaf; else `order` is not made and records keep their order */
+    uint64_t live;       /* entries in the touched tables before the chunk */
     uint32_t expected;   /* new entries that the rest of the batch may bring to each leaf */
     sk_buf scratch;      /* elements made from typed columns */
 } batch;
@@ -144,7 +145,8 @@ static int map_put_record(batch *b, sk_at *at, const sk_key *key, int64_t record
     if (status == SK_OK) status = column_element(b, &b->args->map_keys, record, &map_key);
     if (status == SK_OK) status = column_element(b, &b->args->values, record, &element);
     if (status != SK_OK) return status;
-    /* no value would name the map itself, two a place inside one of its members */
+    /* as a path, no value at all would name the map itself, and two values a place inside a
+     * member */
     if (!sk_mp_is_key(map_key.data, map_key.len))
         return sk_fail(SK_BAD_PATH, "a map's key is one scalar, or one array of scalars, in its "
                                     "shortest form");
@@ -159,11 +161,12 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     sk_at at;
     int status;
     uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
-    /* Here only: where a leaf is away or its gate is not open, nothing goes the short way. */
+    /* Only the general way checks this: if a touched leaf is away or its gate is not open, no
+     * record of the chunk takes the short way. */
     const sk_leaf *leaf = &b->store->leaves[leaf_no];
     if (leaf->residency >= SK_AWAY) {
         status = sk_leaf_refuse(leaf, leaf_no);
-        /* a get finds that by itself, and writes down that it has no result */
+        /* a get finds out by itself that the key is unknown, and writes that it has no result */
         if (status != SK_UNKNOWN || b->op != SK_B_GET) return status;
     }
     sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
@@ -189,8 +192,7 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     }
 }
 
-/* The short way, where there is one: a number whose live slot is known. False: go the general way.
- */
+/* The short way: for a number whose live slot is known. False: take the general way. */
 static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_slot *slot,
                               int64_t record) {
     const sk_batch_args *args = b->args;
@@ -217,16 +219,17 @@ static inline bool run_number(batch *b, int op, int kind, sk_table *table, sk_sl
     return true;
 }
 
-/* The short way to a new entry, for the usual case: a short key whose first group has an empty slot
- * and none with its tag, which proves that the key is missing, in a table with room. Its value is
- * what a missing entry counts as; run_number does the rest. NULL: go the general way. */
+/* The short way to a new entry, for the usual case: the key is short, the table has room, and the
+ * key's first group has an empty slot and no slot with its tag, which proves that the key is
+ * missing. The new entry gets the value that a missing entry counts as; run_number does the rest.
+ * NULL: take the general way. */
 static inline sk_slot *insert_number(batch *b, int op, int kind, sk_table *table,
                                      const sk_key *key) {
     const sk_batch_args *args = b->args;
     if (key->len > SK_KEY_INLINE || table->is_flooded ||
         table->taken >= table->groups * SK_GROUP_FILL)
         return NULL;
-    /* What is inserted here is not taken back, so the addition must not overflow. */
+    /* An entry that is inserted here is not removed again, so the addition must not overflow. */
     if (op == SK_B_ADD && kind == SK_I64 && args->initial_i64 != 0) return NULL;
     size_t first = (size_t)sk_group_of(key->hash, b->store->leaf_bits, table->groups) * SK_GROUP;
     uint8_t tag = sk_tag_of(key->hash);
@@ -242,7 +245,7 @@ static inline sk_slot *insert_number(batch *b, int op, int kind, sk_table *table
         slot->value.f64 = args->initial_f64;
     else
         slot->value.i64 = args->initial_i64;
-    if (key->len > 0) memcpy(slot->key, key->data, key->len); /* an empty one may be NULL */
+    if (key->len > 0) memcpy(slot->key, key->data, key->len); /* else data may be NULL */
     return slot;
 }
 
@@ -278,7 +281,7 @@ static inline __attribute__((always_inline)) void prefetch_window(const batch *b
         sk_slot *group = table->slots + (w->tags[i] - table->tags);
         if (hits != 0)
             w->guess[i] = group + (unsigned)__builtin_ctz(hits);
-        else /* no such tag: a new key will want the first empty slot */
+        else /* no such tag: a new key will get the first empty slot */
             hits = sk_group_match(w->tags[i], SK_TAG_EMPTY) | 1u << (SK_GROUP - 1);
         __builtin_prefetch(group + (unsigned)__builtin_ctz(hits), 1);
     }
@@ -287,9 +290,9 @@ static inline __attribute__((always_inline)) void prefetch_window(const batch *b
             if (w->guess[i] != NULL) __builtin_prefetch(w->guess[i]->value.blob, 1);
 }
 
-/* The guess, if it is the key's live slot. The table may have been rehashed since, even twice: then
- * its array may lie where the old one did, and empty slots in it hold what was there. The tag
- * tells: a slot with a tag is in use, and in use for the key that it holds. */
+/* True if the guess is the key's live slot. The table may have been rehashed since the guess was
+ * made, even twice: then its array may lie where the old one was, and empty slots still hold old
+ * contents. The tag decides: a slot with a tag is in use, for the key that it holds. */
 static inline bool is_good_guess(const sk_table *table, const sk_slot *guess, const sk_key *key) {
     size_t at = ((uintptr_t)guess - (uintptr_t)table->slots) / sizeof(sk_slot);
     return guess != NULL && at < (size_t)table->groups * SK_GROUP &&
@@ -333,7 +336,8 @@ run_window(batch *b, int op, int kind, int key_type, window *w, int *status) {
     return w->n;
 }
 
-/* One instance of the loop for each case that matters, so that nothing is decided per record. */
+/* One instance of the loop for each case that matters, so that the case is not decided for each
+ * record. */
 static size_t run_window_as(batch *b, window *w, int *status) {
 #define INSTANCE(OP, KIND, KEY_TYPE)                                                               \
     if (b->op == (OP) && b->state->kind == (KIND) && b->args->keys.type == (KEY_TYPE))             \
@@ -342,7 +346,8 @@ static size_t run_window_as(batch *b, window *w, int *status) {
     INSTANCE(OP, KIND, SK_COL_I64)                                                                 \
     INSTANCE(OP, KIND, SK_COL_VAR32)                                                               \
     INSTANCE(OP, KIND, SK_COL_VAR64)
-    /* Entries of timed states, and leaves, are looked at more closely than the short way does. */
+    /* Timed states, and leaves that are away or gated, need checks that the short way does not
+     * make. */
     if (b->state->flags & SK_TIMED || b->is_guarded)
         return run_window(b, b->op, NO_NUMBER, b->args->keys.type, w, status);
     INSTANCES(SK_B_ADD, SK_I64)
@@ -389,8 +394,9 @@ static int hash_chunk(batch *b, int64_t n) {
 }
 
 /* In a large store every record would touch its own pages, and misses of the page tables cost more
- * than those of the cache. Going leaf by leaf shares them: a stable counting sort, so that records
- * of one key keep their order. In a small store it costs more than it saves. */
+ * than those of the cache. When records are processed leaf by leaf, they share these misses. The
+ * sort is a stable counting sort, so that records of one key keep their order. In a small store it
+ * costs more than it saves. */
 static void sort_chunk(batch *b, int64_t n) {
     uint32_t counts[1 << SORT_BITS] = {0}, sum = 0;
     unsigned bits = b->store->leaf_bits < SORT_BITS ? b->store->leaf_bits : SORT_BITS;
@@ -421,8 +427,8 @@ static uint64_t count_live(const batch *b) {
 }
 
 /* A bulk load should not rehash a table ten times on its way to its final size. If nearly all
- * records of the last chunk were new keys, those of the rest probably are, spread evenly by the
- * hash. The square makes a stream with many repeated keys count for little. */
+ * records of the last chunk were new keys, the remaining ones probably are, too, and the hash
+ * spreads them evenly. The square keeps a stream with many repeated keys from counting much. */
 static void expect_more(batch *b, int64_t n) {
     uint64_t left = (uint64_t)(b->args->n - b->first - n), live = count_live(b);
     double share = live > b->live ? (double)(live - b->live) / (double)n : 0;
@@ -441,8 +447,8 @@ static void unlock_chunk(batch *b) {
     }
 }
 
-/* Locks the touched leaves together; for writing, with all snapshots served (store.h, rules 4, 5).
- */
+/* Locks the touched leaves together. For writing, all snapshots are served first (store.h, rules 4
+ * and 5). */
 static int lock_chunk(batch *b, bool writes) {
     sk_store *store = b->store;
     int status = sk_leaf_list_lock(store, b->leaves, b->leaf_count, writes, &b->epoch);
@@ -459,15 +465,16 @@ static int lock_chunk(batch *b, bool writes) {
     return SK_OK;
 }
 
-/* Notes how much the leaves are used (sk_leaf_heat), with their locks held. Every SAMPLE-th record
- * of the state stands for all: counting each costs 3 to 5 % of a batch on a small store. */
+/* Notes how much the leaves are used (sk_leaf_heat), with their locks held. Only every SAMPLE-th
+ * record of the state is counted, as SAMPLE records: counting each one costs 3 to 5 % of a batch on
+ * a small store. */
 static void count_heat(batch *b, int64_t n) {
     uint64_t before = atomic_load_explicit(&b->state->operations, memory_order_relaxed);
     for (int64_t i = (int64_t)(SAMPLE - 1 - before % SAMPLE); i < n; i += SAMPLE)
         b->store->records[sk_leaf_of(b->hashes[i], b->store->leaf_bits)] += SAMPLE;
 }
 
-/* Marks what comes after `done` places as not reached. */
+/* Marks the records after the first `done` as not reached. */
 static void mark_rest(batch *b, size_t done, size_t n) {
     for (size_t i = done; i < n; i++)
         b->args->status[b->first + (b->is_sorted ? b->order[i] : (uint32_t)i)] = SK_END;
@@ -496,7 +503,7 @@ static int run_chunk(batch *b, int64_t n) {
         }
         expect_more(b, n);
         unlock_chunk(b);
-        /* for all at once: counting each in its table costs a tenth of the record's time */
+        /* for all records at once: counting each in its table costs a tenth of the record's time */
         atomic_fetch_add(&b->state->operations, w.first);
     }
     mark_rest(b, w.first, (size_t)n);
@@ -538,7 +545,7 @@ static int check_keys(const sk_state *state, const sk_column *keys, int64_t n) {
 /* What every kind can do; the rest is in the kind's row. */
 #define EVERY_KIND (1u << SK_B_GET | 1u << SK_B_PUT | 1u << SK_B_HAS | 1u << SK_B_DELETE)
 
-/* Which kinds an operation is for, and whether it takes values. */
+/* Checks that the kind has the operation, and that the values are what the operation needs. */
 static int check_values(const sk_state *state, int op, const sk_batch_args *args) {
     const sk_kind_ops *kind = sk_kinds[state->kind];
     bool is_number = kind->held == SK_IN_SLOT;

@@ -133,7 +133,7 @@ int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info) {
         return CORRUPT("names pass the end of the block:", block[49]);
     int status = read_names(block, info);
     if (status != SK_OK) return status;
-    /* Bounding each count by the bytes that are there keeps the sums below from overflowing. */
+    /* Each count is limited by the bytes that are there, so that the sums below cannot overflow. */
     if (info->entries > len / 8) return CORRUPT("impossible number of entries", info->entries);
     if (info->key_bytes > len) return CORRUPT("impossible key bytes", info->key_bytes);
     if (info->value_bytes > len) return CORRUPT("impossible value bytes", info->value_bytes);
@@ -213,12 +213,12 @@ static int decode_entry(const sk_table_env *env, const sk_kind_ops *kind, const 
     return SK_OK;
 }
 
-/* Checks entry i and adds it. left: as sk_alloc_ahead keeps it from entry to entry. */
+/* Checks entry i and adds it. left: what sk_alloc_ahead keeps from entry to entry. */
 static inline int decode_at(const uint8_t *block, const sk_block_info *info, uint64_t i,
                             const entry *previous, const sk_table_env *env, uint64_t *seq,
                             sk_table *table, int64_t *left, entry *e) {
     const sk_kind_ops *kind = sk_kinds[env->kind];
-    bool is_checked = kind->check != NULL && kind->held != SK_OWN; /* else make does that */
+    bool is_checked = kind->check != NULL && kind->held != SK_OWN; /* else make checks the value */
     int status = entry_at(block, info, i, e);
     if (status == SK_OK) status = check_entry(block, info, env->key_type, i, e, previous);
     if (status == SK_OK && is_checked) status = check_value(kind, e, i);
@@ -232,8 +232,7 @@ static inline int decode_at(const uint8_t *block, const sk_block_info *info, uin
 
 int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64_t from,
                          uint64_t to, const sk_table_env *env, uint64_t *seq, sk_table *table) {
-    /* No leaf has 2^31 entries (SK_GROUPS_MAX), and reserving more would be a waste on the way to
-     * finding out. */
+    /* No leaf has 2^31 entries (SK_GROUPS_MAX), so do not reserve memory for more. */
     if (to - from > INT32_MAX) return CORRUPT("impossible number of entries", to - from);
     int status = sk_table_reserve(table, env, (uint32_t)(to - from));
     entry e, previous = {0};
@@ -246,7 +245,7 @@ int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64
 
 int sk_block_decode_entry(const uint8_t *block, const sk_block_info *info, uint64_t i,
                           const sk_table_env *env, uint64_t *seq, sk_table *table) {
-    const entry none = {0}; /* before it: whoever wants one entry does not look at the others */
+    const entry none = {0}; /* no entry before it: only this one is looked at */
     entry e;
     int64_t left = 0;
     return decode_at(block, info, i, &none, env, seq, table, &left, &e);
@@ -270,7 +269,7 @@ int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t k
     if (status != SK_OK) return status;
     sk_key_type_parse(info.key_type, &type);
     if ((status = sk_key_route(&type, key, key_len, &hash)) != SK_OK) return status;
-    /* By hash and then by key: crafted keys may all have one hash. */
+    /* By hash and then by key: crafted keys may all have the same hash. */
     for (uint64_t low = 0, high = info.entries; low < high;) {
         uint64_t middle = low + (high - low) / 2;
         uint64_t middle_hash = sk_load64(block + info.hashes + 8 * middle);

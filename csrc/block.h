@@ -62,22 +62,23 @@ typedef enum sk_select {
     SK_SELECT_ALL = 0,   /* live entries; tombstones too if the leaf is not whole */
     SK_SELECT_SINCE = 1, /* entries and tombstones changed after an epoch */
     SK_SELECT_DIRTY = 2, /* entries and tombstones marked SK_MARK_DIRTY */
-    SK_SELECT_COLD = 3,  /* of these, tombstones and what is not marked SK_MARK_USED */
-    SK_SELECT_REST = 4   /* as ALL, and the block is written even if there is nothing to go into it:
-                          * in place of a delta that cannot be made */
+    SK_SELECT_COLD = 3,  /* of the dirty ones, tombstones and entries not marked SK_MARK_USED */
+    SK_SELECT_REST = 4   /* as ALL, and the block is written even if it has no entries: it stands
+                          * for a delta that cannot be made */
 } sk_select;
 
-/* Names of states travel in blocks and end up in Python, so they are UTF-8 or refused. */
+/* Names of states travel in blocks and end up in Python, so names that are not UTF-8 are
+ * refused. */
 bool sk_name_is_utf8(const char *text);
 
-/* Appends a block; nothing if no entry is selected. Where a delta would hold more than half of the
- * entries of a whole leaf's table, the block is a full one, possibly of no entries. */
+/* Appends a block, or nothing if no entry is selected. Where a delta would hold more than half of
+ * the entries of a whole leaf's table, the block is a full one, possibly without entries. */
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
                     sk_select select, uint32_t since, sk_buf *buf);
 /* An entry that goes into a block. */
 typedef struct sk_picked {
     uint64_t hash;
-    const sk_slot *slot; /* of a table, or a tombstone where there is none */
+    const sk_slot *slot; /* of a table; for a missing key, a tombstone made for it */
 } sk_picked;
 
 /* Keys whose entries are wanted, of one leaf or many: sorted by hash and key, each once. */
@@ -87,25 +88,27 @@ typedef struct sk_wanted {
     void *memory; /* the tombstones that stand for keys until they are found */
 } sk_wanted;
 
-/* keys: in any order, as often as they come; they are copied. On failure there is nothing to free.
- */
+/* keys: in any order, with or without repetitions; they are copied. On failure there is nothing to
+ * free. */
 int sk_wanted_make(const sk_key *keys, size_t n, unsigned leaf_bits, sk_wanted *wanted);
 void sk_wanted_free(sk_wanted *wanted);
-/* Looks all of them up, each in the table of its leaf; what is missing, or has expired, stays a
- * tombstone. The leaves are locked, and stay so until the block is written. */
+/* Looks up all the keys, each in the table of its leaf. A key that is missing, or whose entry has
+ * expired, stays a tombstone. The leaves are locked, and must stay locked until the block is
+ * written. */
 void sk_wanted_find(sk_wanted *wanted, const sk_table *tables, const sk_table_env *env);
-/* Appends one delta block of them, as one of that leaf of 2^leaf_bits; nothing if there are none.
- */
+/* Appends one delta block with them, as a block of leaf `leaf` of 2^leaf_bits; nothing if there are
+ * none. */
 int sk_wanted_encode(const sk_wanted *wanted, const sk_table_env *env, const char *name,
                      uint32_t leaf, uint8_t leaf_bits, sk_buf *buf);
 /* Builds a table from a block that sk_block_read accepted. `table` is empty, with a budget; on
  * failure it is empty again. Entries are clean and of epoch 0. seq as in node.h. */
 int sk_block_decode(const uint8_t *block, const sk_block_info *info, const sk_table_env *env,
                     uint64_t *seq, sk_table *table);
-/* Adds entry i alone to a table that has room for it (sk_table_reserve) and not its key. */
+/* Adds only entry i to a table that has room for it (sk_table_reserve) and does not have its
+ * key. */
 int sk_block_decode_entry(const uint8_t *block, const sk_block_info *info, uint64_t i,
                           const sk_table_env *env, uint64_t *seq, sk_table *table);
-/* The same of entries [from, to) alone; the padding is not looked at. */
+/* Like sk_block_decode, with only entries [from, to); the padding is not checked. */
 int sk_block_decode_part(const uint8_t *block, const sk_block_info *info, uint64_t from,
                          uint64_t to, const sk_table_env *env, uint64_t *seq, sk_table *table);
 

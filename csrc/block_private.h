@@ -15,11 +15,12 @@ static inline uint64_t padded(uint64_t n) { return (n + 7) & ~(uint64_t)7; }
 
 /* Places the columns; every count is known to be below 2^56, so nothing overflows. */
 void sk_block_lay_out(sk_block_info *info);
-/* Offsets of 4 bytes as long as they reach, and then places the columns. */
+/* Chooses offsets of 4 bytes if these suffice, and then places the columns. */
 void sk_block_lay_out_new(sk_block_info *info);
 /* Writes the header and the names, with zeroes up to the first column. */
 void sk_block_write_header(uint8_t *block, const sk_block_info *info);
-/* Zeroes the padding that there may be; the columns, written later, overwrite their own bytes. */
+/* Zeroes the bytes where there may be padding; the columns, written later, overwrite their own
+ * bytes. */
 void sk_block_zero_padding(uint8_t *block, const sk_block_info *info);
 
 static inline void put_offset(uint8_t *column, unsigned width, size_t i, uint64_t offset) {
@@ -74,8 +75,8 @@ static inline int entry_at(const uint8_t *block, const sk_block_info *info, uint
     return SK_OK;
 }
 
-/* Checks entry i on its own and against the one before it; its value is check_value's business, or
- * that of whoever decodes it. */
+/* Checks entry i on its own and against the one before it. Its value is checked by check_value, or
+ * by the code that decodes it. */
 static inline int check_entry(const uint8_t *block, const sk_block_info *info,
                               const sk_key_type *type, uint64_t i, const entry *e,
                               const entry *previous) {
@@ -108,7 +109,7 @@ static inline int check_value(const sk_kind_ops *kind, const entry *e, uint64_t 
     return kind->check(e->value, e->value_len, i);
 }
 
-/* Padding is zero, or equal state would not be equal bytes. */
+/* Padding must be zero, or equal state would not give equal bytes. */
 int sk_block_check_padding(const uint8_t *block, const sk_block_info *info);
 
 #endif

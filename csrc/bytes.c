@@ -7,7 +7,8 @@ int sk_entry_put_bytes(sk_at *at, const sk_key *key, const uint8_t *data, size_t
     sk_slot *slot;
     if (sk_entry_find(at, key, &slot) == SK_OK) {
         sk_blob *blob = slot->value.blob;
-        if (len <= blob->cap && blob->cap <= 2 * len + 64) { /* fits, and wastes little */
+        if (len <= blob->cap && blob->cap <= 2 * len + 64) { /* the new value fits, and wastes
+                                                              * little */
             if (len > 0) memcpy(blob->data, data, len);
             blob->len = (uint32_t)len;
             sk_entry_changed(at, slot);

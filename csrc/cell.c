@@ -9,7 +9,7 @@
  *     limit of elements
  *   container                                       LIST or MAP      LIST or MAP
  *
- * The limits bound what an operation on packed bytes costs: a scan of
+ * The limits bound the cost of an operation on packed bytes: at most a scan of
  * SK_PACKED_BYTES_MAX bytes. A map key is always contiguous, whatever its size.
  */
 #include "node_private.h"
@@ -64,7 +64,7 @@ uint8_t *sk_cell_reserve(sk_mem *mem, sk_cell *cell, size_t len) {
     }
     sk_packed *packed = (sk_packed *)cell->obj;
     if (len <= packed->cap) return packed->bytes;
-    /* What grew once will grow again: a quarter more, up to where it stops being packed. */
+    /* What grew once will grow again: reserve a quarter more, up to the limit for packed bytes. */
     size_t wish = len + len / 4;
     if (wish > SK_PACKED_BYTES_MAX) wish = SK_PACKED_BYTES_MAX;
     packed = packed_resize(mem, packed, packed_cap(wish));
@@ -82,7 +82,7 @@ void sk_cell_settle(sk_mem *mem, sk_cell *cell, size_t len, bool may_inline) {
     sk_packed *packed = (sk_packed *)cell->obj;
     assert(len > 0 && len <= packed->cap);
     packed->len = (uint32_t)len;
-    /* Half of what fits inline, so that a value that hovers around the limit does not
+    /* Half of what fits inline, so that a value whose size varies around the limit does not
      * allocate and free at each step. */
     if (may_inline && len <= SK_CELL_INLINE_MAX / 2) {
         memcpy(cell->bytes, packed->bytes, len);
@@ -97,7 +97,7 @@ void sk_cell_settle(sk_mem *mem, sk_cell *cell, size_t len, bool may_inline) {
 /* ---- Making ----------------------------------------------------------------- */
 
 bool sk_counts_fit(sk_span values) {
-    /* A container has at least a byte per element: most values need no look inside. */
+    /* A container has at least one byte per element, so most values need not be scanned. */
     if (values.len <= SK_PACKED_ELEMENTS_MAX) return true;
     if (values.len > SK_PACKED_BYTES_MAX) return false;
     const uint8_t *p = values.p, *end = values.p + values.len;

@@ -1,31 +1,32 @@
 /*
  * chain.c: single entries of leaves that are in a checkpoint, without the rest of these leaves.
  *
- * A leaf in a checkpoint is a chain of segments, the newest first: the frames that some pack has of
- * it (frames.c). A segment has one block of a state at most, and a delta only says what is newer
- * than in the segments behind it.
+ * A leaf in a checkpoint is a chain of segments, here the newest first. A segment is the frames
+ * that a pack has of the leaf (frames.c). A segment has at most one block of a state, and a delta
+ * has only what is newer than in the older segments.
  *
- *   segment 3   | delta of "n" |                       key k: found in 3, or else in 2, which is
- *   segment 2   | "m" | "n"    |   full: "n" ends here        full; in neither: there is none
- *   segment 1   | "m" | "n"    |   not looked at
+ *   segment 3   | delta of "n" |                              key k of "n" is found in 3, or else
+ *   segment 2   | "m" | "n"    |   full: "n" ends here        in 2, which is full. If it is in
+ *   segment 1   | "m" | "n"    |   not looked at              neither, it is missing
  *
- *   1. want     the keys are routed, sorted by hash and counted once each (pick.c)
- *   2. verify   leaf by leaf, the checksums of its segments as far as they are needed
+ *   1. want     the keys are routed and sorted by hash, repeated ones are dropped (pick.c)
+ *   2. verify   leaf by leaf, the checksums of those segments that are needed
  *   3. find     each key by binary search, from the newest block of the state to a full one
  *   4. fill     the answers in under what the leaf has (decode.c): entries, and tombstones for keys
  *               that have none
  *
- * What is wrong with a leaf is not told here. The leaf is left as it was and said to be SK_UNFIT:
- * whoever loads it as a whole looks at all of it again, and knows the names of files. So is a leaf
- * that needs more than this can do: compressed frames, a state that had another type. A leaf whose
- * entries are wanted for the most part is SK_TO_LOAD: to find an entry and put it in costs about as
- * much as decoding WORTH of a whole leaf, by estimate.
+ * What is wrong with a leaf is not reported here. The leaf stays as it was and is SK_UNFIT: the
+ * code that then loads it as a whole looks at all of it again, and knows the names of the files. A
+ * leaf that needs more than this file can do is SK_UNFIT, too: with compressed frames, or a state
+ * that had another type. A leaf most of whose entries are wanted is SK_TO_LOAD: finding one entry
+ * and putting it in costs, by estimate, about as much as decoding WORTH entries of a whole leaf.
  *
- * Checksums are verified each time that bytes are read, before they are believed. So nothing is
- * remembered of a segment, and damage that comes later is seen as soon as it is read. Rejected
- * without being built or measured: to map packs and verify them once. At most it saves the reading,
- * 11 to 14 ms of about 75 (10 k of 1 M entries of 64 bytes), and what verifying takes of the 20 ms
- * in here; and it costs the process its life if somebody truncates the file.
+ * Checksums are verified each time that bytes are read, before they are trusted. So nothing is
+ * remembered about a segment, and damage that comes later is seen as soon as it is read. Rejected
+ * without being built or measured: mapping packs and verifying them once. At most that would save
+ * the reading, 11 to 14 ms of about 75 (10 k of 1 M entries of 64 bytes), and the share of
+ * verifying in the 20 ms that are spent in here. And if somebody truncated the file, it would kill
+ * the process.
  */
 #include "block_private.h"
 #include "store.h"
@@ -37,15 +38,15 @@
 typedef struct step {
     const uint8_t *block;
     sk_block_info info;
-    uint64_t at; /* entries before it are less than all keys that are still to be found */
+    uint64_t at; /* entries before this one are less than all keys still to be found */
 } step;
 
 /* The blocks of one state in one leaf, newest first. */
 typedef struct step_list {
     step items[STEPS_MAX];
     size_t count;
-    uint64_t entries; /* of all states, in the segments that were looked at */
-    bool is_full;     /* the last one is: what is behind it says nothing about the state */
+    uint64_t entries; /* of all states, in the segments looked at */
+    bool is_full;     /* the last block is full: older segments say nothing about the state */
 } step_list;
 
 static bool is_of(const sk_block_info *info, const sk_state *state) {
@@ -53,7 +54,7 @@ static bool is_of(const sk_block_info *info, const sk_state *state) {
            strcmp(info->key_type, state->key_type.text) == 0;
 }
 
-/* Adds the state's block in a segment, if there is one. False: this is nothing for here. */
+/* Adds the state's block in a segment, if there is one. False: this leaf cannot be picked from. */
 static bool add_step(const sk_store *store, const sk_state *state, const sk_segment *segment,
                      step_list *list) {
     uint64_t bad;
@@ -76,7 +77,8 @@ static bool add_step(const sk_store *store, const sk_state *state, const sk_segm
     return true;
 }
 
-/* Looks a key up in a block. SK_MISSING: it says nothing of it. Keys come in ascending order. */
+/* Looks up a key in a block. SK_MISSING: the block says nothing about it. Keys come in ascending
+ * order. */
 static int find_in(step *s, uint64_t hash, const uint8_t *key, size_t len, uint64_t *found) {
     uint64_t low = s->at, high = s->info.entries;
     while (low < high) {
@@ -102,7 +104,7 @@ static int find_in(step *s, uint64_t hash, const uint8_t *key, size_t len, uint6
     return SK_MISSING;
 }
 
-/* What a chain has of each key. */
+/* Finds what a chain has for each key. */
 static int find_all(step_list *list, const sk_picked *items, size_t n, sk_found *found) {
     for (size_t i = 0; i < n; i++) {
         size_t len;
@@ -188,7 +190,7 @@ static bool has_leaf(const sk_segment *segments, size_t count, uint32_t leaf_no)
 }
 
 /* The keys of a column whose leaves have segments, sorted. There may be a million leaves, and a
- * segment of one: so nothing here is about all of them. */
+ * segment of only one of them, so nothing here goes through all leaves. */
 static int want(const sk_store *store, const sk_state *state, const sk_column *column, int64_t n,
                 const sk_segment *segments, size_t count, sk_wanted *wanted) {
     sk_key *keys;
@@ -208,7 +210,7 @@ static int pick_leaves(sk_store *store, uint32_t state_id, const sk_wanted *want
     step_list *list = sk_raw_alloc(sizeof *list);
     sk_found *found = sk_raw_alloc(wanted->n * sizeof *found + 1);
     int status = list == NULL || found == NULL ? SK_NO_MEMORY : SK_OK;
-    size_t from = 0; /* of the wanted keys, which are of leaves that have segments, and sorted */
+    size_t from = 0; /* in the wanted keys, which are sorted; their leaves all have segments */
     for (size_t k = 0, chain; status == SK_OK && k < count; k += chain) {
         uint32_t leaf_no = segments[k].leaf;
         for (chain = 1; k + chain < count && segments[k + chain].leaf == leaf_no;) chain++;

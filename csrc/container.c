@@ -1,6 +1,6 @@
 /*
- * container.c: the kinds list, map and nested: a tree (node.h) in MessagePack. They differ in what
- * the root may be.
+ * container.c: the kinds list, map and nested. Their values are trees (node.h) of MessagePack; they
+ * differ only in what the root may be.
  */
 #include "entry.h"
 #include "msgpack.h"
@@ -46,7 +46,7 @@ CONTAINER(nested, SK_NESTED, 0)
 
 #define CONTAINERS (SK_ONLY(SK_LIST) | SK_ONLY(SK_MAP) | SK_ONLY(SK_NESTED))
 
-/* Whether an entry was read. If it has no such element, it was: that answer came from it. */
+/* Whether an entry was read. It also was if it has no such element: the entry gave that answer. */
 static bool was_looked_at(int status, int64_t result) {
     return status == SK_OK && (result >= 0 || result == -SK_MISSING);
 }
@@ -80,7 +80,8 @@ int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     if (status != SK_OK) return -status;
     buf->len = 0;
     status = sk_entry_find(&at, &key, &slot);
-    /* A value that went away while it was read has changed; one that never was is missing. */
+    /* A value that was deleted while its pages were read has changed; one that never was is
+     * missing. */
     if (status == SK_MISSING && *cursor != 0)
         status = sk_fail(SK_CHANGED, "the value was deleted while it was being read");
     int64_t result = status != SK_OK ? -status

@@ -1,6 +1,6 @@
 /*
- * crc32c.c: CRC-32C (Castagnoli), by the processor's instruction where it has
- * one, else eight bytes a step from tables made on first use.
+ * crc32c.c: CRC-32C (Castagnoli), with the processor's instruction if it has
+ * one, else eight bytes at a time with tables that are made on first use.
  */
 #include "hash.h"
 

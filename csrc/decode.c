@@ -1,13 +1,13 @@
 /*
  * decode.c: blocks into leaves.
  *
- *   1. decode   every block into a table of its own, aside; the last byte is checked by then
- *   2. declare  their states, those that are new
+ *   1. decode   every block into a table of its own, aside; then every byte has been checked
+ *   2. declare  those states of the blocks that are new
  *   3. reserve  room where tables are to be merged
  *   4. commit   the tables, by moves alone: it cannot fail
  *
- * So a block that is bad, or for which memory is short, leaves the leaf as it was. What a table
- * replaces, and what wins where both have a key, is the mode's business (sk_leaf_decode).
+ * So if a block is bad, or memory is short, the leaf stays as it was. The mode (sk_leaf_decode)
+ * says what a table replaces, and which entry wins where both have a key.
  */
 #include "failpoint.h"
 #include "store.h"
@@ -33,10 +33,10 @@ typedef struct fresh {
 typedef struct fresh_list {
     fresh *items;
     size_t count, room;
-    sk_budget own;     /* counts their memory where there is no limit to watch: threads that decode
-                        * leaves side by side would take turns at the store's counter */
+    sk_budget own;     /* counts their memory if the store has no limit: otherwise threads that
+                        * decode leaves in parallel would take turns at the store's counter */
     sk_budget *budget; /* own, or the store's */
-    bool is_declared;  /* their states are, and the items have no names */
+    bool is_declared;  /* the states are declared already, and the items have no names */
 } fresh_list;
 
 static void free_fresh(fresh_list *list) {
@@ -68,7 +68,7 @@ static int check_schema(sk_store *store, const sk_block_info *info) {
                         info->is_timed ? SK_TIMED : 0, &id);
 }
 
-/* Decodes the block at the head of `blocks`; *size is how long it is. */
+/* Decodes the block at the start of `blocks`; *size is its length. */
 static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, size_t len,
                       fresh_list *list, size_t *size) {
     sk_block_info info;
@@ -90,7 +90,7 @@ static int decode_one(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, 
     item->kind = info.kind;
     item->flags = info.is_timed ? SK_TIMED : 0;
     item->is_delta = info.is_delta;
-    /* not whole: tombstones stay while the table is on its own */
+    /* is_whole is false, so that tombstones stay while the table is on its own */
     sk_table_env env = {.key_type = &item->key_type,
                         .kind = info.kind,
                         .is_timed = info.is_timed,
@@ -107,7 +107,7 @@ static void begin_list(sk_store *store, fresh_list *list) {
     list->budget = atomic_load(&store->budget.max) == 0 ? &list->own : &store->budget;
 }
 
-/* From now on their memory is the store's. */
+/* From now on the memory of the tables is counted as the store's. */
 static void end_list(sk_store *store, fresh_list *list) {
     if (list->budget == &list->own) sk_budget_join(&store->budget, &list->own);
     for (size_t k = 0; k < list->count; k++) list->items[k].table.mem.budget = &store->budget;
@@ -174,7 +174,8 @@ static void commit_merge(sk_store *store, uint32_t leaf_no, fresh_list *list, bo
     }
 }
 
-/* Declares the states of blocks that are all good; without memory for it the first may stay. */
+/* Declares the states of blocks that are all good. If memory is short, the first ones may stay
+ * declared. */
 static int declare_all(sk_store *store, fresh_list *list) {
     int status = SK_OK;
     for (size_t k = 0; k < list->count && status == SK_OK; k++) {
@@ -217,7 +218,8 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     fresh_list list = {0};
     int status = sk_leaf_lock_write(store, leaf_no, &epoch);
     if (status != SK_OK) return status;
-    /* A shut leaf may be completed, so that all of it can go; nothing else may change it. */
+    /* A shut leaf may be completed, so that all of it can be handed over; nothing else may change
+     * it. */
     const sk_leaf *leaf = &store->leaves[leaf_no];
     bool is_under = mode == SK_UNDER || mode == SK_UNDER_ALL;
     if ((mode != SK_REPLACE && leaf->residency == SK_AWAY) ||
@@ -236,7 +238,8 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
 
 /* ---- Parts of blocks that hold many leaves ---- */
 
-/* A table for some entries of a state, and how entries get into it. NULL if memory is short. */
+/* Adds a table for some entries of a state, and sets the env with which entries are added to it.
+ * NULL if memory is short. */
 static fresh *add_fresh_of(sk_store *store, uint32_t state_id, fresh_list *list,
                            sk_table_env *env) {
     const sk_state *state = store->states[state_id];
@@ -253,8 +256,8 @@ static fresh *add_fresh_of(sk_store *store, uint32_t state_id, fresh_list *list,
     return item;
 }
 
-/* Decodes a part into a table; one more of a state that the list has goes under what that one has.
- */
+/* Decodes a part into a table. If the list already has a table of that state, the new entries go
+ * under those of that table. */
 static int decode_part(sk_store *store, uint32_t leaf_no, const sk_part *part, fresh_list *list) {
     sk_table_env env;
     int status = SK_FAILPOINT(LEAF_DECODE);
@@ -295,7 +298,7 @@ int sk_leaf_fill_locked(sk_store *store, uint32_t leaf_no, const sk_part *parts,
 
 /* ---- Single entries ---- */
 
-/* What is known of a key now: that there is none. */
+/* Adds a tombstone: it is known now that the key has no entry. */
 static int add_missing(const sk_found *found, const sk_table_env *env, sk_table *table) {
     sk_slot *slot = sk_table_insert_reserved(table, env, found->hash, found->key, found->key_len);
     if (slot == NULL) return sk_alloc_status();
@@ -312,7 +315,7 @@ static int decode_found(sk_store *store, uint32_t leaf_no, uint32_t state_id, co
     if (status != SK_OK) return status;
     fresh *item = add_fresh_of(store, state_id, list, &env);
     if (item == NULL) return SK_NO_MEMORY;
-    list->count++; /* it is freed with the list, whatever happens */
+    list->count++; /* counted at once, so that it is freed with the list, whatever happens */
     uint64_t *seq = &store->leaves[leaf_no].seq;
     status = sk_table_reserve(&item->table, &env, (uint32_t)count);
     for (size_t k = 0; k < count && status == SK_OK; k++) {

@@ -1,5 +1,5 @@
 /*
- * dirty.c: which leaves have changes that their home does not. writeback.c takes them there.
+ * dirty.c: which leaves have changes that their home does not have. writeback.c writes them home.
  *
  * A store that writes back knows its dirty leaves without looking at the clean ones:
  *
@@ -8,14 +8,15 @@
  *
  * Invariant, while write-back is on: if a leaf has a dirty slot (one that is being written counts),
  * its bit is set, and so is its word's. A set bit may be stale.
- *  1. A leaf's bit changes under the leaf's lock only. It is set by whoever makes the first slot of
- *     a table dirty, or brings a table in which some are, before he unlocks. (Deletion, eviction,
- *     marking and moving away only take dirty slots out: the bit is stale then.) It is cleared by
- *     a write-back that finds no table of the leaf with a dirty slot.
- *  2. A word's bit is cleared by sk_dirty_next alone, under rows_lock: it clears it, and then looks
- *     at the word once more. Who sets a bit in the word looks at dirty_words after that. So one of
- *     the two sees the other, and the word's bit is set when both are done.
- * Turning write-back on sets the bits of what is dirty by then.
+ *  1. A leaf's bit changes only under the leaf's lock. It is set by the call that makes the first
+ *     slot of a table dirty, or that brings a table with dirty slots, before the call unlocks the
+ *     leaf. (Deletion, eviction, marking and moving away only remove dirty slots; then the bit is
+ *     stale.) It is cleared by a write-back that finds no dirty slot in any table of the leaf.
+ *  2. A word's bit is cleared only by sk_dirty_next, under rows_lock: it clears the bit, and then
+ *     looks at the word once more. A call that sets a bit in the word looks at dirty_words after
+ *     that. So one of the two sees what the other did, and the word's bit is set when both are
+ *     done.
+ * Turning write-back on sets the bits of all leaves that are dirty at that moment.
  */
 #include "store.h"
 
@@ -38,7 +39,8 @@ void sk_dirty_settle(sk_store *store, uint32_t leaf_no) {
         atomic_fetch_and(&store->dirty[leaf_no / 64], ~((uint64_t)1 << leaf_no % 64));
 }
 
-/* A word's bit was found set: the word, or 0 with the bit cleared. Under rows_lock. */
+/* A word's bit was found set. Returns the word; if that is 0, the bit is cleared. Under
+ * rows_lock. */
 static uint64_t settle_word(sk_store *store, uint32_t word) {
     uint64_t bits = atomic_load(&store->dirty[word]), bit = (uint64_t)1 << word % 64;
     if (bits != 0) return bits;

@@ -1,26 +1,26 @@
 /*
  * encode.c: tables as blocks. See block.h.
  *
- * What it costs is waiting for memory: a leaf's values lie all over the heap. So each value is
- * touched once, when it is copied, and asked for AHEAD entries before that. Its length is not
- * needed earlier: values are the last column, and the header is written last. Measured on 4 M
- * entries with values of 100 bytes, in ns of processor time per entry, checksum included: 118 with
- * a first pass that adds up lengths and no prefetch, 67 so.
+ * Most of the time goes into waiting for memory, because a leaf's values lie all over the heap. So
+ * each value is touched only once, when it is copied, and prefetched AHEAD entries before that. Its
+ * length is not needed earlier: values are the last column, and the header is written last.
+ * Measured on 4 M entries with values of 100 bytes, in ns of processor time per entry, checksum
+ * included: 118 with a first pass that adds up lengths and no prefetch, 67 this way.
  *
  *   1. pick     the slots that go into the block, with their hashes, in the order of the table
- *   2. sort     by hash; a table lies nearly so (table.h)
+ *   2. sort     by hash; a table is nearly in this order (table.h)
  *   3. write    keys, marks and stamps, then values, then the header
  *
- * Or the keys are given, and looked up; those that are missing go in as deletions.
+ * Or the keys are given and looked up; keys that are missing go into the block as deletions.
  */
 #include "block_private.h"
 
 #include <stdlib.h>
 
-#define AHEAD 16                /* entries whose values are on their way; 8 to 32 measure alike */
-#define AHEAD_GROUPS 2          /* groups whose long keys are on their way */
-#define VALUE_GUESS 32          /* bytes of a value, where there is nothing better to reserve by */
-#ifndef SK_NARROW_MAX           /* a test makes it smaller */
+#define AHEAD 16                /* entries whose values are prefetched; 8 to 32 are equally fast */
+#define AHEAD_GROUPS 2          /* groups whose long keys are being prefetched */
+#define VALUE_GUESS 32          /* bytes to reserve for a value if nothing better is known */
+#ifndef SK_NARROW_MAX           /* a test defines it smaller */
 #define SK_NARROW_MAX INT32_MAX /* largest offset of 4 bytes: Arrow's are signed */
 #endif
 
@@ -65,7 +65,7 @@ static size_t pick(const sk_table *table, const sk_table_env *env, sk_select sel
         for (uint32_t bits = taken_slots(table, group); bits != 0; bits &= bits - 1) {
             const sk_slot *slot = table->slots + group * SK_GROUP + (unsigned)__builtin_ctz(bits);
             if (!is_selected(slot, select, since, info->is_delta)) continue;
-            /* deltas are made of tables that were swept: what expires just now has its stamp */
+            /* Deltas may have entries that have expired: their stamps say so. */
             if (select == SK_SELECT_ALL && sk_slot_is_expired(env, slot)) continue;
             size_t len = 8;
             if (info->key_width == 8) {
@@ -91,8 +91,8 @@ static int compare_picked(const void *a, const void *b) {
     return sk_key_compare(x_key, x_len, y_key, y_len);
 }
 
-/* For what is nearly sorted. Hashes that were crafted to be alike are found out by the moves it
- * takes. */
+/* For items that are nearly sorted. Hashes that were crafted to be alike need too many moves; then
+ * it changes to qsort. */
 static void insertion_sort(picked *p, size_t n) {
     size_t moves_left = 16 * n + 64;
     for (size_t i = 1; i < n; i++) {
@@ -112,10 +112,10 @@ static void insertion_sort(picked *p, size_t n) {
     }
 }
 
-/* Distributes by the hash bits after the leaf's prefix into as many places as there are entries,
- * and sorts the little that is left. A group of the table holds 14 entries in no order, so that
- * insertion sort alone moves each by 3 or 4 places and guesses wrong about it: 5 ns an entry more.
- * Returns where the sorted ones are, or NULL. */
+/* Distributes the items by the hash bits after the leaf's prefix, into about as many places as
+ * there are items, and then sorts what is still out of order. A group of the table holds 14 entries
+ * in no order, so insertion sort alone would move each by 3 or 4 places and mispredict branches: 5
+ * ns more for each entry. Returns the sorted items, or NULL. */
 static picked *sort_picked(picked *p, size_t n, unsigned leaf_bits, void **scratch) {
     *scratch = NULL;
     unsigned bits = 1;
@@ -193,8 +193,8 @@ static inline int append_blob(sk_buf *buf, const sk_blob *blob) {
     return SK_OK;
 }
 
-/* Appends values where buf ends; start is the block's place in buf, which may move. SK_TOO_LARGE if
- * they need wider offsets. */
+/* Appends the values at the end of buf; start is the block's place in buf, whose memory may move.
+ * SK_TOO_LARGE if the values need wider offsets. */
 static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const picked *p) {
     size_t values = buf->len, n = info->entries;
     const sk_kind_ops *kind = sk_kinds[info->kind];
@@ -215,8 +215,9 @@ static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const pi
     return SK_OK;
 }
 
-/* Room for all columns, and for values as far as one can tell: with blobs, a table's memory is more
- * than they are together, and reserving that saves growing. table: NULL if they are of several. */
+/* Reserves room for all columns, and an estimate for the values. With blobs, the table's memory is
+ * more than all values together, and reserving that much avoids growing. table: NULL if the entries
+ * are from several tables. */
 static int reserve_block(sk_buf *buf, const sk_table *table, const sk_block_info *info) {
     uint64_t guess = info->entries * VALUE_GUESS;
     bool is_all = table != NULL && info->entries == (uint64_t)table->live + table->tombs;
@@ -241,7 +242,7 @@ static int write_columns(sk_buf *buf, const sk_table *table, sk_block_info *info
         buf->len = start;
         return status;
     }
-    sk_block_lay_out(info); /* now with its values' bytes */
+    sk_block_lay_out(info); /* once more, now that value_bytes is known */
     if (info->value_width == 0) memset(buf->data + buf->len, 0, start + info->size - buf->len);
     sk_block_write_header(buf->data + start, info);
     buf->len = start + info->size;
@@ -255,7 +256,7 @@ static int write_block(sk_buf *buf, const sk_table *table, sk_block_info *info,
     sk_block_lay_out(info);
     int status = write_columns(buf, table, info, timing, p);
     if (status != SK_TOO_LARGE || info->offset_width == 8) return status;
-    info->offset_width = 8; /* 2 GiB of values in one leaf: once more */
+    info->offset_width = 8; /* 2 GiB of values in one leaf: write it again */
     sk_block_lay_out(info);
     return write_columns(buf, table, info, timing, p);
 }
@@ -286,8 +287,8 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
     if (p == NULL) return SK_NO_MEMORY;
     sk_block_info info = info_of(env, name, leaf, select != SK_SELECT_ALL || !env->is_whole);
     info.entries = pick(table, env, select, since, p, &info);
-    /* So large a delta costs its reader more than all entries would: they, too, would be read, from
-     * older segments, and then replaced. */
+    /* A delta this large costs its reader more than a full block: the reader would also read the
+     * older segments, and then replace what they have. */
     if (select == SK_SELECT_SINCE && env->is_whole && 2 * info.entries > table->live &&
         info.entries > 0) {
         is_full_delta = true;
@@ -323,7 +324,7 @@ static void make_tombstone(sk_slot *slot, const sk_key *key, uint8_t **room) {
     *room += padded(sizeof *held + key->len);
 }
 
-/* Drops repeated keys of a sorted list; how many are left. */
+/* Drops repeated keys of a sorted list; returns how many are left. */
 static size_t drop_repeated(picked *p, size_t n) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++) {
@@ -339,7 +340,7 @@ int sk_wanted_make(const sk_key *keys, size_t n, unsigned leaf_bits, sk_wanted *
         if (keys[i].len > SK_KEY_INLINE_TIMED)
             long_bytes += padded(sizeof(sk_long_key) + keys[i].len);
     *wanted = (sk_wanted){0};
-    /* one piece: what is to be sorted, a tombstone for each, and their long keys */
+    /* one allocation: the items to sort, a tombstone for each, and their long keys */
     picked *p = sk_raw_alloc(n * (sizeof *p + sizeof(sk_slot)) + long_bytes + 1);
     if (p == NULL) return SK_NO_MEMORY;
     sk_slot *tombstones = (sk_slot *)(p + n);
@@ -366,7 +367,8 @@ void sk_wanted_free(sk_wanted *wanted) {
     *wanted = (sk_wanted){0};
 }
 
-/* Three memories to wait for, one after the other: a table's head, the tags, the slot. */
+/* A lookup waits for memory three times, one after the other: for the table's head, the tags and
+ * the slot. */
 static inline void prefetch_wanted(const sk_wanted *wanted, size_t i, const sk_table *tables,
                                    unsigned leaf_bits) {
     const picked *p = wanted->items + i;

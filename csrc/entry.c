@@ -27,7 +27,7 @@ int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
         return sk_home_may_have(at->state, at->leaf_no, key->hash) ? SK_UNKNOWN : SK_MISSING;
     if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
     if (sk_slot_is_expired(&at->env, *slot)) {
-        if (!sk_may_expire(at->store, at->leaf)) { /* so this call does not change anything */
+        if (!sk_may_expire(at->store, at->leaf)) { /* a snapshot still needs the entry */
             *slot = NULL;
             return SK_MISSING;
         }
@@ -75,9 +75,9 @@ int sk_slot_encode(int kind, const sk_slot *slot, sk_buf *buf) {
     return sk_buf_put(buf, &slot->value, 8);
 }
 
-/* A deletion must be remembered while a home or an older checkpoint still has the entry. Not for
- * deltas alone if the table has forgotten one of this epoch: every delta that could tell of it is a
- * full block. */
+/* A deletion must be remembered while a home or an older checkpoint still has the entry. If only
+ * deltas need it, and the table has already forgotten a change of this epoch, it need not be
+ * remembered: every delta that could mention it is a full block anyway. */
 static bool must_remember(const sk_at *at) {
     if (!at->env.is_whole || at->env.writes_back) return true;
     return at->env.keep_after != SK_NO_TRACKING && sk_forgot(at->leaf, at->table) < at->env.epoch;
@@ -190,20 +190,21 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
     if (status != SK_OK) return status;
     if (sk_entry_find(&at, &key, &slot) == SK_UNKNOWN) {
         uint32_t changed = at.leaf->changed;
-        at.env.writes_back = false; /* what is clean in the end is not noted as dirty */
+        at.env.writes_back = false; /* the entry ends up clean: the leaf is not noted as dirty */
         if (at.env.timing != NULL && sk_is_expired(at.env.timing, stamp_ms)) value = NULL;
         status = value != NULL ? sk_entry_put_encoded(&at, &key, value, value_len)
                                : sk_entry_delete(&at, &key, true);
         slot =
             status != SK_OK ? NULL : sk_table_find(at.table, at.env.leaf_bits, key.hash, data, len);
         if (slot != NULL && at.env.is_timed && value != NULL && stamp_ms == SK_NO_TIME) {
-            /* Its time starts now, or at the first watermark; the home must be told, or it would
-             * start anew with every fetch. So this is a change, and stays dirty. */
+            /* The entry's time to live starts now, or at the first watermark. The home must be
+             * told, or that time would start anew with every fetch. So this is a change, and stays
+             * dirty. */
             bool is_by_event = at.state->clock == SK_EVENT_TIME;
             if (is_by_event && at.env.timing != NULL && at.env.timing->first != SK_NO_TIME)
                 sk_slot_set_stamp(slot, at.env.timing->first);
         } else if (slot != NULL) {
-            /* It came from the home: it is neither dirty nor a change. */
+            /* The entry came from the home: it is neither dirty nor a change. */
             if (at.env.is_timed) sk_slot_set_stamp(slot, stamp_ms);
             slot->marks &= (uint8_t)~SK_MARK_DIRTY;
             slot->epoch = 0;
@@ -212,7 +213,7 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *data, size_t len,
         }
         if (store->writes_back && at.table->dirty > 0) sk_leaf_note_dirty(store, at.leaf_no);
     }
-    /* What was expected begins to come. */
+    /* The first of what was expected has come: the gate is open. */
     if (status == SK_OK && at.leaf->residency == SK_LEAF_EXPECTED) at.leaf->residency = SK_PARTIAL;
     sk_call_end(&at);
     return status;

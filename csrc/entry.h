@@ -1,8 +1,8 @@
 /*
  * entry.h: how a call about one key begins and ends, for entry.c and the files of the kinds.
  *
- * Inline, because it is most of what such a call does: each call has its own copy, in which what it
- * is about to do is a constant.
+ * It is inline, because it is most of the work of such a call: each call has its own copy, in which
+ * `access`, what it is about to do, is a constant.
  */
 #ifndef SK_ENTRY_H
 #define SK_ENTRY_H
@@ -16,12 +16,14 @@
 /* What a call is about to do. */
 enum { SK_READS, SK_WRITES, SK_INSTALLS };
 
-/* Lets in what opens the gate; for all else the locked leaf is unlocked, and the answer given. */
+/* Decides about a call on a leaf that is away or whose gate is not open. A call that opens the gate
+ * is let in. For any other, the locked leaf is unlocked, and the result is the call's answer. */
 int sk_call_guard(sk_store *store, uint32_t leaf_no, int access) __attribute__((cold, noinline));
 
-/* Has the key's tags on their way to the cache while the leaf's lock is being taken, which holds up
- * all later loads. The head is read without the lock: another thread may be changing it, and then
- * the address is wrong and the prefetch useless, but a prefetch is all it is used for. */
+/* Starts loading the key's tags into the cache while the leaf's lock is being taken, because taking
+ * it holds up all later loads. The head is read without the lock: another thread may be changing
+ * it, and then the address is wrong and the prefetch useless. But the address is used for nothing
+ * else. */
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 __attribute__((no_sanitize("thread")))
@@ -61,7 +63,7 @@ static inline int sk_call_begin(sk_store *store, uint32_t state_id, unsigned kin
     if (__builtin_expect(store->leaves[leaf_no].residency >= SK_AWAY, 0) &&
         (status = sk_call_guard(store, leaf_no, access)) != SK_OK)
         return status;
-    /* A read may find an expired entry, and a tombstone for it is stamped like any change. */
+    /* A read may find an expired entry, and the tombstone for it gets an epoch like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
     sk_count_operation(at);

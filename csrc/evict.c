@@ -1,16 +1,17 @@
 /*
  * evict.c: clean entries that were not used lately are dropped, to make room.
  *
- * A hand goes round all slots, as that of a clock. Where it passes a slot that was used, it takes
- * the mark away; where it finds none, the entry goes, if its home has it as it is. So an entry that
- * is used once a round stays. Two rounds at most: the first may only take marks away.
+ * A hand goes around all slots, like the hand of a clock. If a slot is marked as used, the hand
+ * takes the mark away. If it is not, and the home has the entry as it is, the entry is dropped. So
+ * an entry that is used once a round stays. The hand goes around at most twice: in the first round
+ * it may only take marks away.
  *
- * The leaf of a dropped entry is partial from then on. No delta can tell that it went: its table
- * has forgotten the epoch in which it last changed.
+ * The leaf of a dropped entry is partial from then on. No delta could mention the entry any more,
+ * so its table notes in `forgot` the epoch in which the entry last changed.
  */
 #include "store.h"
 
-/* Moves the hand through one table until enough is free; *slot_at is where it goes on. */
+/* Moves the hand through one table until enough is free; *slot_at is where it will go on. */
 static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
     sk_table *table = at->table;
     uint64_t was = table->mem.used, slots_freed = 0;
@@ -18,9 +19,9 @@ static uint64_t evict_table(sk_at *at, size_t *slot_at, uint64_t bytes_wanted) {
     bool has_due = sk_kinds[at->env.kind]->has_due;
     while ((slot = sk_table_next(table, slot_at)) != NULL) {
         bool stays = slot->marks & (SK_MARK_DIRTY | SK_MARK_WRITING | SK_MARK_USED);
-        /* a timer that is to fire must be in sight; that there is none need not be */
+        /* a timer must stay in memory to fire; a tombstone need not */
         if (has_due && sk_slot_is_live(slot)) stays = true;
-        slot->marks &= (uint8_t)~SK_MARK_USED; /* of dirty ones too: SK_COLD asks */
+        slot->marks &= (uint8_t)~SK_MARK_USED; /* of dirty ones too: SK_COLD asks for it */
         if (stays) continue;
         if (slot->epoch > table->forgot) table->forgot = slot->epoch;
         sk_table_remove(table, &at->env, slot);

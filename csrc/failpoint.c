@@ -1,10 +1,10 @@
 /*
  * failpoint.c: see failpoint.h.
  *
- * A point does something at one visit, the nth after it was set, and is off again then: a program
- * that tries once more gets through. The environment variable STATEKIT_C_FAILPOINTS sets points
- * before the first visit: "name=action[@n];...", where action is error, kill, delay:MS or short.
- * Nothing in C writes, so short is as good as error.
+ * A point acts at one visit, the nth after it was set, and is then off again: a program that tries
+ * again gets through. The environment variable STATEKIT_C_FAILPOINTS sets points before the first
+ * visit: "name=action[@n];...", where action is error, kill, delay:MS or short. Nothing in C writes
+ * files, so short does the same as error.
  */
 #define _GNU_SOURCE
 #include "failpoint.h"
@@ -23,7 +23,7 @@ enum { OFF = 0, ERROR = 1, KILL = 2, DELAY = 3, SHORT = 4 };
 typedef struct point {
     const char *name;
     int action;
-    int64_t visits_left; /* until the action; it happens at the visit that finds 1 */
+    int64_t visits_left; /* the action happens at the visit that finds 1 here */
     int64_t arg;         /* delay: ms */
     int64_t visits;      /* since the process began */
 } point;

@@ -4,8 +4,8 @@
  *     int status = SK_FAILPOINT(LEAF_ENCODE);
  *     if (status != SK_OK) return status;
  *
- * Elsewhere SK_FAILPOINT is SK_OK and costs nothing. The list below is all there is, so a test can
- * go through every point, those included that no call has come by yet.
+ * In other builds SK_FAILPOINT is SK_OK and costs nothing. The list below has all fail points, so a
+ * test can go through every one, also those that no call has visited yet.
  */
 #ifndef SK_FAILPOINT_H
 #define SK_FAILPOINT_H

@@ -2,21 +2,21 @@
  * filter.c: what the home does not have. A Bloom filter of the keys that a leaf's home has of one
  * state.
  *
- * Stream state meets new keys all the time, and each of them would be asked of the home in vain. A
- * leaf that was asked for in vain often enough gets a filter: its owner reads the keys that are at
- * home and tells them (sk_home_keys). From then on a key that is neither here nor in the filter is
- * missing, and nobody is asked.
+ * Stream state meets new keys all the time, and for each of them the home would be asked in vain.
+ * If that happens often enough for a leaf, it gets a filter: its owner reads the keys that the home
+ * has and tells the store (sk_home_keys). From then on a key that is neither here nor in the filter
+ * is missing, and the home is not asked.
  *
  * Invariant: while a leaf has a filter of a state, every key of that state which its home has is in
  * the filter. A filter may have more.
- *  1. Keys get home by sk_rows_take alone, which puts them into the filter first. So whoever builds
- *     a filter must keep rows from being taken between reading the home and telling: the same
- *     caller who serializes takes.
- *  2. Whatever else changes what is at home, or whose leaf it is (marking it absent or away, moving
- *     it, decoding blocks in its place), drops the leaf's filters.
- *  3. Rows that are deleted at home stay in the filter: too many of these make it useless. It has
- *     room for GROWTH times the keys that it was built with. With more of them it is wrong more and
- *     more often: the owner then asks in vain, notices, and tells the keys anew.
+ *  1. Keys get home only through sk_rows_take, which first puts them into the filter. So a caller
+ *     that builds a filter must make sure that no rows are taken between reading the home and
+ *     sk_home_keys. It is the same caller that makes sk_rows_take calls take turns.
+ *  2. Anything else that changes what is at home, or who owns the leaf (marking it absent or away,
+ *     moving it, decoding blocks in its place), drops the leaf's filters.
+ *  3. Keys whose rows are deleted at home stay in the filter; too many of them make it useless. It
+ *     has room for GROWTH times as many further keys as it was built with. With more of them it is
+ *     wrong more and more often: the owner then asks in vain, notices it, and tells the keys anew.
  *
  *     a filter   | blocks of 64 bytes ... |      a key sets PROBES bits in one block
  */
@@ -25,10 +25,10 @@
 #define BLOCK_BITS 512
 #define BLOCK_WORDS (BLOCK_BITS / 64)
 #define PROBES 6
-#define BITS_PER_KEY 12 /* with 6 probes in one block: 1 % of the keys that are not in look so */
-#define GROWTH 3        /* a window that moves on by its own length adds as many as it has */
-#define ROOM_MIN 256    /* keys that may be added to the smallest */
-#define OVERFILL 8      /* times as many may be added as there is room for, until it is dropped */
+#define BITS_PER_KEY 12 /* with 6 probes in one block, 1 % of other keys seem to be in */
+#define GROWTH 3        /* a window that moves on by its length adds as many keys as it has */
+#define ROOM_MIN 256    /* keys that may be added to the smallest filter */
+#define OVERFILL 8      /* dropped when this many times the room has been added */
 #define SHARE 2         /* all filters take at most half of the budget */
 
 struct sk_filter {
@@ -41,8 +41,8 @@ static size_t size_of(uint32_t blocks) {
     return sizeof(sk_filter) + (size_t)blocks * BLOCK_BITS / 8;
 }
 
-/* All hashes of a leaf begin alike, and the routing hash is public: crafted keys make a filter
- * useless, which costs a question, and nothing else. */
+/* Needed because all hashes of a leaf begin with the same bits. The routing hash is public, so
+ * crafted keys can make a filter useless; then the home is asked, and nothing else happens. */
 static uint64_t mix(uint64_t hash) {
     hash ^= hash >> 32;
     hash *= 0x9e3779b97f4a7c15ULL;
@@ -115,7 +115,7 @@ void sk_filters_free(sk_store *store, sk_state *state) {
     sk_raw_free(filters);
 }
 
-/* The array of a state's filters, made when the first one is. */
+/* The array of a state's filters; it is made with the first filter. */
 static sk_filter **filters_of(sk_store *store, sk_state *state) {
     sk_filter **filters = atomic_load(&state->filters), **none = NULL;
     if (filters != NULL) return filters;
@@ -135,7 +135,7 @@ int sk_home_keys(sk_store *store, uint32_t state_id, uint32_t leaf_no, const uin
     if (state == NULL) return SK_BAD_ARGUMENT;
     uint64_t room = n > ROOM_MIN / GROWTH ? (uint64_t)n * GROWTH : ROOM_MIN;
     uint64_t blocks = ((n + room) * BITS_PER_KEY + BLOCK_BITS - 1) / BLOCK_BITS;
-    if (blocks > UINT32_MAX || room > UINT32_MAX) return SK_OK; /* it does without */
+    if (blocks > UINT32_MAX || room > UINT32_MAX) return SK_OK; /* then there is no filter */
     uint64_t max = atomic_load(&store->budget.max);
     uint64_t bytes = atomic_load(&store->filter_bytes) + size_of((uint32_t)blocks);
     if (max != 0 && bytes > max / SHARE) return SK_OK; /* nothing evicts a filter */

@@ -1,5 +1,5 @@
 /*
- * frames.c: the frames of a pack, without a look inside them.
+ * frames.c: the frames of a pack; what is inside them does not matter here.
  *
  * A pack (statekit/format/pack.py) is a header of 64 bytes and then frames, one after the
  * other, until the end of the file. All frames start alike:
@@ -16,17 +16,17 @@
  *   33    7    zero
  *   40    -    payload, then zeroes up to a multiple of 8
  *
- * plain checksum = CRC32C of bytes 8 .. size. It is what a frame has in memory, and 0 stands for
- *                  one that is not known yet.
+ * plain checksum = CRC32C of bytes 8 .. size. It is what a frame has in memory; 0 means that it is
+ *                  not computed yet.
  * bound checksum = plain checksum XOR mix(id of the pack, offset of the frame in the file). It is
- *                  what a frame has in a file. So a frame that is intact, but of another pack or
- *                  from another place, has a wrong checksum.
- * XOR and not a CRC that starts from the mix, so that a frame can be moved to another pack by its
- * header alone: binding twice is the way back.
+ *                  what a frame has in a file. So a frame that is intact, but belongs to another
+ *                  pack or another place, has a wrong checksum.
+ * It is XOR, and not a CRC that starts from the mix, so that a frame can be moved to another pack
+ * by changing only its header: binding it a second time gives the plain checksum back.
  *
  * Frames are walked by their magic and size; nothing in them is trusted. A row of frames is good
- * iff each has a known magic, at least the bytes its kind needs, a size that is a multiple of 8,
- * and the last ends where the row ends.
+ * iff each frame has a known magic, at least the bytes that its magic requires, and a size that is
+ * a multiple of 8, and the last frame ends where the row ends.
  */
 #include "block.h"
 #include "failpoint.h"
@@ -47,7 +47,7 @@ static int bad_frame(const char *what, size_t at) {
     return sk_fail(SK_CORRUPT, "%s in the frame at byte %zu", what, at);
 }
 
-/* The size of the frame at `at`, which is before the end; 0 if there is no such frame. */
+/* The size of the frame at `at`, which is before the end; 0 if there is no good frame. */
 static uint64_t frame_size(const uint8_t *frames, size_t len, size_t at) {
     uint64_t left = len - at, size;
     if (left < FRAME_HEAD) return 0;
@@ -59,7 +59,7 @@ static uint64_t frame_size(const uint8_t *frames, size_t len, size_t at) {
     return size;
 }
 
-/* Walks all frames before one is changed, so that a bad row stays as it was. */
+/* Checks all frames before the first is changed, so that a bad row stays as it was. */
 static int check_row(const uint8_t *frames, size_t len) {
     for (size_t at = 0; at < len;) {
         uint64_t size = frame_size(frames, len, at);

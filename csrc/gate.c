@@ -1,14 +1,14 @@
 /*
- * gate.c: leaves on their way to another process: whether calls about their keys are let in.
+ * gate.c: for leaves on their way to another process: whether calls about their keys are let in.
  *
  *              sk_leaf.residency   a call about a key   what is here
- *   open       sk_residency        does its work        residency tells
- *   shut       SK_LEAF_SHUT        SK_NOT_OWNED         kept tells; it is read out, and completed
+ *   open       sk_residency        does its work        residency says
+ *   shut       SK_LEAF_SHUT        SK_NOT_OWNED         kept says; it is read out, and completed
  *   expected   SK_LEAF_EXPECTED    SK_UNKNOWN           nothing
  *
- * A gate moves under the leaf's lock, taken for writing. So when sk_leaf_gate returns, every call
- * that began before has ended or will find the gate as it is now; and a snapshot that was opened
- * before has the leaf as it was, one that is opened later sees what the gate makes of it.
+ * A gate changes under the leaf's lock, taken for writing. So when sk_leaf_gate returns, every call
+ * that began before has ended or will find the gate as it is now. A snapshot that was opened before
+ * has the leaf as it was; one that is opened later sees the leaf through the new gate.
  */
 #include "store.h"
 
@@ -28,7 +28,7 @@ static int gate_of(const sk_leaf *leaf) {
                                                  : SK_GATE_OPEN;
 }
 
-/* SK_OK if the gate of a locked leaf may be set so. */
+/* SK_OK if the gate of a locked leaf may be set to `gate`. */
 static int check_gate(const sk_leaf *leaf, uint32_t leaf_no, int gate) {
     if (gate == SK_GATE_SHUT && leaf->residency == SK_AWAY) return sk_leaf_refuse(leaf, leaf_no);
     if (gate == SK_GATE_EXPECTED && leaf->residency != SK_AWAY && sk_leaf_held(leaf) != SK_ABSENT)

@@ -34,8 +34,8 @@ static pthread_once_t secret_once = PTHREAD_ONCE_INIT;
 
 static void draw_secret(void) {
     if (getentropy(secret, sizeof secret) == 0) return;
-    /* No kernel randomness (a very early boot, a filter): addresses and the clock still differ
-     * from process to process, which is all that a remote attacker does not know. */
+    /* No kernel randomness (very early boot, or a system call filter). Addresses and the clock
+     * still differ from process to process, and a remote attacker does not know them. */
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     secret[0] = sk_xxh64_int((int64_t)(uintptr_t)&now, (uint64_t)now.tv_nsec);

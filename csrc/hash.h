@@ -54,7 +54,7 @@ static inline uint64_t sk_xxh64_mix(uint64_t h) {
     return h ^ (h >> 32);
 }
 
-/* The last 0 to 31 bytes, and the final mix. Inline: most keys are only this. */
+/* The last 0 to 31 bytes, and the final mix. Inline: most keys are no longer than this. */
 static inline uint64_t sk_xxh64_tail(uint64_t h, const uint8_t *p, size_t len) {
     for (; len >= 8; p += 8, len -= 8)
         h = sk_rotl64(h ^ sk_xxh64_round(0, sk_load64(p)), 27) * SK_XXH_P1 + SK_XXH_P4;

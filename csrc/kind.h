@@ -1,19 +1,20 @@
 /*
  * kind.h: the kinds of values, and what each of them is and does: one table, sk_kinds.
  *
- * A value is held in one of three ways, and most of the library need not know more of a kind:
+ * A value is held in one of three ways, and most of the library need not know more about a kind:
  *
  *   SK_IN_SLOT   its 8 bytes are in the slot, and are the encoded form          i64, f64
  *   SK_BLOB      an sk_blob, whose bytes are the encoded form                   bytes, timers
  *   SK_OWN       an object that only the kind's make, encode and free know      list, map, nested
  *
- * What depends on the kind and not on how it is held is in its row (sk_kind_ops). The row stands in
- * the kind's own file, beside the operations that it names; kind.c has the table, a line a kind.
- * Whoever goes through many values looks the row up once. No other file asks which kind a value is
- * of, but for two: batch.c has loops that are compiled for numbers alone, where the kind is a
- * constant, and node.c is told by its three kinds which root a value must have. tests/test_kinds.py
- * looks after that. Rejected: whole rows in kind.c. They would show all kinds at a glance, and each
- * kind would then need a header for its operations, or theirs in a common one.
+ * What depends on the kind, and not on how a value is held, is in the kind's row (sk_kind_ops). The
+ * row is in the kind's own file, beside the operations that it names; kind.c has the table, with a
+ * line for each kind. Code that goes through many values looks the row up once. Only two other
+ * files ask which kind a value is of: batch.c has loops that are compiled for numbers alone, where
+ * the kind is a constant, and node.c is told by its three kinds which root a value must have.
+ * tests/test_kinds.py checks that. Rejected: whole rows in kind.c. They would show all kinds at a
+ * glance, but then each kind would need a header for its operations, or one common header would
+ * have to declare the operations of all kinds.
  *
  * To add a kind, touch these, and write its operations where "own" says so:
  *
@@ -25,8 +26,9 @@
  *                          through all kinds, this one too
  *   docs/glossary.md       its name, in the line "kind"
  *
- * A kind whose encoded form is MessagePack needs nothing else. One with methods of its own, as
- * timers have, gets a handle (statekit/native/), a state (statekit/state/) and a way to declare it.
+ * A kind whose encoded form is MessagePack needs nothing else. A kind with methods of its own, such
+ * as timers, also needs a handle (statekit/native/), a state (statekit/state/) and a way to declare
+ * it.
  */
 #ifndef SK_KIND_H
 #define SK_KIND_H
@@ -63,8 +65,9 @@ typedef struct sk_kind_ops {
     const char *name;
     uint8_t held;    /* sk_held */
     bool may_expire; /* a state of it may be SK_TIMED */
-    bool has_due;    /* a value has due times: a state of it keeps the next one of each leaf
-                       * (sk_due_min), and what is due must be in sight, so it is not evicted */
+    bool has_due;    /* a value has due times: a state of it keeps a lower bound of them for each
+                      * leaf (sk_due_min). Only timers in memory can fire, so entries are not
+                      * evicted */
     uint8_t batch;   /* batch operations beside those that all kinds have: bits 1 << sk_batch_op */
     uint8_t column;  /* SK_IN_SLOT: which column values come in (sk_column) */
     uint8_t row_tag; /* SK_IN_SLOT: the MessagePack byte before the value in a row (writeback.c) */
@@ -72,14 +75,14 @@ typedef struct sk_kind_ops {
     sk_value (*widen)(sk_value value); /* if there is one; both are SK_IN_SLOT */
 
     /* Puts a value from its encoded form, which it checks: SK_BAD_VALUE, SK_TOO_LARGE. The leaf is
-     * locked. What a kind keeps beside its values is brought up to date here. */
+     * locked. If a kind keeps something beside its values, it is updated here. */
     int (*put)(struct sk_at *at, const struct sk_key *key, const uint8_t *data, size_t len);
-    /* Checks an encoded value in a block, that of entry i: SK_OK, SK_CORRUPT or SK_NO_MEMORY. NULL:
-     * any bytes will do. Decoding does not call it for SK_OWN, where make checks. */
+    /* Checks the encoded value of entry i of a block: SK_OK, SK_CORRUPT or SK_NO_MEMORY. NULL: any
+     * bytes are valid. Decoding does not call it for SK_OWN, because make checks the value. */
     int (*check)(const uint8_t *data, size_t len, uint64_t i);
 
-    /* SK_OWN only. make is given what nobody has checked: SK_BAD_VALUE, SK_TOO_LARGE, SK_TOO_DEEP;
-     * on failure there is nothing to free. seq as in node.h. encode appends. */
+    /* For SK_OWN only. make gets bytes that nobody has checked: SK_BAD_VALUE, SK_TOO_LARGE,
+     * SK_TOO_DEEP; on failure there is nothing to free. seq as in node.h. encode appends. */
     int (*make)(sk_mem *mem, const uint8_t *data, size_t len, uint64_t *seq, sk_value *value);
     int (*encode)(sk_value value, sk_buf *buf);
     void (*free)(sk_mem *mem, sk_value value);

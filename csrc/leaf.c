@@ -1,14 +1,15 @@
 /*
- * leaf.c: leaves as units: how much of one is here, emptied, and encoded.
+ * leaf.c: leaves as units: how much of a leaf is here; clearing it; encoding it.
  *
- *   whole     all its entries are here: what is not, does not exist
- *   partial   some are, and those are newer than what its home has
- *   absent    none is
- *   away      it is not this store's
+ *   whole     all its entries are here: a key that is not here does not exist
+ *   partial   some are here, and these are newer than what its home has
+ *   absent    none is here
+ *   away      it does not belong to this store
  *
- * Marking says which of these is so. To mark a leaf whole is to say that there is nothing to ask
- * its home for: tombstones that only kept the home from answering go. To mark it absent or away is
- * to drop what is here, without a trace: so no delta reaches back over it (sk_leaf_end_deltas).
+ * Marking a leaf says which of these holds. A leaf that is marked whole has nothing to ask its home
+ * for, so tombstones that were only kept to hide entries of the home are dropped. Marking a leaf
+ * absent or away drops what is here, without a trace: so no delta can reach back to before that
+ * (sk_leaf_end_deltas).
  *
  * Other files: decode.c (from bytes), evict.c (to make room), transfer.c (to another store), gate.c
  * (to another process), dirty.c and writeback.c (home).
@@ -60,7 +61,7 @@ void sk_leaf_set_residency(sk_store *store, uint32_t leaf_no, int residency, uin
         if (drops) sk_table_clear(table, env.kind);
     }
     if (drops) {
-        leaf->residency = (uint8_t)residency; /* nothing is left to shut in */
+        leaf->residency = (uint8_t)residency; /* nothing is left that a gate could shut */
         leaf->is_writing = false;
         sk_filter_drop(store, leaf_no);
         sk_leaf_end_deltas(leaf, epoch);
@@ -111,13 +112,14 @@ int sk_clear(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int
     }
     for (uint32_t i = from; i < to && status == SK_OK; i++) {
         sk_table *table = &state->tables[i];
-        /* A table of a leaf that is not whole may be empty here and full at home, or have been: it
-         * counts as changed all the same, or the next delta would not mention it. */
+        /* A table of a leaf that is not whole may be empty here although the home has, or had,
+         * entries of it. So it counts as changed even if it is empty, or the next delta would not
+         * mention it. */
         int residency = store->leaves[i].residency;
         bool is_empty = table->live + table->tombs == 0;
         if (residency >= SK_AWAY || (residency == SK_WHOLE && is_empty)) continue;
         if (store->writes_back && residency == SK_WHOLE) {
-            entomb_all(table, state->kind, epoch); /* the home has them still, and must be told */
+            entomb_all(table, state->kind, epoch); /* the home still has them, and must be told */
             sk_leaf_note_dirty(store, i);
         } else {
             sk_table_clear(table, state->kind);
@@ -136,8 +138,8 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*x)->name, (*y)->name);
 }
 
-/* All states by name, whatever the order in which they were declared: equal state gives equal
- * bytes. Returns how many there are. */
+/* All states by name, whatever the order in which they were declared, so that equal state gives
+ * equal bytes. Returns how many there are. */
 static uint32_t states_by_name(sk_store *store, sk_state **states) {
     uint32_t count = store->state_count;
     for (uint32_t s = 0; s < count; s++) states[s] = store->states[s];
@@ -149,10 +151,10 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
                           uint32_t since, const int64_t *watermark, sk_buf *buf) {
     size_t start = buf->len;
     const sk_leaf *leaf = &store->leaves[leaf_no];
-    /* It has no entries; nor is it empty, which a delta would say. */
+    /* It has no entries here, but it is not empty either, which is what a delta would say. */
     if (leaf->residency == SK_AWAY) return SK_OK;
-    /* A home is told what has expired. A delta has such entries with their stamps, which do as
-     * well, and must not touch them: other snapshots may need them. */
+    /* A home must be told what has expired. A delta keeps expired entries with their stamps, which
+     * is just as good. It must not remove them, because other snapshots may need them. */
     if (select == SK_SELECT_DIRTY || select == SK_SELECT_COLD) sk_leaf_expire(store, leaf_no);
     sk_state *states[SK_STATES_MAX];
     uint32_t count = 1;
@@ -171,8 +173,8 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
             env.timing = &timing;
         }
         const sk_table *table = &states[s]->tables[leaf_no];
-        /* A table that lost entries without a trace since then has no delta: all of it is written,
-         * as a full block, even if nothing is left of it. */
+        /* If a table has lost entries without a trace since then, there is no delta of it: all of
+         * it is written, as a full block, even if nothing is left. */
         bool has_delta = select != SK_SELECT_SINCE || sk_forgot(leaf, table) <= since;
         status = SK_FAILPOINT(LEAF_ENCODE);
         if (status == SK_OK)

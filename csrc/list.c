@@ -1,12 +1,11 @@
 /*
  * list.c: the indexed list (picture in node_private.h).
  *
- * Every write of a list is one splice: elements [i, j) give way to others. Room is made
- * at the end that is nearer. An end that has no spare cells left either takes some from
- * the other end, if the array has at least half as many spare cells as elements (so
- * that the move pays for as many cheap steps), or the array grows by half. A queue thus
- * stays in an array about 1.5 times its length, and a list that shrinks to a
- * quarter of its array gives the rest back.
+ * Every write to a list is one splice: elements [i, j) are replaced by others. Room is made at the
+ * nearer end. If that end has no spare cells left, it takes some from the other end, provided that
+ * the array has at least half as many spare cells as elements (so that moving all elements pays for
+ * as many cheap steps). Otherwise the array grows by half. So a queue stays in an array of about
+ * 1.5 times its length, and a list that shrinks to a quarter of its array gives the rest back.
  */
 #include "node_private.h"
 
@@ -72,7 +71,7 @@ int sk_list_range(const sk_edit *e, uint32_t len, uint32_t *i, uint32_t *j) {
 
 /* ---- Making and freeing ------------------------------------------------------- */
 
-/* Makes `count` cells of the values at p. All or none. */
+/* Makes `count` cells from the values at p, either all or none. */
 static int cells_make(sk_mem *mem, uint64_t *seq, const uint8_t *p, uint32_t count, sk_cell *cells,
                       uint64_t *size) {
     *size = 0;
@@ -158,7 +157,7 @@ static int reserve(sk_mem *mem, sk_list *list, uint32_t more, bool at_front) {
     return SK_OK;
 }
 
-/* Gives back what a list that shrank does not need. Cannot fail: it may keep it instead. */
+/* Gives back memory that a list which shrank does not need. Cannot fail: it may keep the memory. */
 static void trim(sk_mem *mem, sk_list *list) {
     if (list->cap <= 2 * LIST_CAP_MIN || list->len > list->cap / 4) return;
     if (list->len == 0) {
@@ -176,8 +175,8 @@ static void trim(sk_mem *mem, sk_list *list) {
 
 /* ---- Splice -------------------------------------------------------------------- */
 
-/* Turns the hole [i, j) into one of `count` cells by moving the shorter side. Room for the
- * growth was reserved on that side. */
+/* Turns the hole [i, j) into a hole of `count` cells by moving the shorter side. If it grows, room
+ * was reserved on that side. */
 static void reshape(sk_list *list, uint32_t i, uint32_t j, uint32_t count, bool at_front) {
     uint32_t hole = j - i;
     sk_cell *first = list->cells + list->head;

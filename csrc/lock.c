@@ -19,7 +19,7 @@ int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch) {
     sk_leaf *leaf = &store->leaves[leaf_no];
     sk_leaf_lock(leaf);
     for (;;) {
-        /* Read under the leaf's lock: snapshot.c's argument rests on it. */
+        /* Read under the leaf's lock: the argument in snapshot.c relies on that. */
         uint32_t now = atomic_load(&store->epoch);
         if (__builtin_expect(sk_leaf_is_served(leaf, now), 1)) {
             *epoch = now;
@@ -39,7 +39,7 @@ void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to) {
 int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch) {
     for (;;) {
         for (uint32_t i = from; i < to; i++) {
-            /* an atomic operation waits for its line: have the next ones on their way */
+            /* an atomic operation waits for its cache line: prefetch the next ones */
             if (i + 16 < to) __builtin_prefetch(&store->leaves[i + 16], 1);
             sk_leaf_lock(&store->leaves[i]);
         }
@@ -48,7 +48,7 @@ int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *
         while (i < to && sk_leaf_is_served(&store->leaves[i], *epoch)) i++;
         if (i == to) return SK_OK;
         sk_leaves_unlock(store, from, to);
-        /* Snapshots are served leaf by leaf, so that nobody waits for more than one encoding. */
+        /* Snapshots are served leaf by leaf, so that no call waits for more than one encoding. */
         for (; i < to; i++) {
             int status = sk_leaf_lock_write(store, i, epoch);
             if (status != SK_OK) return status;

@@ -2,15 +2,15 @@
  * lock.h: the lock of a leaf: 4 bytes, and zero is a free one.
  *
  * A store has thousands of leaves, most of them idle. A pthread mutex has 40 bytes and must be
- * made, so the leaves of an empty store would cost more than all else in it. This one is an
- * untouched zero page until it is first taken. It is inlined, too, and so takes half the time of a
- * call that meets nobody, which nearly all are.
+ * initialised, so the leaves of an empty store would cost more than all else in it. This lock lies
+ * in an untouched zero page until it is first taken. It is also inlined. So when nobody else holds
+ * the lock, which is nearly always, taking it needs half the time of a call.
  *
  *     0 free        1 held        2 held, and somebody may be asleep waiting for it
  *
- * (U. Drepper, "Futexes are tricky", the second mutex there.) Who gives up a lock that says 2 wakes
- * one sleeper; that one takes it as 2, as he cannot know whether he was the last. Neither fair nor
- * recursive, as a pthread mutex is not.
+ * (U. Drepper, "Futexes are tricky", the second mutex there.) A thread that releases a lock in
+ * state 2 wakes one sleeper. The sleeper takes the lock as 2, because it cannot know whether others
+ * still sleep. Like a pthread mutex, the lock is neither fair nor recursive.
  */
 #ifndef SK_LOCK_H
 #define SK_LOCK_H
@@ -23,7 +23,7 @@ typedef struct sk_lock {
 } sk_lock;
 
 void sk_lock_wait(sk_lock *lock); /* takes a lock that was not free just now */
-void sk_lock_wake(sk_lock *lock); /* one of those who wait */
+void sk_lock_wake(sk_lock *lock); /* wakes one of the threads that wait */
 
 static inline void sk_lock_take(sk_lock *lock) {
     uint32_t none = 0;

@@ -1,9 +1,9 @@
 /*
  * map.c: the indexed map (picture in node_private.h).
  *
- * Hashing is SipHash under the process's secret, since keys come from outside. The hash
- * of an entry is not kept: an index that is made anew hashes every key again, which on
- * average happens about once per key and saves 4 to 8 bytes an entry for good.
+ * Hashing is SipHash under the process's secret, since keys come from outside. The hash of an entry
+ * is not kept: when the index is made anew, every key is hashed again. That happens about once per
+ * key on average, and saves 4 to 8 bytes for each entry.
  *
  * used <= 3/4 of the slots, dead entries included, so a probe always meets an empty slot.
  */
@@ -58,8 +58,8 @@ static inline bool is_dead(const sk_map *map, uint32_t word, uint32_t mask) {
     return map->entries[(word & mask) - 1].key.tag == SK_CELL_NONE;
 }
 
-/* The place of a dead entry is as good as an empty one, and must be used again: a key that is
- * removed and put over and over would leave a row of them behind, all on its own way. */
+/* The slot of a dead entry is as good as an empty one, and must be used again: otherwise a key that
+ * is removed and put over and over would leave a row of dead slots, all in its own probe chain. */
 static void index_add(sk_map *map, uint32_t position, uint64_t hash) {
     const uint32_t mask = ((uint32_t)1 << map->bits) - 1;
     uint32_t at = (uint32_t)hash & mask;
@@ -83,7 +83,7 @@ sk_cell *sk_map_find(const sk_map *map, sk_span key) {
 
 /* ---- Room ----------------------------------------------------------------------- */
 
-/* Closes ranks. Positions change, so the caller must give the map a new version. */
+/* Squeezes dead entries out. Positions change, so the caller must give the map a new version. */
 static void compact(sk_map *map) {
     uint32_t live = 0;
     for (uint32_t k = 0; k < map->used; k++)
@@ -93,8 +93,8 @@ static void compact(sk_map *map) {
     index_rebuild(map);
 }
 
-/* Arrays of the given sizes, none smaller than needed. Either both or, on failure, neither
- * changes. */
+/* Gives the arrays these sizes, which are not smaller than needed. Either both arrays change or, on
+ * failure, neither. */
 static int resize(sk_mem *mem, sk_map *map, uint32_t cap, unsigned bits) {
     assert(cap >= map->used && used_max(bits) >= map->used);
     uint32_t *index = NULL;
@@ -121,7 +121,8 @@ static int resize(sk_mem *mem, sk_map *map, uint32_t cap, unsigned bits) {
     return SK_OK;
 }
 
-/* Room for `more` new entries, which the caller then adds: dead entries may be cleared away. */
+/* Makes room for `more` new entries, which the caller must then add, because dead entries may be
+ * squeezed out here. */
 static int reserve(sk_mem *mem, sk_map *map, uint32_t more) {
     uint64_t need = (uint64_t)map->used + more;
     if (need <= map->cap && need <= used_max(map->bits)) return SK_OK;
@@ -148,8 +149,8 @@ static void arrays_release(sk_mem *mem, sk_map *map) {
     map->bits = 0;
 }
 
-/* Clears dead entries away when they are the majority, and gives back room that is far
- * more than needed. Cannot fail: it may keep the room instead. */
+/* Squeezes dead entries out when they are the majority, and gives back memory if far less is
+ * needed. Cannot fail: it may keep the memory. */
 static void trim(sk_mem *mem, sk_map *map) {
     if (map->used < MAP_USED_MIN || map->used - map->live <= map->live) return;
     assert(map->live > 0); /* or the majority would have been dead before */
@@ -174,7 +175,7 @@ void sk_map_free(sk_mem *mem, sk_map *map) {
     sk_free(mem, map, sizeof *map);
 }
 
-/* Adds an entry whose key is not there; room was reserved. The map owns the cells then. */
+/* Adds an entry whose key is not there; room was reserved. Then the map owns the cells. */
 static void add(sk_map *map, const sk_entry *entry, uint64_t hash) {
     assert(map->used < map->cap && map->used < used_max(map->bits));
     map->entries[map->used] = *entry;
@@ -314,7 +315,7 @@ static int clear(sk_edit *e, sk_map *map) {
     return SK_OK;
 }
 
-/* How many entries of `other` are new to the map, and by how much their taking over grows it. */
+/* How many entries of `other` are new to the map, and by how many bytes merging would grow it. */
 static uint32_t measure_merge(const sk_map *map, const sk_map *other, int64_t *grown) {
     uint32_t added = 0;
     *grown = 0;
@@ -329,8 +330,8 @@ static uint32_t measure_merge(const sk_map *map, const sk_map *other, int64_t *g
     return added;
 }
 
-/* All or nothing: the arg becomes a map of its own, which finds its equal keys and does
- * all that can fail; then its cells move over. */
+/* All or nothing: first the arg becomes a map of its own. That finds equal keys in it, and does
+ * everything that can fail. Then its cells are moved over. */
 static int merge(sk_edit *e, sk_map *map) {
     sk_obj *obj;
     int status = sk_map_make(e->mem, e->seq, e->arg, &obj);

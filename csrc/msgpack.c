@@ -1,9 +1,9 @@
 /*
  * msgpack.c: see msgpack.h.
  *
- * Everything a lead byte says is in one `lead`: what the value is, how wide a length
- * or count follows, and how long the head is. The bytes 0xc0 to 0xdf come from a
- * table; the others carry their size in their low bits.
+ * A `lead` holds everything that a lead byte says: what the value is, how wide a length or count
+ * follows, and how long the head is. For the bytes 0xc0 to 0xdf it comes from a table; the others
+ * carry their size in their low bits.
  *
  *   0x00..0x7f  positive fixint     0xc0  nil       0xca 0xcb  float 32, 64
  *   0x80..0x8f  map, count          0xc1  reserved  0xcc..0xcf uint 8..64
@@ -82,7 +82,7 @@ static inline const char *head_read(const uint8_t *p, size_t len, sk_mp_head *he
     if (l.type == TYPE_RESERVED) return "0xc1 is no MessagePack";
     if (len < l.head) return "the head is cut short";
     *head = head_from(l, p);
-    uint64_t rest = len - l.head; /* a byte for each element is the least there must be */
+    uint64_t rest = len - l.head; /* each element has at least one byte */
     uint64_t least = head->body_len + ((uint64_t)head->count << (head->type == SK_MP_MAP));
     return least <= rest ? NULL : "fewer bytes are left than it announces";
 }
@@ -126,7 +126,7 @@ static bool scalar_is_shortest(const uint8_t *p, const sk_mp_head *head) {
     case 0xd9:
         return size > 31;
     case 0xca:
-        return false; /* floats are 64 bits wide: one number, one form */
+        return false; /* floats have 64 bits, so that each number has one form */
     case 0xcc:
         return v > 0x7f;
     case 0xcd:
@@ -167,8 +167,8 @@ static size_t key_len(const uint8_t *p, size_t len) {
 
 bool sk_mp_is_key(const uint8_t *p, size_t len) { return len > 0 && key_len(p, len) == len; }
 
-/* Few pairs: an 8-bit table on the stack. Its hash needs no secret, since the worst that
- * crafted keys can do is SK_MP_SMALL_PAIRS^2 comparisons. */
+/* For few pairs: a table of 8-bit numbers on the stack. Its hash needs no secret, since the worst
+ * that crafted keys can cause is SK_MP_SMALL_PAIRS^2 comparisons. */
 static bool small_map_repeats(const uint8_t *p, uint32_t pairs, const uint8_t *end) {
     struct {
         const uint8_t *p;
@@ -194,7 +194,8 @@ static bool small_map_repeats(const uint8_t *p, uint32_t pairs, const uint8_t *e
     return false;
 }
 
-/* Many pairs: a table of offsets on the heap, under the secret hash. 1: repeats, 0: does not. */
+/* For many pairs: a table of offsets on the heap, with the secret hash. 1: a key repeats, 0: none
+ * does. */
 static int large_map_repeats(const uint8_t *first, uint32_t pairs) {
     size_t slots = 256;
     while (slots < 2 * (size_t)pairs) slots *= 2;
@@ -207,8 +208,9 @@ static int large_map_repeats(const uint8_t *first, uint32_t pairs) {
         size_t len = (size_t)(value - p);
         size_t at = (size_t)sk_secret_hash(p, len) & (slots - 1);
         for (; table[at] != 0 && !repeats; at = (at + 1) & (slots - 1)) {
-            /* MessagePack values are prefix free, so the other key's length need not be known:
-             * if it starts with this key it is this key. Both lie len bytes before the end. */
+            /* No MessagePack value is a prefix of another, so the other key's length need not be
+             * known: if it starts with this key, it is this key. Both keys have at least len bytes
+             * before the end of the value, so memcmp stays inside. */
             repeats = memcmp(first + (table[at] - 1), p, len) == 0;
         }
         if (!repeats) table[at] = (uint64_t)(p - first) + 1;
@@ -230,9 +232,9 @@ static int map_repeats(const uint8_t *map, const uint8_t *end, bool with_large) 
 
 typedef enum walk_mode { WALK_SKIP, WALK_CHECK_SMALL, WALK_CHECK } walk_mode;
 
-/* A container that the walk is inside of. */
+/* A container that the walk is in. */
 typedef struct frame {
-    uint64_t left;  /* values still to come; in a map an even number means that a key is next */
+    uint64_t left;  /* values still to come; in a map, if this is even, a key is next */
     uint32_t start; /* its offset; values are at most SK_VALUE_BYTES_MAX long */
     bool is_map;
 } frame;

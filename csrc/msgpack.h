@@ -1,8 +1,8 @@
 /*
  * msgpack.h: as much MessagePack as the store needs: walk, check and write headers.
  *
- * Nothing here trusts its input, save sk_mp_next, which says so: every length is checked
- * against the bytes that remain. Nothing allocates, save sk_mp_check for a map of more than
+ * Nothing here trusts its input, except the functions that say so: every length is checked against
+ * the bytes that remain. Nothing allocates, except sk_mp_check for a map of more than
  * SK_MP_SMALL_PAIRS pairs: to find equal keys among many it needs a table for a moment.
  */
 #ifndef SK_MSGPACK_H
@@ -28,21 +28,22 @@ typedef struct sk_mp_head {
 
 #define SK_MP_HEAD_MAX 5
 
-/* Maps of up to so many pairs are searched for equal keys without scratch memory. */
+/* Maps of up to this many pairs are searched for equal keys without scratch memory. */
 #define SK_MP_SMALL_PAIRS 64
 
 /* Reads the head at p; SK_OK or SK_BAD_VALUE (truncated, or the reserved byte 0xc1). Truncated
  * means that fewer bytes remain than the value must have: a scalar's body, a byte per element. */
 int sk_mp_read_head(const uint8_t *p, size_t len, sk_mp_head *head);
-/* Bytes of the one value at p, containers included; depth_max bounds its containers. Negative: a
- * status (SK_BAD_VALUE, SK_TOO_DEEP, SK_TOO_LARGE). Iterative, so hostile depth cannot exhaust the
- * stack. */
+/* Bytes of the one value at p, with all that it contains; depth_max limits how deep its containers
+ * may be nested. Negative: a status (SK_BAD_VALUE, SK_TOO_DEEP, SK_TOO_LARGE). Iterative, so
+ * hostile depth cannot exhaust the stack. */
 int64_t sk_mp_skip(const uint8_t *p, size_t len, unsigned depth_max);
 /* Like skip, and also checks that map keys are allowed, shortest-form and distinct. Besides
  * skip's statuses: SK_NO_MEMORY. */
 int64_t sk_mp_check(const uint8_t *p, size_t len, unsigned depth_max);
-/* Like check, but leaves equal keys in maps of more than SK_MP_SMALL_PAIRS pairs to a caller
- * who is about to index those maps and finds them for free. Never SK_NO_MEMORY. */
+/* Like check, but does not look for equal keys in maps of more than SK_MP_SMALL_PAIRS pairs: for a
+ * caller who is about to index those maps and then finds equal keys for free. Never
+ * SK_NO_MEMORY. */
 int64_t sk_mp_check_small(const uint8_t *p, size_t len, unsigned depth_max);
 /* The byte after the n values at p, which MUST have been checked before: no bounds are known. */
 const uint8_t *sk_mp_next_n(const uint8_t *p, uint64_t n);
@@ -50,9 +51,9 @@ static inline const uint8_t *sk_mp_next(const uint8_t *p) { return sk_mp_next_n(
 /* The head of a value that has been checked before. */
 sk_mp_head sk_mp_head_of(const uint8_t *p);
 /* True if p holds exactly one value that may be a map key, in shortest form: a scalar or an array
- * of scalars. A float's one form is the 64-bit one, as Python writes it. */
+ * of scalars. For a float only the 64-bit form counts, which is what Python writes. */
 bool sk_mp_is_key(const uint8_t *p, size_t len);
-/* An integer of any width; SK_BAD_PATH if it is none or does not fit. */
+/* Reads an integer of any width; SK_BAD_PATH if it is not an integer or does not fit. */
 int sk_mp_read_int(const uint8_t *p, size_t len, int64_t *value);
 
 /* Bytes of the shortest head of a container. */

@@ -1,16 +1,16 @@
 /*
  * node.c: the functions of node.h, on top of cell.c, list.c, map.c and packed.c.
  *
- * node_private.h draws the objects and says how a write stays all-or-nothing. Here is
- * what all of them share: paths are cut into steps once, args are checked once, reads
- * end at a SPOT (an indexed object, or a span of packed bytes), writes become an sk_edit
- * that sk_apply carries down to the container that changes.
+ * node_private.h draws the objects and says how a write stays all-or-nothing. This file has what
+ * all operations share: a path is cut into steps once, the arg is checked once, a read ends at a
+ * SPOT (an indexed object, or a span of packed bytes), and a write becomes an sk_edit that sk_apply
+ * carries down to the container that changes.
  */
 #include "node_private.h"
 
 #include <string.h>
 
-/* A page reader that got a packed container has all of it: its version says so. */
+/* The version of a page reader that got a packed container: it has all of it. */
 #define VERSION_WHOLE UINT64_MAX
 
 /* ---- Making ---------------------------------------------------------------------- */
@@ -100,8 +100,8 @@ static int step_down(const sk_obj *obj, sk_span step, unsigned step_number, sk_c
 
 /* Where a read ends. */
 typedef struct spot {
-    const sk_obj *obj; /* an indexed object, or NULL: then */
-    sk_span span;      /* the value's bytes */
+    const sk_obj *obj; /* an indexed object; if NULL, */
+    sk_span span;      /* these are the value's bytes */
     sk_mp_type type;
     uint32_t count;
 } spot;
@@ -277,8 +277,8 @@ static int64_t page_of_list(const sk_list *list, uint64_t *cursor, uint32_t elem
     return n;
 }
 
-/* The cursor is a position among all entries, dead ones too: they move only when the version
- * changes. */
+/* The cursor is a position among all entries, including dead ones: entries move only when the
+ * version changes. */
 static int64_t page_of_map(const sk_map *map, uint64_t *cursor, uint32_t elements_max,
                            sk_buf *buf) {
     uint64_t size = 0, from = *cursor, to = from;
@@ -344,7 +344,7 @@ int sk_edit_grow(const sk_edit *e, int64_t delta) {
                    (long long)delta, SK_VALUE_BYTES_MAX);
 }
 
-/* The innermost of the containers that an edit creates: its bytes before the arg. */
+/* The bytes before the arg in the innermost of the containers that an edit creates. */
 static int chain_leaf(const sk_edit *e, char shape, uint8_t *head, size_t *head_len) {
     bool is_list = shape == 'l', for_list = e->op != SK_W_SET && e->op != SK_W_UPDATE;
     *head_len = 1;
@@ -438,7 +438,7 @@ int sk_apply(sk_edit *e, sk_cell *cell, unsigned step) {
     return SK_OK;
 }
 
-/* What an operation puts in place of, or into, the container at the end of the path. */
+/* Checks the arg, and sets e->fresh to the elements that the operation puts into a list. */
 static int check_arg(sk_edit *e) {
     bool is_element = e->op == SK_W_APPEND || e->op == SK_W_INSERT;
     unsigned above = e->path->steps + is_element; /* containers around the arg */

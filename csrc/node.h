@@ -6,8 +6,8 @@
  * elements pass SK_PACKED_ELEMENTS_MAX) becomes an indexed LIST or MAP whose
  * elements are 16-byte cells: up to 15 bytes of MessagePack inline, or a pointer
  * to another object. So append, index, map get and map put cost O(1) on large
- * containers, small ones cost their bytes, and an update deep in a value touches
- * the objects on its path only.
+ * containers, operations on small ones cost time in proportion to their bytes,
+ * and an update deep in a value touches only the objects on its path.
  *
  * Invariants
  *  - An object holds exactly one well-formed MessagePack value, no deeper than
@@ -30,7 +30,7 @@
 #define SK_PACKED_BYTES_MAX 256
 #define SK_PACKED_ELEMENTS_MAX 64
 
-typedef struct sk_obj sk_obj; /* defined in node.c */
+typedef struct sk_obj sk_obj; /* defined in node_private.h */
 
 /* Builds a value from MessagePack. kind: SK_LIST, SK_MAP or SK_NESTED, which the root must fit. */
 int sk_node_make(sk_mem *mem, int kind, const uint8_t *msgpack, size_t len, uint64_t *seq,
@@ -39,7 +39,7 @@ void sk_node_free(sk_mem *mem, sk_obj *obj); /* obj may be NULL */
 
 /* Appends the value's MessagePack. */
 int sk_node_encode(const sk_obj *obj, sk_buf *buf);
-/* Bytes that sk_node_encode will append; kept cheap for packed objects. */
+/* Bytes that sk_node_encode will append. O(1). */
 uint64_t sk_node_size(const sk_obj *obj);
 
 /* The operations of sk_read and sk_page (statekit.h) on a value. buf is appended to. A length

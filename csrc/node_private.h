@@ -2,10 +2,8 @@
  * node_private.h: what the files behind node.h share.
  *
  *   node.c    the public functions: paths, reads, pages, writes
- *   cell.c    which representation a value gets; its size, its bytes, its end
- *   list.c    the indexed list
- *   map.c     the indexed map
- *   packed.c  steps and edits inside packed bytes
+ *   cell.c which representation a value gets; its size, its bytes, freeing it list.c the indexed
+ *   list map.c the indexed map packed.c steps and edits inside packed bytes
  *
  * The objects
  *
@@ -29,21 +27,21 @@
  *                       0            in insertion order         used  cap     |
  *              index:   2^bits slots of 32 bits, probed linearly from the hash's low bits:
  *                       | upper 32-bits bits of the hash | position in entries + 1 |
- *     A deleted entry stays in both arrays as a dead one (its slot still points at it, which
- *     is the tombstone that linear probing needs) until more than half are dead; then the
- *     entries close ranks and the index is made anew. The hash bits in the slot spare nearly
- *     all comparisons with other keys: 22 bits of them in a map of 500 entries.
+ *     A deleted entry stays in both arrays as a dead one (its slot still points at it, which is the
+ *     tombstone that linear probing needs) until more than half are dead. Then the dead entries are
+ *     squeezed out and the index is made anew. The hash bits in a slot avoid nearly all comparisons
+ *     with other keys: in a map of 500 entries there are 22 of these bits.
  *
  * `body` is the encoded size of all elements, kept up to date along the path of every
  * write. It makes the size of a value O(1), so that encoding reserves once and the limit
  * SK_VALUE_BYTES_MAX holds for values that grow step by step, too.
  *
  * How a write stays all-or-nothing: sk_apply walks down to the container that changes.
- * There, first everything that can fail is done aside (new cells, new arrays, the copy of
- * a removed element for the caller), then the change is made by moves alone, and on the
- * way back up only the `body` of each ancestor is corrected. A packed container that
- * outgrows its limits is first copied into an indexed one aside, the write is
- * applied to the copy, and the copy replaces it if that went well.
+ * There, first everything that can fail is prepared aside (new cells, new arrays, the copy of a
+ * removed element for the caller). Then the change is made by moves alone, and on the way back up
+ * only the `body` of each ancestor is corrected. A packed container that would outgrow its limits
+ * is first copied into a new indexed one. The write is applied to that copy, and if it succeeds,
+ * the copy replaces the packed container.
  */
 #ifndef SK_NODE_PRIVATE_H
 #define SK_NODE_PRIVATE_H
@@ -133,12 +131,12 @@ typedef struct sk_edit {
     int op; /* sk_write_op */
     int kind;
     const sk_path *path;
-    unsigned depth;    /* steps to the container that changes: SET, DELETE one less than all */
+    unsigned depth;    /* steps to the container that changes; SET, DELETE: all but the last */
     const char *shape; /* or NULL */
     sk_span arg;       /* checked */
     sk_span fresh;     /* elements that a list gains, one after the other */
     uint32_t fresh_count;
-    sk_span name; /* what SET, DELETE and TAKE pick: the last step, or arg */
+    sk_span name; /* the key or index that SET, DELETE and TAKE name: the last step, or arg */
     int64_t i, j;
     sk_buf *buf;
     const sk_cell *root;  /* the value's root, which is never inline */
@@ -167,7 +165,7 @@ static inline sk_span sk_cell_span(const sk_cell *cell) {
     return (sk_span){packed->bytes, packed->len};
 }
 
-/* The encoded value: how long it is; written to out, the end of which is returned. */
+/* The length of the encoded value. sk_obj_write writes the value to out and returns its end. */
 uint64_t sk_obj_size(const sk_obj *obj);
 uint8_t *sk_obj_write(const sk_obj *obj, uint8_t *out);
 void sk_obj_free(sk_mem *mem, sk_obj *obj);
@@ -176,15 +174,15 @@ static inline uint64_t sk_cell_size(const sk_cell *cell) {
     return cell->tag != SK_CELL_OBJECT ? cell->tag : sk_obj_size(cell->obj);
 }
 uint8_t *sk_cell_write(const sk_cell *cell, uint8_t *out);
-/* Appends the value to e->buf, for the caller, before it is removed. */
+/* Appends a value that is about to be removed to e->buf, for the caller. */
 int sk_cell_copy_out(sk_edit *e, const sk_cell *cell);
 
 static inline void sk_cell_free(sk_mem *mem, sk_cell *cell) {
     if (cell->tag == SK_CELL_OBJECT) sk_obj_free(mem, cell->obj);
 }
 
-/* All makers take one checked value. Only equal keys in a map that gets indexed may
- * still turn up: SK_BAD_VALUE. */
+/* All makers take one value that was checked. Only one error can still be found: equal keys in a
+ * map that gets indexed (SK_BAD_VALUE). */
 int sk_cell_make(sk_mem *mem, uint64_t *seq, sk_span value, sk_cell *cell);
 int sk_cell_make_key(sk_mem *mem, sk_span key, sk_cell *cell);
 /* An object for the value, of the form that the limits ask for. */
@@ -238,8 +236,8 @@ int sk_packed_apply(sk_edit *e, sk_cell *cell, unsigned step);
 
 /* Applies the edit below the container in `cell`, which `step` steps lead to. */
 int sk_apply(sk_edit *e, sk_cell *cell, unsigned step);
-/* What the edit creates where nothing is after `level` steps: the containers that shape
- * names, one in the other, with the edit's arg in the innermost; or SK_MISSING. */
+/* What the edit creates if there is nothing after `level` steps: the containers that shape names,
+ * one inside the other, with the edit's arg in the innermost; or SK_MISSING. */
 int sk_chain(sk_edit *e, unsigned level, sk_span *value);
 /* SK_OK, or SK_TOO_LARGE if the value may not grow by delta. */
 int sk_edit_grow(const sk_edit *e, int64_t delta);

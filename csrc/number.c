@@ -1,7 +1,7 @@
 /*
  * number.c: the kinds i64 and f64: a number in its slot.
  *
- * Their batches have a shorter way in batch.c, which knows them.
+ * batch.c knows these two kinds, and has a shorter way for their batches.
  */
 #include "entry.h"
 
@@ -16,7 +16,7 @@ static int put_number(sk_at *at, const sk_key *key, const uint8_t *data, size_t 
     return sk_entry_put(at, key, value);
 }
 
-/* Rounded to the nearest beyond 2^53, as Python's float() does. */
+/* Beyond 2^53 the number is rounded to the nearest float, as Python's float() does. */
 static sk_value widen_i64(sk_value value) { return (sk_value){.f64 = (double)value.i64}; }
 
 const sk_kind_ops sk_i64_kind = {.name = "i64",
@@ -40,8 +40,8 @@ const sk_kind_ops sk_f64_kind = {.name = "f64",
 /* ---- Calls ---- */
 
 /*
- * The i64 and f64 operations differ in their type and in how they add, so one text serves both.
- * ADD(a, b, sum): computes *sum, true on overflow.
+ * The i64 and f64 operations differ only in their type and in how they add, so one macro makes
+ * both. ADD(a, b, sum): computes *sum, true on overflow.
  */
 #define ADD_I64(a, b, sum) __builtin_add_overflow(a, b, sum)
 #define ADD_F64(a, b, sum) (*(sum) = (a) + (b), false)
@@ -165,7 +165,7 @@ NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
                               TYPE missing) {                                                      \
         TYPE value = 0;                                                                            \
         int status = sk_##NAME##_get(store, state, data, len, &value);                             \
-        /* What may be taken for no value needs its status. */                                     \
+        /* A value that looks like "no value" needs its status. */                                 \
         if (status == SK_MISSING && !IS_NONE(missing)) return missing;                             \
         return value_or_none_##NAME(status, value);                                                \
     }                                                                                              \
@@ -177,7 +177,7 @@ NUMBER_OPERATIONS(f64, double, SK_F64, ADD_F64)
     }
 
 #define IS_MIN(value) ((value) == INT64_MIN)
-/* -2^63 too: a binding that compares with INT64_MIN sees an equal number */
+/* -2^63 too: a binding that compares with INT64_MIN finds it equal */
 #define IS_NAN(value) ((value) != (value) || (value) == -9223372036854775808.0)
 
 VALUE_OPERATIONS(i64, int64_t, INT64_MIN, IS_MIN)

@@ -1,18 +1,18 @@
 /*
  * packed.c: steps and edits inside packed bytes.
  *
- * MessagePack containers carry a count of elements, not of bytes. So whatever changes
- * inside, only one head changes with it, that of the container which gains or loses
- * elements. An edit is therefore a PATCH of two places:
+ * MessagePack containers carry a count of elements, not of bytes. So whatever changes inside, only
+ * one head changes: that of the container which gains or loses elements. An edit is therefore a
+ * PATCH of two places:
  *
  *      | ... | head | elements before | from ... to | elements after | ... |
  *               |                            |
  *          new head (may be wider        new bytes, in two pieces
  *          or narrower: 15 -> 16)        (a key and its value)
  *
- * It is made in place if the result is within the limits of a packed container. If not,
- * the outermost container of these bytes becomes an indexed object, its elements
- * cells, and the edit goes on from there: what it leads to may still be packed.
+ * It is made in place if the result is within the limits of a packed container. If not, the
+ * outermost container of these bytes becomes an indexed object, whose elements are cells, and the
+ * edit goes on from there. The container that it leads to may still be packed.
  */
 #include "node_private.h"
 
@@ -23,7 +23,7 @@ typedef struct patch {
     size_t head_len; /* as it is */
     uint8_t new_head[SK_MP_HEAD_MAX];
     size_t new_head_len;
-    uint32_t count; /* elements or pairs then */
+    uint32_t count; /* elements or pairs after the edit */
     size_t from, to;
     sk_span piece[2];
     uint8_t merged[SK_PACKED_BYTES_MAX]; /* SK_W_UPDATE builds its piece here */
@@ -31,7 +31,8 @@ typedef struct patch {
 
 /* ---- Steps ----------------------------------------------------------------------- */
 
-/* The pair with this key: where the key is, or NULL. *end: where the search ended. */
+/* Finds the pair with this key: returns where the key is, or NULL. *end is where the search ended:
+ * the pair's value, or the end of the pairs. */
 static const uint8_t *find_pair(const uint8_t *p, uint32_t pairs, sk_span key,
                                 const uint8_t **end) {
     for (; pairs > 0; pairs--) {
@@ -84,7 +85,7 @@ static int plan_list(sk_edit *e, sk_span all, const uint8_t *p, patch *patch) {
     uint32_t i = 0, j = 0;
     int status = sk_list_range(e, head.count, &i, &j);
     if (status != SK_OK) return status;
-    /* The outermost container ends where the bytes end: no need to walk to append to it. */
+    /* The outermost container ends where the bytes end, so appending to it needs no walk. */
     bool at_end = i == head.count && p == all.p;
     const uint8_t *from = at_end ? all.p + all.len : sk_mp_next_n(p + head.head_len, i);
     const uint8_t *to = sk_mp_next_n(from, j - i);
@@ -135,7 +136,7 @@ static bool merged_put(patch *patch, const uint8_t *from, const uint8_t *to) {
     return true;
 }
 
-/* Builds the pairs of the map at p updated by those of the map arg. False: too long. */
+/* Builds the pairs of the map at p, updated with those of the map arg. False: too long. */
 static bool plan_merge(sk_edit *e, sk_span all, const uint8_t *p, patch *patch) {
     sk_mp_head head = sk_mp_head_of(p), more = sk_mp_head_of(e->arg.p);
     if (more.count > SK_PACKED_ELEMENTS_MAX) return false;
@@ -234,10 +235,10 @@ static size_t patched_len(const patch *patch, size_t len) {
            patch->piece[0].len + patch->piece[1].len;
 }
 
-/* Applies the patch to `len` bytes; there is room for the result. The order of the moves
- * matters: the bytes before `from` and those behind `to` must not run over each other. A
- * head that widens pushes the former towards the latter, so these go first; one that
- * narrows does the reverse. */
+/* Applies the patch to `len` bytes; there is room for the result. The order of the moves matters:
+ * the bytes before `from` and those behind `to` must not overwrite each other. If the head gets
+ * wider, the bytes before `from` move towards those behind `to`, so the latter are moved first; if
+ * it gets narrower, it is the other way round. */
 static void splice(uint8_t *bytes, size_t len, const patch *patch) {
     uint8_t *middle = bytes + patch->head + patch->head_len;
     uint8_t *new_middle = bytes + patch->head + patch->new_head_len;
@@ -277,7 +278,8 @@ static int apply_indexed(sk_edit *e, sk_cell *cell, sk_span all, unsigned step) 
         sk_obj_free(e->mem, indexed.obj);
         return status;
     }
-    /* Not what the edit alone added: heads that were wider than need be are no more. */
+    /* The size may change by more than the edit: heads that were wider than necessary are
+     * shorter. */
     e->delta = (int64_t)sk_cell_size(&indexed) - (int64_t)all.len;
     sk_cell_free(e->mem, cell);
     *cell = indexed;

@@ -1,13 +1,14 @@
 /*
- * pick.c: single entries, by their keys, as one delta block: what a process that takes leaves over
- * asks for ahead of the leaves themselves. spread.c takes such blocks in.
+ * pick.c: single entries, by their keys, as one delta block. A process that takes leaves over asks
+ * for such entries ahead of the leaves themselves. spread.c takes such blocks in.
  *
- *   1. want     the keys are routed, sorted by hash and counted once each
+ *   1. want     the keys are routed and sorted by hash, repeated ones are dropped
  *   2. lock     their leaves, all at once, so that slots stay where they are
  *   3. find     each key; one that is missing goes in as a deletion, which is an answer too
  *   4. encode   (encode.c), as a block of one leaf, or of the whole hash space
  *
- * Only a whole leaf can say that a key is missing. So keys of others are left out, or refused.
+ * Only a whole leaf can say that a key is missing. So keys of other leaves are left out, or
+ * refused.
  */
 #include "column.h"
 #include "store.h"
@@ -34,8 +35,8 @@ int sk_keys_route(const sk_state *state, const sk_column *column, int64_t n, sk_
     return status;
 }
 
-/* The keys of a column, sorted. leaf_no: they must all be of that leaf; store->leaf_count: of any.
- */
+/* The keys of a column, sorted. leaf_no: all keys must be of that leaf; store->leaf_count: they may
+ * be of any leaf. */
 static int want(sk_store *store, const sk_state *state, uint32_t leaf_no, const sk_column *column,
                 int64_t n, sk_wanted *wanted) {
     sk_key *keys;
@@ -54,13 +55,13 @@ static int want(sk_store *store, const sk_state *state, uint32_t leaf_no, const 
     return status;
 }
 
-/* With the leaves locked. The block is of leaf `leaf_no` of 2^leaf_bits. */
+/* Called with the leaves locked. The block is one of leaf `leaf_no` of 2^leaf_bits. */
 static int pick(sk_store *store, sk_state *state, sk_wanted *wanted, uint32_t leaf_no,
                 uint8_t leaf_bits, sk_buf *buf) {
     if (wanted->n == 0) return SK_OK;
     sk_table_env env;
     sk_timing timing;
-    uint32_t first = sk_leaf_of(wanted->items[0].hash, store->leaf_bits); /* they are all alike */
+    uint32_t first = sk_leaf_of(wanted->items[0].hash, store->leaf_bits); /* any will do */
     sk_env_set(&env, store, state, &store->leaves[first], 0);
     if (env.is_timed) {
         timing = sk_timing_of(store, state);
@@ -136,9 +137,9 @@ int64_t sk_pick(sk_store *store, uint32_t state_id, const sk_column *column, int
     status = SK_NO_MEMORY;
     if (leaves != NULL) {
         uint32_t epoch, count = leaves_of(store, &wanted, leaves);
-        /* All at once: slots stay where they are until they are copied into the block. */
+        /* All at once, so that slots stay where they are until they are copied into the block. */
         status = sk_leaf_list_lock(store, leaves, count, false, &epoch);
-        assert(status == SK_OK); /* it cannot fail if nothing is to be written */
+        assert(status == SK_OK); /* it cannot fail without `writes` */
         keep_whole(store, &wanted);
         status = pick(store, state, &wanted, 0, 0, buf);
         sk_leaf_list_unlock(store, leaves, count);

@@ -1,9 +1,11 @@
 /*
- * rewrite.c: a block once more, for another place or another type; and a state's tables so.
+ * rewrite.c: rewrites a block for another leaf or another type, and a state's tables for another
+ * type.
  *
  * A checkpoint can be restored into a store with another number of leaves, and into a program that
- * has widened a state's type meanwhile. Both are done to blocks, column by column: entries are
- * sorted by hash, so those of one leaf are a range of every column, and nothing is decoded.
+ * has widened a state's type meanwhile. In both cases blocks are rewritten, column by column:
+ * entries are sorted by hash, so those of one leaf are a range of every column, and nothing is
+ * decoded.
  */
 #include "block_private.h"
 #include "failpoint.h"
@@ -35,15 +37,15 @@ static uint64_t lower_bound(const uint8_t *block, const sk_block_info *info, uin
     return low;
 }
 
-/* Entries [*from, *to) are those of the leaf. All hashes are checked for order and for being of the
- * block's leaf, or entries could be lost between two slices without a word. */
+/* Entries [*from, *to) are those of the leaf. It checks that all hashes are in order and of the
+ * block's leaf; otherwise entries could be lost between two slices without an error. */
 static int find_slice(const uint8_t *block, const sk_block_info *info, uint32_t leaf,
                       uint32_t leaf_bits, uint64_t *from, uint64_t *to) {
     uint64_t previous = 0, n = info->entries;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t hash = sk_load64(block + info->hashes + 8 * i);
         if (hash < previous) return CORRUPT("hashes out of order at entry", i);
-        bool is_end = i == 0 || i + 1 == n; /* those in between lie in between */
+        bool is_end = i == 0 || i + 1 == n; /* hashes between these two are of the leaf too */
         if (is_end && sk_leaf_of(hash, info->leaf_bits) != info->leaf)
             return CORRUPT("key of another leaf at entry", i);
         previous = hash;
@@ -62,7 +64,7 @@ static int check_slice(const uint8_t *block, const sk_block_info *info, uint64_t
     const sk_kind_ops *kind = sk_kinds[info->kind];
     entry e, previous = {0};
     int status = SK_OK;
-    /* from the one before: it is the first one's neighbour */
+    /* from the entry before: the first one is compared with it */
     for (uint64_t i = from > 0 ? from - 1 : 0; i < to; i++, previous = e) {
         if ((status = entry_at(block, info, i, &e)) != SK_OK) return status;
         if (i < from) continue;
@@ -171,18 +173,19 @@ int sk_block_rewrite(const uint8_t *block, size_t len, uint32_t leaf, uint32_t l
                               .value_width = info.value_width};
     strcpy(new_info.name, info.name);
     strcpy(new_info.key_type, info.key_type);
-    /* A full block says what is not there, even if that is everything; a delta says nothing then.
-     */
+    /* A full block without entries says that there are none; a delta without entries says
+     * nothing. */
     if (new_info.entries == 0 && new_info.is_delta) return SK_OK;
     return write_slice(block, &info, from, &new_info, buf);
 }
 
 /* ---- States ---- */
 
-/* Slots of a timed table keep shorter keys: those in between need memory of their own, or give it
- * back. Found first, because that can fail and the rest must not. */
+/* A slot of a timed table has less room for its key. Keys that only fit a slot which is not timed
+ * need memory of their own when the table becomes timed, and give it back otherwise. That memory is
+ * allocated first, because this can fail and the rest must not. */
 typedef struct key_list {
-    sk_long_key **keys; /* in the order of the slots that want one */
+    sk_long_key **keys; /* in the order of the slots that need one */
     size_t count, room;
 } key_list;
 
@@ -276,10 +279,10 @@ int sk_state_retype(sk_store *store, const char *name, int kind, int flags) {
     for (uint32_t i = 0; i < store->leaf_count && status == SK_OK; i++) {
         sk_table *table = &state->tables[i];
         sk_table_env env;
-        if (table->groups == 0 && table->forgot == 0) continue; /* it never held anything */
+        if (table->groups == 0 && table->forgot == 0) continue; /* the table never held anything */
         sk_env_set(&env, store, state, &store->leaves[i], epoch);
         convert_table(table, &env, kind, is_timed, &next);
-        /* No delta reaches back over this: what it would be put over has the other type. */
+        /* No delta may reach back to before this: it would be put over blocks of the other type. */
         table->forgot = epoch;
         if (table->live + table->tombs > 0) store->leaves[i].changed = epoch;
     }

@@ -1,42 +1,43 @@
 /*
  * snapshot.c: consistent views of the store, taken in O(1) while it is in use.
  *
- * Taking one bumps the store's epoch. No entry is versioned and nothing is
- * copied; instead each leaf is encoded once per snapshot, *before* its first
- * change after the snapshot, by whoever comes first: the reader
- * (sk_snapshot_next) or the call that is about to change it (sk_leaf_lock_write
- * -> sk_snapshots_serve). A changing call thus stalls for the encoding of one
- * leaf at most, and a leaf nobody touches costs nothing until it is read.
+ * Taking one bumps the store's epoch. No entry is versioned and nothing is copied. Instead each
+ * leaf is encoded once per snapshot, *before* its first change after the snapshot. Whoever comes
+ * first encodes it: the reader (sk_snapshot_next) or the call that is about to change the leaf
+ * (sk_leaf_lock_write -> sk_snapshots_serve). So a changing call waits for the encoding of at most
+ * one leaf, and a leaf that nobody touches costs nothing until it is read.
  *
  *   leaf->served  the epoch up to which every open snapshot has been served for this leaf.
- *                 The store's is the next one: change away. One comparison in the steady state.
+ *                 If the store's epoch is the next one, the leaf may be changed at once. In the
+ *                 steady state that is one comparison.
  *   progress[l]   per snapshot and leaf: WANTED -> QUEUED (encoded by a changer, waiting for
  *                 the reader) -> DONE, or WANTED -> DONE (encoded by the reader). Changes only
  *                 under the leaf's lock or, QUEUED -> DONE, under snapshots_lock.
  *
- * Why it is consistent. Let a change read the epoch under its leaf's lock, and make the
- * change under the same hold of that lock.
- *  1. If it reads an epoch later than the snapshot's, then served was brought up to it first,
- *     so the leaf was encoded without the change: the change is not in the snapshot.
+ * Why it is consistent. A change reads the epoch under its leaf's lock, and is made while that lock
+ * is still held.
+ *  1. If it reads an epoch later than the snapshot's, then `served` was first brought up to that
+ *     epoch, so the leaf was encoded without the change: the change is not in the snapshot.
  *  2. If it reads the snapshot's epoch or an earlier one, the leaf was not encoded before the
- *     change (an encoder takes the lock, and a changer's encoding happens only on reading a
- *     later epoch), so it will be encoded with it: the change is in the snapshot.
- *  So a change is in the snapshot iff it read the epoch before the bump. The epoch is one
- *  atomic variable; if change x ended before change y began and y is in, then y read the old
- *  epoch, x read it even earlier, and x is in. Hence the snapshot is a prefix of every order
- *  in which the calls may be said to have happened: all calls that ended before it was taken,
- *  none that began after, and no effect without its cause.
+ *     change (an encoder takes the lock, and a changing call only encodes if it reads a later
+ *     epoch), so it will be encoded with the change: the change is in the snapshot.
+ *  So a change is in the snapshot iff it read the epoch before the bump. The epoch is one atomic
+ *  variable; if change x ended before change y began and y is in the snapshot, then y read the old
+ *  epoch, x read it even earlier, and x is in it too. Hence the snapshot is a prefix of every order
+ *  in which the calls can have happened: it has all calls that ended before it was taken, none that
+ *  began after, and no effect without its cause.
  *
- * Memory. Blocks encoded by changers wait in a queue of at most bytes_max (plus one leaf per
- * changing thread). A changer that finds it full gives up its leaf's lock and waits for the
- * reader. If the reader takes nothing for SK_STALL_MS, or reader and changer are one thread,
- * nobody would ever wake up: then the snapshot is given up (its reader gets SK_OVERRUN) and the
- * change goes on. State in use comes before a copy of it.
+ * Memory. Blocks encoded by changers (calls that change a leaf) wait in a queue of at most
+ * bytes_max (plus one leaf per changing thread). A changer that finds the queue full releases its
+ * leaf's lock and waits for the reader. If the reader takes nothing for SK_STALL_MS, the snapshot
+ * is given up (its reader gets SK_OVERRUN) and the change goes on. Otherwise a changer might wait
+ * for ever, for example if reader and changer are one thread. State in use comes before a copy of
+ * it.
  *
  * Readers. Several threads may read one snapshot: each leaf goes to one of them, because progress
- * moves to DONE under the leaf's lock or with the item that left the queue. One that is told
- * SK_END may be so while another still encodes the last leaf. No lock of the store's is held
- * while a leaf is encoded or copied, only the leaf's own.
+ * moves to DONE under the leaf's lock or with the item that left the queue. A reader may get SK_END
+ * while another one still encodes the last leaf. While a leaf is encoded or copied, no lock of the
+ * store is held, only the leaf's own.
  */
 #define _GNU_SOURCE
 #include "failpoint.h"
@@ -62,11 +63,11 @@ struct sk_snapshot {
     sk_snapshot *next;  /* in store->snapshots */
     uint32_t epoch;     /* changes of this epoch and before are in it */
     uint32_t *since;    /* per leaf, or NULL */
-    int64_t watermark;  /* event time when it was taken: what was alive then is in it */
+    int64_t watermark;  /* event time when it was taken; it has what was alive then */
     uint64_t bytes_max; /* of the queue */
     uint8_t *progress;  /* per leaf */
     uint8_t *residency; /* per leaf: sk_residency when it was encoded */
-    /* leaves that are shut are in it */
+    /* it has shut leaves too */
     _Atomic bool has_shut;
     /* all below: under snapshots_lock */
     uint32_t cursor; /* leaves before it have been visited by the reader */
@@ -117,7 +118,7 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     pthread_mutex_lock(&store->snapshots_lock);
     snapshot->next = store->snapshots;
     store->snapshots = snapshot;
-    /* The list first, then the epoch: who sees the new epoch finds the snapshot. */
+    /* The list first, then the epoch: a call that sees the new epoch finds the snapshot. */
     snapshot->epoch = atomic_fetch_add(&store->epoch, 1);
     snapshot->watermark = atomic_load(&store->watermark);
     pthread_mutex_unlock(&store->snapshots_lock);
@@ -162,13 +163,14 @@ void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
 
 /* ---- Encoding a leaf for a snapshot ---- */
 
-/* What the snapshot takes a leaf for, whose lock is held: an sk_residency. */
+/* What a leaf whose lock is held is to the snapshot: an sk_residency. */
 static uint8_t seen_by(sk_snapshot *snapshot, uint32_t leaf_no) {
     const sk_leaf *leaf = &snapshot->store->leaves[leaf_no];
     return (uint8_t)(snapshot->has_shut ? sk_leaf_held(leaf) : sk_leaf_seen(leaf));
 }
 
-/* The leaf as the snapshot must see it; its lock is held and it has not changed since. */
+/* Encodes the leaf as the snapshot must see it. Its lock is held, and it has not changed since the
+ * snapshot was taken. */
 static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     uint32_t since = snapshot->since != NULL ? snapshot->since[leaf_no] : 0;
@@ -194,12 +196,12 @@ static struct timespec stall_deadline(void) {
     return until;
 }
 
-/* Gives up the leaf's lock until the queue has room, the snapshot goes, or its reader proves dead.
- * Under snapshots_lock. */
+/* Releases the leaf's lock and waits until the queue has room, the snapshot is closed, or its
+ * reader has stalled for too long. Under snapshots_lock. */
 static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *leaf) {
     snapshot->users++;
     sk_leaf_unlock(leaf);
-    /* Other snapshots wake this one up too: only its own reader moves the deadline. */
+    /* Other snapshots wake this wait up, too. Only this snapshot's reader moves the deadline. */
     struct timespec until = stall_deadline();
     uint64_t taken = snapshot->taken;
     while (!snapshot->is_closing && !snapshot->is_overrun &&
@@ -217,8 +219,8 @@ static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *lea
     pthread_cond_broadcast(&store->snapshots_moved);
 }
 
-/* Encodes the locked leaf into the snapshot's queue. Under snapshots_lock, which it gives up
- * while it encodes: the leaf's lock keeps progress[leaf_no] as it is. */
+/* Encodes the locked leaf into the snapshot's queue. Under snapshots_lock, which it releases while
+ * it encodes: the leaf's lock keeps progress[leaf_no] from changing. */
 static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     snapshot->users++;
     pthread_mutex_unlock(&store->snapshots_lock);
@@ -226,7 +228,7 @@ static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     queued *item = status == SK_OK ? sk_raw_zalloc(sizeof *item) : NULL;
     if (status == SK_OK)
         status = item == NULL ? SK_NO_MEMORY : encode_for(snapshot, leaf_no, &item->blocks);
-    if (status == SK_OK) sk_buf_trim(&item->blocks); /* it may wait for long */
+    if (status == SK_OK) sk_buf_trim(&item->blocks); /* it may wait for a long time */
     pthread_mutex_lock(&store->snapshots_lock);
     snapshot->users--;
     pthread_cond_broadcast(&store->snapshots_moved);
@@ -265,8 +267,8 @@ int sk_snapshots_serve(sk_store *store, uint32_t leaf_no) {
 
 /* ---- Reading ---- */
 
-/* Takes a queued leaf, if there is one: -SK_MISSING if not. The copy is made outside
- * snapshots_lock, so that other readers and changers go on meanwhile. */
+/* Takes a leaf from the queue; -SK_MISSING if there is none. The copy is made without
+ * snapshots_lock, so that other readers and changers can go on meanwhile. */
 static int64_t take_queued(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     pthread_mutex_lock(&store->snapshots_lock);
@@ -294,7 +296,8 @@ static int64_t take_queued(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf
     return len;
 }
 
-/* Encodes leaf_no unless somebody did: its length, 0 if there is nothing to read here. */
+/* Encodes leaf_no unless somebody already did. Returns the length; 0 if there is nothing to
+ * read. */
 static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     size_t start = buf->len;
@@ -312,8 +315,8 @@ static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }
 
-/* What the leaf was, under its lock: progress says that it was encoded, the lock that nobody is at
- * it. */
+/* What the leaf was. Its lock is held, so nobody is encoding it now; progress says whether it was
+ * encoded. */
 static uint8_t residency_of(sk_snapshot *snapshot, uint32_t leaf_no) {
     sk_store *store = snapshot->store;
     pthread_mutex_lock(&store->snapshots_lock);
@@ -366,8 +369,9 @@ int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) 
                             "it was given up so that changes could go on",
                             SK_STALL_MS, (unsigned long long)snapshot->bytes_max);
         int64_t len = -SK_MISSING;
-        /* First what nobody has encoded: each leaf that the reader gets to before a changer does
-         * is one that no changer waits for. What they have encoded can lie, while there is room. */
+        /* First read leaves that nobody has encoded: if the reader gets to a leaf before a changer
+         * does, no changer has to wait for it. Blocks from changers can wait while the queue has
+         * room. */
         if (!is_left || is_half_full) len = take_queued(snapshot, leaf_no, buf);
         if (len != -SK_MISSING) return len;
         if (!is_left) return -SK_END;
@@ -380,7 +384,7 @@ int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) 
     }
 }
 
-/* Right after encoding, where the bytes are still in the cache, and with no lock held. */
+/* Called right after encoding, while the bytes are still in the cache, and with no lock held. */
 static void seal_blocks(uint8_t *blocks, size_t len) {
     for (size_t at = 0; at < len;) {
         uint64_t size = sk_load64(blocks + at + 8);
@@ -399,7 +403,7 @@ int64_t sk_snapshot_fill(sk_snapshot *snapshot, uint64_t bytes_max, sk_filled *r
         int64_t len = -SK_FAILPOINT(SNAPSHOT_FILL);
         if (len == 0) len = sk_snapshot_next(snapshot, &leaf_no, buf);
         if (len < 0 && count == 0) return len;
-        if (len < 0) break; /* what is in buf has left the snapshot: the next call will tell */
+        if (len < 0) break; /* buf has leaves that left the snapshot: the next call retries */
         seal_blocks(buf->data + start, (size_t)len);
         uint8_t residency = snapshot->residency[leaf_no];
         bool is_delta = snapshot->since != NULL && snapshot->since[leaf_no] > 0;

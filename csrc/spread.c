@@ -1,5 +1,5 @@
 /*
- * spread.c: entries of many leaves, out of blocks of the whole hash space (sk_pick makes them).
+ * spread.c: entries of many leaves, from blocks of the whole hash space (sk_pick makes them).
  *
  *   hashes of a block   | 00.. 00.. | 01.. | 10.. 10.. 10.. | 11.. |     leaves are prefixes of the
  *   leaves                leaf 0      1      2                3          hash, so each is a part of
@@ -7,10 +7,11 @@
  *
  *   1. check    every block, to the last entry, before anything changes
  *   2. declare  their states
- *   3. fill     leaf after leaf, from the part of each block that is the leaf's
+ *   3. fill     leaf after leaf, from that part of each block that belongs to the leaf
  *
- * Rejected: a block for each leaf (sk_block_rewrite) and sk_leaf_decode. It checks all hashes of a
- * block for each slice of it, which is quadratic in the leaves.
+ * Rejected: making a block for each leaf (sk_block_rewrite), and sk_leaf_decode. For each slice,
+ * sk_block_rewrite checks all hashes of the block, so the cost is quadratic in the number of
+ * leaves.
  */
 #include "block_private.h"
 #include "store.h"
@@ -20,13 +21,13 @@ typedef struct source {
     const uint8_t *block;
     sk_block_info info;
     uint32_t state_id;
-    uint64_t at; /* first entry of a leaf that is yet to come */
+    uint64_t at; /* first entry that was not handed to a leaf yet */
 } source;
 
 typedef struct source_list {
     source *items;
     size_t count;
-    sk_part *parts; /* as many: those of the leaf at hand */
+    sk_part *parts; /* room for `count`: those of the current leaf */
 } source_list;
 
 /* ---- Checking ---- */
@@ -52,8 +53,8 @@ static bool is_same_type(const sk_block_info *a, const sk_block_info *b) {
            strcmp(a->key_type, b->key_type) == 0;
 }
 
-/* SK_SCHEMA if the block does not fit the state of its name, or another block of that name that is
- * to declare it. first: the blocks that are to declare a state, *count of them. */
+/* SK_SCHEMA if the block does not fit the state of its name, or another block that will declare a
+ * state of that name. first: the blocks that will declare a state, *count of them. */
 static int check_type(sk_store *store, const sk_block_info *info, const sk_block_info **first,
                       size_t *count) {
     uint32_t id;
@@ -102,7 +103,8 @@ static inline uint32_t leaf_at(const sk_store *store, const source *s, uint64_t 
     return sk_leaf_of(sk_load64(s->block + s->info.hashes + 8 * i), store->leaf_bits);
 }
 
-/* The next leaf that a block has entries of, and the parts; 0 parts: there is none. */
+/* Finds the next leaf that some block has entries of, and its parts in all blocks. Returns the
+ * number of parts; 0: no leaf is left. */
 static size_t next_leaf(const sk_store *store, source_list *list, uint32_t *leaf_no) {
     size_t count = 0;
     *leaf_no = UINT32_MAX;
@@ -128,7 +130,7 @@ static int fill_leaf(sk_store *store, uint32_t leaf_no, const sk_part *parts, si
     int status = sk_leaf_lock_write(store, leaf_no, &epoch);
     if (status != SK_OK) return status;
     sk_leaf *leaf = &store->leaves[leaf_no];
-    /* A whole leaf has nothing to learn, as in sk_leaf_decode. */
+    /* A whole leaf ignores such entries, as in sk_leaf_decode. */
     if (leaf->residency == SK_PARTIAL || leaf->residency == SK_ABSENT ||
         leaf->residency == SK_LEAF_EXPECTED) {
         status = sk_leaf_fill_locked(store, leaf_no, parts, count, epoch);

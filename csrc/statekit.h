@@ -7,13 +7,14 @@
  *
  * Vocabulary (docs/glossary.md): a key hashes to one LEAF; a leaf holds one
  * TABLE per STATE; a STORE is an array of leaves. A leaf is WHOLE (all its
- * entries are here), ABSENT (none is), PARTIAL (some are, and those are newer
- * than what is at the leaf's HOME, the place that has the rest) or AWAY (it is
- * not this store's: no call about a key of it does anything but say so).
+ * entries are here), ABSENT (none is here), PARTIAL (some are here, and these
+ * are newer than what is at the leaf's HOME, the place that has the rest) or
+ * AWAY (it does not belong to this store: every call about one of its keys only
+ * says so).
  *
  * Rules that hold for every function
- *  - Thread safe, unless it says otherwise. Only sk_close and sk_*_free need
- *    the caller to know that nobody else still uses the object.
+ *  - It is thread safe, unless it says otherwise. Only for sk_close and
+ *    sk_*_free must the caller know that nobody else still uses the object.
  *  - No pointer into live memory is handed out: results are copied, under the
  *    leaf's lock, into memory that the caller owns (an sk_buf or an array).
  *  - The result is a status; int64_t functions return a length (>= 0) or the
@@ -41,11 +42,11 @@
 typedef enum sk_status {
     SK_OK = 0,
     SK_MISSING = 1,       /* there is no such key, element or path */
-    SK_UNKNOWN = 2,       /* not here, and the leaf is not whole: ask its home */
-    SK_CHANGED = 3,       /* compare-and-set lost, or a container changed under its reader */
+    SK_UNKNOWN = 2,       /* the key is not here, and its leaf is not whole: ask the home */
+    SK_CHANGED = 3,       /* compare-and-set lost, or a container changed while it was read */
     SK_END = 4,           /* nothing more to read */
-    SK_NO_MEMORY = 5,     /* the allocator said no */
-    SK_LIMIT = 6,         /* the store's memory limit would be passed */
+    SK_NO_MEMORY = 5,     /* the allocator has no memory */
+    SK_LIMIT = 6,         /* the store's memory limit would be exceeded */
     SK_BAD_KEY = 7,       /* the key does not fit the state's key type, or is too long */
     SK_BAD_VALUE = 8,     /* not one well-formed MessagePack value, or of the wrong shape */
     SK_BAD_PATH = 9,      /* a step of the path does not fit what is there */
@@ -58,7 +59,8 @@ typedef enum sk_status {
     SK_SCHEMA = 16,       /* the name is in use with another kind, key type or flags */
     SK_OCCUPIED = 17,     /* sk_attach: a leaf of that number has entries here */
     SK_OVERRUN = 18,      /* the snapshot was given up: its reader fell too far behind */
-    SK_NOT_OWNED = 19     /* the leaf is away or shut: it is, or will be, another store's */
+    SK_NOT_OWNED = 19     /* the leaf is away or shut: it belongs, or will belong, to another
+                           * store */
 } sk_status;
 
 /* What a state holds under each key. The numbers are stored in blocks. */
@@ -123,23 +125,24 @@ uint32_t sk_state_count(sk_store *store);
 int sk_state_info(sk_store *store, uint32_t id, const char **name, int *kind, const char **key_type,
                   int *flags);
 /* Changes the type of a state that nobody uses yet (its id must not be in use in another thread):
- * i64 to f64, and timed or not. Every table is converted; entries that become timed have the stamp
- * SK_NO_TIME. No delta reaches back over it. SK_SCHEMA if the types do not fit. */
+ * from i64 to f64, and to timed or not timed. Every table is converted; entries that become timed
+ * get the stamp SK_NO_TIME. No delta can reach back to before this call. SK_SCHEMA if the types do
+ * not fit. */
 int sk_state_retype(sk_store *store, const char *name, int kind, int flags);
 
 typedef struct sk_stats {
-    uint64_t entries;    /* live entries that are here; expired ones until they are found */
+    uint64_t entries;    /* live entries that are here; expired ones count until they are removed */
     uint64_t tombstones; /* deletions still remembered */
     uint64_t dirty;      /* entries and tombstones not yet written home */
     uint64_t bytes;      /* native memory: slots, keys, values, containers */
-    uint64_t leaves[4];  /* leaves whole, partial, absent, away; a shut one counts as away, though
-                          * its entries and bytes count, an expected one as absent */
-    uint64_t flooded;    /* tables that went over to the secret hash */
+    uint64_t leaves[4];  /* how many are whole, partial, absent, away. A shut leaf counts as away,
+                          * though its entries and bytes count; an expected leaf counts as absent */
+    uint64_t flooded;    /* tables that changed to the secret hash */
     uint64_t operations; /* calls about one key and records of batches, since the store was made */
 } sk_stats;
 
 /* Sums over leaves [from, to) and one state or SK_ALL_STATES. Operations are counted by state, not
- * by leaf: they are 0 in a sum over part of the leaves. */
+ * by leaf: in a sum over only some of the leaves they are 0. */
 int sk_stats_read(sk_store *store, uint32_t state, uint32_t from, uint32_t to, sk_stats *stats);
 uint64_t sk_bytes_used(sk_store *store);
 int sk_bytes_limit(sk_store *store, uint64_t bytes_max);
@@ -149,27 +152,29 @@ int64_t sk_probe_cost(sk_store *store, uint32_t state, const uint8_t *key, size_
 /* ---- Time to live (csrc/ttl.c) -------------------------------------------- */
 /*
  * An entry of a timed state is stamped with the time when it is written (and, if asked, read). It
- * has expired once stamp + ttl <= now: from then on no call returns it, counts it in or encodes
- * it, and whoever comes across it removes it. Times are in ms. Processing time is the system's
- * clock, kept from going back; event time is the watermark that sk_time_set was told last, and
- * unknown before the first one: then nothing expires, and what is written counts as written at
- * the first watermark. A store that is filled from blocks should be told the watermark they
- * belong to before it is read.
+ * has expired once stamp + ttl <= now: from then on no call returns it, and a call that comes
+ * across it removes it. (sk_stats_read counts it until then, and a delta may still have it, with
+ * its stamp.) Times are in ms. Processing time is the system's clock, kept from going back. Event
+ * time is the latest watermark that was given to sk_time_set. Before the first watermark event time
+ * is unknown: then nothing expires, and what is written counts as written at the first watermark. A
+ * store that is filled from blocks should be given the watermark that belongs to these blocks
+ * before it is read.
  */
 typedef enum sk_clock { SK_PROCESSING_TIME = 0, SK_EVENT_TIME = 1 } sk_clock;
 
-/* ttl_ms 0: entries do not expire, which is how a timed state starts, one that came with blocks
- * too. on_read: reading an entry is as good as writing it. Raising the time to live may bring
- * back what older copies still have. */
+/* ttl_ms 0: entries do not expire. A timed state starts like this, also if it came with blocks.
+ * on_read: reading an entry refreshes its stamp, as writing does. Raising the time to live may
+ * bring back entries that older copies still have. */
 int sk_state_ttl(sk_store *store, uint32_t state, int64_t ttl_ms, int clock, int on_read);
-/* Event time never goes back: an older watermark is ignored. Processing time stands still at
- * now_ms, for tests, until it is set to SK_NO_TIME: back to the system's clock. */
+/* Event time never goes back: an older watermark is ignored. Processing time stands still at now_ms
+ * (for tests) until it is set to SK_NO_TIME, which returns to the system's clock. */
 int sk_time_set(sk_store *store, int clock, int64_t now_ms);
 int64_t sk_time(sk_store *store, int clock);
-/* Removes expired entries, looking at about slots_max slots from where the last sweep stopped, at
- * most once around. Returns how many it removed. */
+/* Removes expired entries. Looks at about slots_max slots, starting where the last sweep stopped,
+ * and at each slot at most once. Returns how many entries it removed. */
 int64_t sk_sweep(sk_store *store, uint64_t slots_max);
-/* 1 if an entry with this stamp, wherever it is, has expired; 0 if not; or a negated status. */
+/* 1 if an entry with this stamp, wherever the entry is, has expired; 0 if not; or a negated
+ * status. */
 int sk_stamp_expired(sk_store *store, uint32_t state, int64_t stamp_ms);
 
 /* ---- One key ------------------------------------------------------------ */
@@ -177,12 +182,11 @@ int sk_stamp_expired(sk_store *store, uint32_t state, int64_t stamp_ms);
 /* The leaf of a key, or a negated status. */
 int64_t sk_key_leaf(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
 int sk_contains(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
-#define SK_BLIND 1 /* do not ask whether the entry exists: never SK_UNKNOWN */
+#define SK_BLIND 1 /* do it without asking whether the entry exists: never SK_UNKNOWN */
 int sk_delete(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int flags);
 
-/* Any kind, in its encoded form: 8 bytes little endian (timers: for each due time), the bytes, or
- * MessagePack.
- * sk_get replaces what buf holds. */
+/* For any kind, in its encoded form: 8 bytes little endian (for timers: 8 bytes for each due time),
+ * the bytes, or MessagePack. sk_get replaces what buf holds. */
 int64_t sk_get(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, sk_buf *buf);
 int sk_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
            const uint8_t *value, size_t value_len);
@@ -190,8 +194,8 @@ int sk_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
 typedef enum sk_fold { SK_ADD = 0, SK_MIN = 1, SK_MAX = 2 } sk_fold;
 
 /* fold: a missing entry counts as initial for SK_ADD and as operand for MIN and MAX.
- * cas: expected NULL asks that the key be missing; on SK_CHANGED *result is the value
- * found, on SK_MISSING there is none. result may be NULL. */
+ * cas: expected NULL means that the key must be missing. On SK_CHANGED *result is the value found;
+ * on SK_MISSING there is none. result may be NULL. */
 int sk_i64_get(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int64_t *value);
 int sk_i64_put(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int64_t value);
 int sk_i64_fold(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int fold,
@@ -206,10 +210,10 @@ int sk_f64_cas(sk_store *store, uint32_t state, const uint8_t *key, size_t key_l
                const double *expected, double desired, double *result);
 
 /*
- * get and fold once more, with the value as the result: to a caller through a binding, a place for
- * the value costs more than the call itself. Where there is no value they return INT64_MIN or a
- * NaN, and sk_value_status() says what the matter is; SK_OK if that is the value. value_or: a key
- * that is missing has that value.
+ * get and fold once more, with the value as the result: for a caller through a binding, an
+ * out-parameter costs more than the call itself. Where there is no value they return INT64_MIN or a
+ * NaN, and sk_value_status() says why; it is SK_OK if INT64_MIN or the NaN is the value itself.
+ * value_or: for a missing key the result is `missing`.
  */
 int64_t sk_i64_value(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len);
 int64_t sk_i64_value_or(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
@@ -224,10 +228,10 @@ double sk_f64_folded(sk_store *store, uint32_t state, const uint8_t *key, size_t
 int sk_value_status(void);
 
 /*
- * Containers (list, map, nested). A path is MessagePack values one after the
- * other: an integer where the container on the way is a list (negative counts
- * from the end), a key where it is a map; empty is the root. `i` and `j` are
- * list positions with Python's meaning, `arg` is MessagePack.
+ * Containers (list, map, nested). A path is a row of MessagePack values, one for each container on
+ * the way: an integer if that container is a list (negative counts from the end), a key if it is a
+ * map. The empty path is the root. `i` and `j` are list positions with Python's meaning, `arg` is
+ * MessagePack.
  *
  *   read        at the path                                  buf holds
  *   SK_R_GET    any value                                    its MessagePack
@@ -251,9 +255,9 @@ int sk_value_status(void);
  *
  * Both replace what buf holds. sk_write returns how many bytes it put there.
  *
- * `shape` says what to create where a write finds nothing: one letter per level
- * from the root, 'l' or 'm'; "ml" makes the root a map and its members lists.
- * NULL or too short: what is missing stays missing and the call says SK_MISSING.
+ * `shape` says what to create where a write finds nothing: one letter per level from the root, 'l'
+ * or 'm'; "ml" makes the root a map and its members lists. If it is NULL or too short, nothing is
+ * created and the call answers SK_MISSING.
  */
 typedef enum sk_read_op {
     SK_R_GET = 0,
@@ -284,10 +288,10 @@ int64_t sk_write(sk_store *store, uint32_t state, const uint8_t *key, size_t key
                  const uint8_t *path, size_t path_len, const char *shape, const uint8_t *arg,
                  size_t arg_len, int64_t i, int64_t j, sk_buf *buf);
 /*
- * Reads a list or map a page at a time: an array of elements, or of keys and
- * values alternating. *cursor and *version start as 0 and are handed back
- * unchanged; SK_CHANGED if the container gained or lost elements in between,
- * SK_END after the last page.
+ * Reads a list or map a page at a time: an array of elements, or of alternating
+ * keys and values. *cursor and *version start as 0; pass to each call what the
+ * call before left in them. SK_CHANGED if the container gained or lost elements
+ * in between, SK_END after the last page.
  */
 int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
                 const uint8_t *path, size_t path_len, uint64_t *cursor, uint64_t *version,
@@ -295,8 +299,8 @@ int64_t sk_page(sk_store *store, uint32_t state, const uint8_t *key, size_t key_
 
 /* ---- Timers (csrc/timers.c) ------------------------------------------------ */
 
-/* Setting a timer that is set already changes nothing. Like other entries, a key's timers are
- * unknown where they are not here and the leaf is not whole. */
+/* Setting a timer that is already set changes nothing. Like other entries, a key's timers are
+ * unknown if they are not here and the leaf is not whole. */
 int sk_timer_set(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int64_t due);
 /* SK_MISSING if there is no such timer. */
 int sk_timer_cancel(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
@@ -306,15 +310,15 @@ int sk_timer_cancel(sk_store *store, uint32_t state, const uint8_t *key, size_t 
 
 /*
  * Takes out every timer of leaves [from, to) that is here and due at the watermark (due <=
- * watermark), and appends a record for each, {int64 due, uint32 length of the key, the key}, in
- * the order of due times and then of key bytes. Returns how many. Each timer is taken by one
- * caller, once; if the call fails, none is.
+ * watermark), and appends a record for each, {int64 due, uint32 length of the key, the key}, in the
+ * order of due times and then of key bytes. Returns how many there are. Each timer is taken by one
+ * caller, once; if the call fails, none is taken.
  */
 int64_t sk_timers_due(sk_store *store, uint32_t state, uint32_t from, uint32_t to,
                       int64_t watermark, int flags, sk_buf *buf);
-/* The earliest due time of all timers that are here, INT64_MAX if there is none; or INT64_MIN,
- * which may be the earliest too, if there is no such state of timers (sk_value_status says which).
- */
+/* The earliest due time of all timers that are here; INT64_MAX if there is none; INT64_MIN if there
+ * is no such state of timers. INT64_MIN may also be a due time: sk_value_status says which it
+ * is. */
 int64_t sk_timers_next(sk_store *store, uint32_t state);
 
 /* ---- Batches ------------------------------------------------------------ */
@@ -327,7 +331,7 @@ typedef enum sk_column_type {
     SK_COL_VAR64 = 4  /* data: bytes, offsets: int64_t[n + 1] */
 } sk_column_type;
 
-/* What the bytes of a SK_COL_VAR column stand for where an element of a container is wanted. */
+/* What the bytes of a SK_COL_VAR column stand for when they become elements of a container. */
 typedef enum sk_column_form {
     SK_FORM_MSGPACK = 0,
     SK_FORM_STR = 1,
@@ -387,88 +391,94 @@ typedef struct sk_batch_args {
 
 int sk_batch(sk_store *store, uint32_t state, int op, sk_batch_args *args);
 /* Encodes columns as one column of tuple keys: the bytes replace what buf holds, and offsets[n + 1]
- * is filled. */
+ * are written. */
 int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_t *offsets,
                  sk_buf *buf);
 
-/* The leaves of keys in a store of so many leaves: out[n]. Tuple keys come packed. */
+/* out[n]: the leaves that the keys have in a store of `leaves` leaves. Tuple keys come packed. */
 int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32_t leaves,
                   uint32_t *out);
 
 /* ---- Leaves ------------------------------------------------------------- */
 
-/* How much of it is here, whatever its gate: an sk_residency, or a negated status. */
+/* How much of the leaf is here, whatever its gate: an sk_residency, or a negated status. */
 int sk_leaf_residency(sk_store *store, uint32_t leaf);
-/* The same of many leaves into out. It waits for no lock, so that whoever decodes a leaf holds
- * nobody up: one that is being marked just now is what it was before or what it is after. */
+/* The same for many leaves, written to out. It waits for no lock, so that it is not held up by a
+ * call that decodes a leaf. For a leaf that is just being marked, it gives the residency before or
+ * after. */
 int sk_leaf_residencies(sk_store *store, const uint32_t *leaves, uint64_t n, uint8_t *out);
-/* Marks leaves [from, to), and opens their gates. SK_ABSENT and SK_AWAY drop their entries,
+/* Marks leaves [from, to), and opens their gates. SK_ABSENT and SK_AWAY drop their entries.
  * SK_WHOLE forgets tombstones that neither sk_track nor (while they are dirty) sk_write_back still
- * asks for. SK_NOT_OWNED, with nothing marked, if a shut leaf is to be whole or partial: open it
+ * needs. SK_NOT_OWNED, with nothing marked, if a shut leaf is to become whole or partial: open it
  * instead. */
 int sk_leaf_mark(sk_store *store, uint32_t from, uint32_t to, int residency);
 
 /*
  * Gates: leaves that one process hands over to another (csrc/gate.c).
  *
- * SHUT: the leaf is being handed over. It stays as it is, to be read out: sk_leaf_encode,
- * sk_leaf_pick, sk_pick, sk_leaf_residency, sk_stats_read (which counts it among leaves that are
- * away) and sk_leaf_heat do as ever. Else it is as if it were away: calls about a key, sk_install,
- * sk_detach, sk_move and sk_attach answer SK_NOT_OWNED; sk_clear, sk_sweep, sk_evict,
- * sk_timers_due, sk_timers_next and sk_spread pass it over (sk_dirty_take does not: it may come
- * back, and must be home when all is); a snapshot that is taken meanwhile does not have it, unless
- * sk_snapshot_add_shut asks for it. It can be completed by sk_leaf_decode with SK_UNDER and
- * SK_UNDER_ALL, and stays shut. The one other thing that touches its entries is the first watermark
- * (csrc/ttl.c).
+ * SHUT: the leaf is being handed over. It does not change any more and can be read out:
+ * sk_leaf_encode, sk_leaf_pick, sk_pick, sk_leaf_residency, sk_stats_read (which counts it among
+ * leaves that are away) and sk_leaf_heat work as always. In all other respects it is as if it were
+ * away: calls about a key, sk_install, sk_detach, sk_move and sk_attach answer SK_NOT_OWNED;
+ * sk_clear, sk_sweep, sk_evict, sk_timers_due, sk_timers_next and sk_spread pass over it.
+ * (sk_dirty_take does not: the leaf may come back, and its changes must be written home with all
+ * others.) A snapshot that is taken meanwhile does not have it, unless sk_snapshot_add_shut asks
+ * for it. The leaf can be completed by sk_leaf_decode with SK_UNDER and SK_UNDER_ALL, and stays
+ * shut. The only other thing that touches its entries is the first watermark (csrc/ttl.c).
  *
  * EXPECTED: the leaf is absent and its entries are on their way. Every call about a key answers
- * SK_UNKNOWN, those too that do not ask what is there; so does sk_clear, blind or not. The first
+ * SK_UNKNOWN, also calls that do not ask what is there; so does sk_clear, blind or not. The first
  * sk_leaf_decode, sk_spread (of its entries) or sk_install that succeeds opens the gate, even if it
- * brings nothing. Snapshots see an absent leaf. Detached, it is expected where it is attached.
+ * brings nothing. Snapshots see an absent leaf. If the leaf is detached, it is expected in the
+ * store to which it is attached.
  */
 typedef enum sk_gate { SK_GATE_OPEN = 0, SK_GATE_SHUT = 1, SK_GATE_EXPECTED = 2 } sk_gate;
 
 /* Sets the gates of leaves [from, to), all or (on failure) none. When it returns, no call that
- * began before can still change a shut leaf. SK_NOT_OWNED if one is away and to be shut,
- * SK_BAD_ARGUMENT if one is to be expected and has entries. An away leaf that is to be expected is
- * this store's from then on, with no moment in which it would take a write. Opening a shut leaf
- * takes it back as it was, and deltas reach back over all of this. (If it was expected, and nothing
- * has come, it is expected again.) */
+ * began before can still change a shut leaf. SK_NOT_OWNED if a leaf that is to be shut is away,
+ * SK_BAD_ARGUMENT if a leaf that is to be expected has entries. An away leaf that becomes expected
+ * belongs to this store from then on; there is no moment in which it would accept a write. Opening
+ * a shut leaf takes it back as it was, and deltas can reach back to before it was shut. (If the
+ * leaf was expected when it was shut, and nothing has come, it is expected again.) */
 int sk_leaf_gate(sk_store *store, uint32_t from, uint32_t to, int gate);
 int sk_leaf_gate_of(sk_store *store, uint32_t leaf); /* an sk_gate, or a negated status */
-/* out[leaf] = about how many operations on it there were since the store was made, of all states:
- * calls about one key, each of them, and records of batches, by a sample of one in 31. */
+/* out[leaf] = roughly how many operations on the leaf there were since the store was made, in all
+ * states: every call about one key counts, records of batches by a sample of one in 31. */
 int sk_leaf_heat(sk_store *store, uint64_t *out);
-/* entries[leaf], bytes[leaf]: how many it has of a state, or of all; either may be NULL. */
+/* entries[leaf], bytes[leaf]: how many the leaf has of one state, or of all; either may be NULL. */
 int sk_leaf_sizes(sk_store *store, uint32_t state, uint64_t *entries, uint64_t *bytes);
 
-/* Drops all entries of a state in [from, to), leaves that are away or shut aside. A leaf that is
- * not whole answers SK_UNKNOWN (its home has more) unless flags say SK_BLIND: then only what is
- * here goes. */
+/* Drops all entries of a state in leaves [from, to), except in leaves that are away or shut. If a
+ * leaf is not whole, the answer is SK_UNKNOWN (its home has more), unless flags say SK_BLIND: then
+ * only what is here is dropped. */
 int sk_clear(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int flags);
 
-/* Appends one block per state that has entries (or the one state asked for). since > 0:
- * only what changed after that epoch, with deletions, as delta blocks; where that is more than half
- * of a state's entries, or not known, all of them as a full block. An away leaf has none. */
+/* Appends one block per state that has entries (or the one state asked for). since > 0: only what
+ * changed after that epoch, with deletions, as delta blocks. Where that is more than half of a
+ * state's entries, or is not known, all its entries are written as a full block. An away leaf has
+ * no blocks. */
 int64_t sk_leaf_encode(sk_store *store, uint32_t leaf, uint32_t state, uint32_t since, sk_buf *buf);
-/* Appends one delta block with the entries of some keys, for SK_UNDER elsewhere: a key without an
- * entry is in it as a deletion, so that it is known to be missing there. keys: n encoded keys, in
- * any order, as often as they come (SK_COL_I64 will do for int keys); no keys, no block.
- * SK_BAD_ARGUMENT if one is of another leaf, SK_UNKNOWN if the leaf is not whole. */
+/* Appends one delta block with the entries of some keys, to be decoded elsewhere with SK_UNDER. A
+ * key without an entry is in the block as a deletion, so that the key is known to be missing there.
+ * keys: n encoded keys, in any order, with or without repetitions (SK_COL_I64 will do for int
+ * keys); without keys there is no block. SK_BAD_ARGUMENT if a key is of another leaf, SK_UNKNOWN if
+ * the leaf is not whole. */
 int64_t sk_leaf_pick(sk_store *store, uint32_t leaf, uint32_t state, const sk_column *keys,
                      int64_t n, sk_buf *buf);
 
 /* The same for keys of any leaves: appends one delta block of leaf 0 of 1 (all hashes), for
- * sk_spread elsewhere. Keys of leaves that are not whole, or away, are left out; no entries, no
- * block. only: a byte for each leaf, 0 to leave its keys out too; or NULL. The leaves of all keys
- * are locked together while it is made, so the caller should not ask for everything at once. */
+ * sk_spread elsewhere. Keys of leaves that are not whole, or away, are left out; without entries
+ * there is no block. only: NULL, or a byte for each leaf, which is 0 if its keys are to be left out
+ * too. The leaves of all keys are locked together while the block is made, so the caller should not
+ * ask for everything at once. */
 int64_t sk_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n,
                 const uint8_t *only, sk_buf *buf);
 
 typedef enum sk_decode_mode {
     SK_REPLACE = 0,   /* the leaf becomes what the blocks say, and whole */
-    SK_UNDER = 1,     /* from the home: fills in only what is not here; leaf stays as marked */
-    SK_UNDER_ALL = 2, /* as SK_UNDER, and the blocks are all the home has: the leaf is whole */
+    SK_UNDER = 1,     /* from the home: fills in only what is not here; the leaf stays as marked */
+    SK_UNDER_ALL = 2, /* as SK_UNDER, and the blocks are all that the home has: the leaf becomes
+                       * whole */
     SK_OVER = 3       /* a later delta: replaces, and deletes what it calls deleted */
 } sk_decode_mode;
 
@@ -477,18 +487,19 @@ typedef enum sk_decode_mode {
  * and SK_UNDER_ALL. */
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
 
-/* blocks: any number of blocks as sk_pick makes them, of any states, also several of one (then the
- * first to have a key is right). Each leaf that is open and not whole, or expected, takes its
- * entries in as sk_leaf_decode with SK_UNDER would, all of them at once; other leaves are passed
- * over. touched[leaf] = 1 for each leaf that took entries in, even if it knew them all; the caller
- * brings sk_leaf_count bytes: 0, or something else for a leaf that is to be passed over. States
- * that are not declared yet are declared. Returns how many entries the blocks have. All blocks are
- * checked first: on SK_CORRUPT and SK_SCHEMA nothing was taken in. If memory is short on the way
- * (or a snapshot cannot be served), the leaves before, which are those touched, have all of theirs,
- * the others nothing; states may have been declared. Trying again is safe. */
+/* blocks: any number of blocks as sk_pick makes them, of any states, also several of one state (if
+ * several have a key, the first of them counts). Each leaf that is open and not whole, or expected,
+ * takes its entries in as sk_leaf_decode with SK_UNDER would, all of them at once; other leaves are
+ * passed over. touched: sk_leaf_count bytes that the caller brings, 0, or something else for a leaf
+ * that is to be passed over. touched[leaf] becomes 1 for each leaf that took entries in, even if it
+ * knew them all. States that are not declared yet are declared. Returns how many entries the blocks
+ * have. All blocks are checked first: on SK_CORRUPT and SK_SCHEMA nothing was taken in. If memory
+ * is short on the way (or a snapshot cannot be served), the leaves marked as touched have all of
+ * their entries, and the others have none; states may have been declared. Trying again is safe. */
 int64_t sk_spread(sk_store *store, const uint8_t *blocks, size_t len, uint8_t *touched);
 
-/* What a pack has of a leaf: the frames of one step of its chain, as they are stored (frames.c). */
+/* What a pack has of a leaf: the frames of one segment of its chain, as they are stored
+ * (frames.c). */
 typedef struct sk_segment {
     uint32_t leaf;
     const uint8_t *frames;
@@ -498,24 +509,26 @@ typedef struct sk_segment {
 } sk_segment;
 
 typedef enum sk_pick_outcome {
-    SK_PICKED = 1,  /* it is known now what each key of that leaf has, or that it has nothing */
-    SK_TO_LOAD = 2, /* nothing was taken in: to load the leaf as a whole is less work */
-    SK_UNFIT = 3    /* nothing was taken in: it needs loading, which will tell what is wrong */
+    SK_PICKED = 1,  /* now it is known for each key of that leaf what it has, or that it is
+                     * missing */
+    SK_TO_LOAD = 2, /* nothing was taken in: loading the whole leaf is less work */
+    SK_UNFIT = 3    /* nothing was taken in: load the leaf; that will tell what is wrong */
 } sk_pick_outcome;
 
-/* Fills in the entries of some keys of a state out of a checkpoint, as sk_leaf_decode with SK_UNDER
- * would, without the rest of their leaves (chain.c). segments: by ascending leaf, those of a leaf
- * newest first and all of them. outcomes: a byte for each segment; written for the first one of a
- * leaf, if the leaf has keys here, and is open and neither whole nor away. If memory is short on
- * the way (or a snapshot cannot be served), what was picked stays; trying again is safe. */
+/* Fills in the entries of some keys of a state from a checkpoint, as sk_leaf_decode with SK_UNDER
+ * would, but without the rest of their leaves (chain.c). segments: ordered by leaf; all segments of
+ * a leaf, newest first. outcomes: a byte for each segment, an sk_pick_outcome; only the byte of a
+ * leaf's first segment is written, and only if some of the keys are in the leaf, and the leaf is
+ * open and neither whole nor away. If memory is short on the way (or a snapshot cannot be served),
+ * what was picked stays; trying again is safe. */
 int sk_chains_pick(sk_store *store, uint32_t state, const sk_column *keys, int64_t n,
                    const sk_segment *segments, size_t count, uint8_t *outcomes);
 
-/* What the home answered for one key: a clean entry, or (value NULL, or expired by its stamp) that
- * there is none. stamp_ms is for timed states; SK_NO_TIME: as if written now.
- * Does nothing if the key is here already, because what is here is newer. The caller must drop an
- * answer that was asked for before a write-back and an eviction of the key: it may be old, and
- * nothing here could tell. The same holds for SK_UNDER. */
+/* Takes in what the home answered for one key: a clean entry, or that there is none (value NULL, or
+ * expired by its stamp). stamp_ms is for timed states; SK_NO_TIME: as if written now. Does nothing
+ * if the key is already here, because what is here is newer. If the key was written home and
+ * evicted after the home was asked, the caller must drop the answer: it may be old, and nothing
+ * here could tell. The same holds for SK_UNDER. */
 int sk_install(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len,
                const uint8_t *value, size_t value_len, int64_t stamp_ms);
 
@@ -523,64 +536,67 @@ int sk_install(sk_store *store, uint32_t state, const uint8_t *key, size_t key_l
  * leaves are noted as such. To be called while no other thread uses the store. */
 int sk_write_back(sk_store *store, int on);
 
-/* Only entries not used since the hand of sk_evict last passed, and tombstones, so that what is
- * changed all the time is not written all the time. */
+/* Only tombstones, and entries that were not used since the hand of sk_evict last passed them, so
+ * that what is changed all the time is not written all the time. */
 #define SK_COLD 1
-/* For sk_rows_take: all that is dirty in the store at one moment, though other threads go on. If
- * that is more than bytes_max, nothing is taken and *leaf stays as it is. */
+/* For sk_rows_take: all that is dirty in the store at one moment, even while other threads go on.
+ * If that is more than bytes_max, nothing is taken and *leaf stays as it is. */
 #define SK_MOMENT 2
 /*
  * Write-back: takes what is dirty in leaves from *leaf on, whole leaves at a time, until it has
  * rows_max rows or bytes_max bytes or more; clean leaves cost nothing. Appends an array to buf: for
  * each entry or tombstone the name of its row and the row, as csrc/writeback.c describes them.
- * *leaf is where to go on then, sk_leaf_count if nothing is left. Returns how many rows there are.
+ * Afterwards *leaf is where to go on; it is sk_leaf_count if nothing is left. Returns the number of
+ * rows.
  *
- * numbers[states]: what each state is called at home, by id. SK_BAD_ARGUMENT if a state with
- * changes has none (it is negative, or its id not below `states`). counts[states] is set to the
- * rows of each.
+ * numbers[states]: the number that each state has at home, by id. SK_BAD_ARGUMENT if a state with
+ * changes has none (the number is negative, or its id is not below `states`). counts[states] is set
+ * to the number of rows of each state.
  *
- * The entries are held as being written until sk_rows_done says how that went. If they change
- * meanwhile they are dirty again, written or not. Callers serialize themselves: between a take and
- * its sk_rows_done there is no sk_rows_take of the same leaves by another. What an interrupted
- * caller left as being written is dirty again for the next one who comes by, with no other trace.
- * The same holds for leaves that are marked, replaced or moved while they are being written.
+ * The entries are marked as being written until sk_rows_done says whether the write succeeded.
+ * Entries that change meanwhile are dirty again in either case. Callers must take turns: between a
+ * sk_rows_take and its sk_rows_done nobody else may call sk_rows_take for the same leaves. If a
+ * caller is interrupted, the entries that it left as being written are dirty again for the next
+ * sk_rows_take that reaches them, and nothing else remains of it. The same holds for leaves that
+ * are marked, replaced or moved while they are being written.
  */
 int64_t sk_rows_take(sk_store *store, uint32_t *leaf, int flags, uint64_t rows_max,
                      uint64_t bytes_max, const int32_t *numbers, uint64_t *counts, uint32_t states,
                      sk_buf *buf);
-/* Ends what sk_rows_take began in leaves [from, to): its rows are home, or (written 0) dirty again.
- */
+/* Ends what sk_rows_take began in leaves [from, to): its rows are at home, or (written 0) its
+ * entries are dirty again. */
 int sk_rows_done(sk_store *store, uint32_t from, uint32_t to, int written);
 /*
- * Tells all keys that the home has of a leaf and a state: keys[offsets[i] .. offsets[i + 1]), n of
- * them. From then on a key that is neither here nor among them, nor was taken by sk_rows_take
- * since, is missing and not unknown (csrc/filter.c says how, and when that ends). No row may be
- * taken between reading the home and this call.
+ * Tells the store all keys that the home has of a leaf and a state, n of them: key i is
+ * keys[offsets[i] .. offsets[i + 1]). From then on a key is missing, and not unknown, if it is
+ * neither here nor among these keys and was not taken by sk_rows_take since (csrc/filter.c says
+ * how, and when that ends). No row may be taken between reading the home and this call.
  */
 int sk_home_keys(sk_store *store, uint32_t state, uint32_t leaf, const uint8_t *keys,
                  const int64_t *offsets, uint32_t n);
 
-/* One leaf's write-back, as blocks: appends the dirty entries and tombstones of a leaf as delta
- * blocks and holds them as being written; sk_dirty_done says how that went. One write-back a leaf
- * at a time: after marking, replacing or moving a leaf in between, wait for its sk_dirty_done
- * before the next sk_dirty_take. */
+/* Write-back of one leaf, as blocks: appends the dirty entries and tombstones of a leaf as delta
+ * blocks and marks them as being written, until sk_dirty_done says whether the write succeeded. A
+ * leaf has one write-back at a time: if a leaf is marked, replaced or moved in between, wait for
+ * its sk_dirty_done before the next sk_dirty_take. */
 int64_t sk_dirty_take(sk_store *store, uint32_t leaf, int flags, sk_buf *buf);
 int sk_dirty_done(sk_store *store, uint32_t leaf, int written);
-/* Drops clean entries (timers aside) not used since the clock's hand last passed, until
- * bytes_wanted are free or two rounds are done; leaves that lose entries become partial. Returns
- * bytes freed. */
+/* Drops clean entries (but no timers) that were not used since the clock's hand last passed them,
+ * until bytes_wanted are free or the hand has gone around twice. Leaves that lose entries become
+ * partial. Returns the bytes freed. */
 int64_t sk_evict(sk_store *store, uint64_t bytes_wanted);
 
 typedef struct sk_leaves sk_leaves;
-/* Takes leaves [from, to) out of the store; they are away there from then on, so that a write on
- * its way finds out rather than land in a leaf that is gone. SK_NOT_OWNED if one is away already:
- * of two that want a leaf, one gets it. */
+/* Takes leaves [from, to) out of the store. They are away there from then on, so that a write on
+ * its way is refused and does not land in a leaf that is gone. SK_NOT_OWNED if a leaf is already
+ * away: of two callers that want a leaf, one gets it. */
 int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **leaves);
 /* Puts them into a store with as many leaves. On success *leaves is freed; else untouched. */
 int sk_attach(sk_store *store, sk_leaves *leaves);
 void sk_leaves_free(sk_leaves *leaves);
-/* Both at once, so that nothing can come between. If it fails the leaves are back in the source;
- * only if there is no memory even for that, *stuck has them (else it is NULL). */
+/* sk_detach and sk_attach at once, so that nothing can come between. If it fails, the leaves are
+ * back in the source. Only if there is no memory even for that, *stuck has them (else it is
+ * NULL). */
 int sk_move(sk_store *source, sk_store *target, uint32_t from, uint32_t to, sk_leaves **stuck);
 
 /* ---- Blocks (layout: csrc/block.h) --------------------------------------- */
@@ -607,17 +623,19 @@ typedef struct sk_block_info {
 int sk_block_read(const uint8_t *block, size_t len, sk_block_info *info);
 /* Checks every entry: order, offsets, hashes, leaf, values. */
 int sk_block_check(const uint8_t *block, size_t len);
-/* SK_OK with the encoded value in buf, SK_MISSING (a delta's deletion too: then buf->len is 1). */
+/* SK_OK with the encoded value in buf, or SK_MISSING. If a delta says that the key is deleted, that
+ * is SK_MISSING too, with buf->len 1. */
 int sk_block_find(const uint8_t *block, size_t len, const uint8_t *key, size_t key_len,
                   sk_buf *buf);
 /* The checksum is CRC32C of the block XOR seed (which binds it to a file and offset). */
 int sk_block_seal(uint8_t *block, size_t len, uint32_t seed);
 int sk_block_verify(const uint8_t *block, size_t len, uint32_t seed);
-/* One block once more, for another place or type: only the entries of leaf `leaf` of 2^leaf_bits,
- * i64 turned into f64, stamps added (SK_NO_TIME) or dropped, and as a delta if as_delta. Appends a
- * block without a checksum to buf, which must not hold the one that is read; nothing if no entry
- * is left and it is a delta. SK_SCHEMA if the types do not fit. Entries of the leaf are checked as
- * decoding does; slices of all leaves together check all of them. */
+/* Writes a block again, for another leaf or type: only the entries of leaf `leaf` of 2^leaf_bits,
+ * with i64 turned into f64, stamps added (SK_NO_TIME) or dropped, and as a delta if as_delta.
+ * Appends a block without a checksum to buf, which must not hold the block that is read; appends
+ * nothing if no entry is left and it is a delta. SK_SCHEMA if the types do not fit. The entries
+ * that are written are checked as when decoding; so rewriting a block for all its leaves checks all
+ * of its entries. */
 int sk_block_rewrite(const uint8_t *block, size_t len, uint32_t leaf, uint32_t leaf_bits, int kind,
                      int flags, int as_delta, sk_buf *buf);
 
@@ -629,12 +647,12 @@ int sk_block_rewrite(const uint8_t *block, size_t len, uint32_t leaf, uint32_t l
  */
 /* Writes the plain checksum into frames that have none (0). */
 int sk_frames_seal(uint8_t *frames, size_t len);
-/* Appends size (8 bytes) and checksum (4) of each, which identify a pack; returns how many bytes.
- * Before binding. */
+/* Appends the size (8 bytes) and checksum (4 bytes) of each frame, which identify a pack; returns
+ * how many bytes. To be called before the frames are bound. */
 int64_t sk_frames_digest(const uint8_t *frames, size_t len, sk_buf *buf);
-/* Binds plain checksums to their place, or bound ones back to plain ones. */
+/* Turns plain checksums into ones bound to their place, or bound checksums back into plain ones. */
 int sk_frames_bind(uint8_t *frames, size_t len, const uint8_t *id, uint64_t offset);
-/* Checks bound checksums. On SK_CORRUPT *bad is where in frames the first bad one begins. */
+/* Checks bound checksums. On SK_CORRUPT *bad is where the first bad frame begins in frames. */
 int sk_frames_verify(const uint8_t *frames, size_t len, const uint8_t *id, uint64_t offset,
                      uint64_t *bad);
 
@@ -642,22 +660,23 @@ int sk_frames_verify(const uint8_t *frames, size_t len, const uint8_t *id, uint6
 
 typedef struct sk_snapshot sk_snapshot;
 
-/* since: NULL for everything, or one epoch a leaf (0: the whole leaf). bytes_max bounds the
- * blocks that writers encode ahead of the reader; 0 means 64 MiB. */
+/* since: NULL for everything, or one epoch for each leaf (0: the whole leaf). bytes_max limits the
+ * blocks that changing calls encode ahead of the reader; 0 means 64 MiB. */
 int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
                      sk_snapshot **snapshot);
-/* Leaves that are shut are in it too, as they are: to be called before anything is read from it
- * and before the gates are opened. For one who opens them next, and must have them as they were. */
+/* The snapshot then has shut leaves too, as they are. To be called before anything is read from the
+ * snapshot and before the gates are opened: for a caller who is about to open the gates and must
+ * have the leaves as they were. */
 void sk_snapshot_add_shut(sk_snapshot *snapshot);
 uint32_t sk_snapshot_epoch(sk_snapshot *snapshot);
-/* Event time when it was taken, SK_NO_TIME if there was none: no entry that was alive then is
- * missing in it, even if it expires before it is read. */
+/* Event time when the snapshot was taken, SK_NO_TIME if there was none. The snapshot has every
+ * entry that was alive then, even if the entry expires before it is read. */
 int64_t sk_snapshot_watermark(sk_snapshot *snapshot);
 /* Appends the blocks of one more leaf; -SK_END after the last one. */
 int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf, sk_buf *buf);
-/* What the leaf was when the snapshot was taken (or a negated status). A leaf that was not whole
- * is in the snapshot only as far as it was here, and the rest must come from its home, never from
- * an older snapshot: what was written home and evicted has left no trace in a delta. */
+/* What the leaf was when the snapshot was taken (or a negated status). Of a leaf that was not
+ * whole, the snapshot has only what was here. The rest must come from its home, never from an older
+ * snapshot: entries that were written home and evicted leave no trace in a delta. */
 int sk_snapshot_residency(sk_snapshot *snapshot, uint32_t leaf);
 /* The same for all leaves, one byte each. */
 int sk_snapshot_residencies(sk_snapshot *snapshot, uint8_t *out);
@@ -672,10 +691,11 @@ typedef struct sk_filled {
 } sk_filled;
 
 /* Appends the blocks of leaf after leaf, with their plain checksums, until buf holds bytes_max or
- * more or records is full; one leaf at least. One record for each leaf that has blocks. Returns
- * how many records, -SK_END if no leaf was left. Leaves that are in buf have left the snapshot, so
- * an error that comes after the first of them is kept for the next call. Several threads may fill
- * buffers from one snapshot at the same time, and each goes on until -SK_END. */
+ * more or records is full; at least one leaf. There is one record for each leaf that has blocks.
+ * Returns the number of records, or -SK_END if no leaf was left. Leaves whose blocks are in buf are
+ * no longer in the snapshot. So an error that comes after the first of them only ends the call
+ * early; the next call meets the error again, if it persists. Several threads may fill buffers from
+ * one snapshot at the same time, and each goes on until -SK_END. */
 int64_t sk_snapshot_fill(sk_snapshot *snapshot, uint64_t bytes_max, sk_filled *records,
                          uint64_t records_max, sk_buf *buf);
 void sk_snapshot_close(sk_snapshot *snapshot);
@@ -683,24 +703,25 @@ void sk_snapshot_close(sk_snapshot *snapshot);
 uint32_t sk_epoch(sk_store *store);
 /* Starts a new epoch and returns the one that ended: later changes are "after" it. */
 uint32_t sk_epoch_advance(sk_store *store);
-/* From now on remember deletions, so that deltas since `epoch` and later can be made. A table does
- * not remember many more than it has entries: beyond that it forgets them, and its next delta is a
- * full block, which is smaller by then. */
+/* From now on deletions are remembered, so that deltas since `epoch` or later can be made. A table
+ * does not remember many more deletions than it has entries: beyond that it forgets them, and its
+ * next delta is a full block, which is smaller then. */
 int sk_track(sk_store *store, uint32_t epoch);
-/* The leaf counts as changed in a way that no delta can tell: the next one of it is a full block.
- */
+/* The leaf counts as changed in a way that no delta can express: its next delta has full blocks. */
 int sk_leaf_forget(sk_store *store, uint32_t leaf);
 /* changed[leaf] = 1 if the leaf changed after that epoch; one byte per leaf. */
 int sk_changed_leaves(sk_store *store, uint32_t since, uint8_t *changed);
 
 /* ---- Fault injection (testing builds only; elsewhere they do nothing) ----- */
 
-/* The nth allocation from now fails (1 is the next), and all later ones if `forever`; 0: none. */
+/* The nth allocation from now on fails (1 is the next), and all later ones if `forever`; 0: none
+ * fails. */
 void sk_fail_alloc(int64_t nth, int forever);
 /* Allocations since the last sk_fail_alloc. */
 int64_t sk_alloc_count(void);
-/* Fail points, by name (csrc/failpoint.h): the nth visit from now (1 is the next) does something,
- * once. action: 0 nothing, 1 fail with SK_NO_MEMORY, 2 SIGKILL, 3 wait for arg ms, 4 as 1. */
+/* Fail points, by name (csrc/failpoint.h): at the nth visit from now on (1 is the next) the action
+ * happens, once. action: 0 nothing, 1 fail with SK_NO_MEMORY, 2 SIGKILL, 3 wait for arg ms, 4 as
+ * 1. */
 int sk_failpoint_set(const char *name, int64_t nth, int action, int64_t arg);
 /* Appends "name visits\n" for every fail point there is. */
 int64_t sk_failpoint_list(sk_buf *buf);

@@ -68,7 +68,7 @@ void sk_close(sk_store *store) {
     if (store != NULL) sk_store_release(store);
 }
 
-/* Its tables are empty. */
+/* The state's tables are empty. */
 static void free_state(sk_store *store, sk_state *state) {
     sk_raw_free_pages(state->tables, LEAVES_BYTES(store, sk_table));
     sk_raw_free_pages((void *)state->due_min, LEAVES_BYTES(store, int64_t));

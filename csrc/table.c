@@ -5,8 +5,9 @@ static size_t bytes_of(uint32_t groups) {
     return (size_t)groups * (SK_GROUP * (sizeof(sk_slot) + 1) + sizeof(uint16_t));
 }
 
-/* The smallest number of groups that has room for n slots. 1, 2, 4, 8, then finer steps, 12, 16,
- * 24, 32, ...: small tables would rehash too often, large ones would waste too much. */
+/* The smallest number of groups that has room for n slots: 1, 2, 4, 8, then in finer steps 12, 16,
+ * 24, 32, ... With finer steps small tables would rehash too often; with coarser ones large tables
+ * would waste too much memory. */
 static uint64_t groups_for(uint64_t n) {
     uint64_t groups = 1;
     while (groups * SK_GROUP_FILL < n) {
@@ -28,7 +29,7 @@ static void free_key(sk_table *table, sk_slot *slot) {
     sk_free(&table->mem, key, sizeof *key + key->len);
 }
 
-/* What an insertion meets on its way to a free slot, and a lookup will meet again. */
+/* What an insertion meets on its way to a free slot; a lookup will meet it again. */
 typedef struct way {
     uint32_t groups;
     uint32_t hits; /* slots with the key's tag, all of them other keys */
@@ -38,7 +39,7 @@ static bool is_too_long(way w) {
     return w.groups > SK_WAY_GROUPS_MAX || w.hits > SK_WAY_HITS_MAX(w.groups);
 }
 
-/* First free slot of the key's probe chain, tagged and counted as taken. */
+/* Takes the first free slot of the key's probe chain: it is tagged and counted as taken. */
 static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, way *w) {
     uint32_t group = sk_group_of(hash, leaf_bits, table->groups);
     uint32_t free_bits;
@@ -56,7 +57,7 @@ static sk_slot *take_slot(sk_table *table, unsigned leaf_bits, uint64_t hash, wa
     return table->slots + i;
 }
 
-/* The same in a table that was never deleted from, and without counting: for rehashing. */
+/* The same for rehashing: in a table without deleted slots, and without counting. */
 static inline sk_slot *take_fresh_slot(sk_table *table, unsigned leaf_bits, uint64_t hash) {
     uint32_t group = sk_group_of(hash, leaf_bits, table->groups), empty;
     while ((empty = sk_group_match(table->tags + (size_t)group * SK_GROUP, SK_TAG_EMPTY)) == 0)
@@ -73,10 +74,11 @@ static void drop_tombstone(sk_table *table, sk_slot *slot) {
     free_key(table, slot);
 }
 
-/* Moves all that must stay into a new array of `groups` groups. */
+/* Moves everything that must stay into a new array of `groups` groups. */
 static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, bool flooded) {
     if (groups > SK_GROUPS_MAX) return sk_fail(SK_LIMIT, "a leaf has too many entries");
-    /* A smaller array must be had when the limit is reached: that is when entries are evicted. */
+    /* Getting a smaller array must work even at the memory limit, because that is when entries are
+     * evicted. */
     sk_slot *slots = groups < table->groups
                          ? sk_alloc_lines_anyway(&table->mem, bytes_of((uint32_t)groups))
                          : sk_alloc_lines(&table->mem, bytes_of((uint32_t)groups));
@@ -108,8 +110,8 @@ static int rehash(sk_table *table, const sk_table_env *env, uint64_t groups, boo
     return SK_OK;
 }
 
-/* Places entries by the secret hash from now on. False if memory is short: then they stay where
- * they are, correct but slow to find, and the next costly insertion tries again. */
+/* Places entries by the secret hash from now on. False if memory is short: then entries stay where
+ * they are. That is correct but slow, and the next costly insertion tries again. */
 static bool go_secret(sk_table *table, const sk_table_env *env) {
     return !table->is_flooded && rehash(table, env, table->groups, true) == SK_OK;
 }
@@ -117,11 +119,11 @@ static bool go_secret(sk_table *table, const sk_table_env *env) {
 int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more) {
     if ((uint64_t)table->taken + more <= (uint64_t)table->groups * SK_GROUP_FILL) return SK_OK;
     uint64_t need = (uint64_t)table->live + table->tombs + more;
-    /* Where deleted tags or stale tombstones fill the table, the same size may do; a quarter of
+    /* If deleted tags or stale tombstones fill the table, the same size may be enough. A quarter of
      * headroom keeps the next rehash from following at once. */
     uint64_t modest = groups_for(more == 1 ? need + need / 4 : need);
     uint64_t likely = env->expected == 0 ? 0 : groups_for(need + env->expected);
-    if (likely > 4 * modest) likely = 4 * modest; /* it may be wrong */
+    if (likely > 4 * modest) likely = 4 * modest; /* the expectation may be wrong */
     if (likely > modest && rehash(table, env, likely, table->is_flooded) == SK_OK) return SK_OK;
     return rehash(table, env, modest, table->is_flooded);
 }
@@ -135,7 +137,7 @@ static inline sk_slot *insert_key(sk_table *table, const sk_table_env *env, uint
         held->len = (uint32_t)len;
         memcpy(held->data, key, len);
     }
-    /* Last of what can fail: a table that has grown would not be as it was. */
+    /* The last step that can fail: a table that has grown would not be as it was. */
     if (!is_reserved && sk_table_reserve(table, env, 1) != SK_OK) {
         sk_free(&table->mem, held, sizeof *held + len);
         return NULL;
@@ -171,8 +173,8 @@ sk_slot *sk_table_insert_reserved(sk_table *table, const sk_table_env *env, uint
 static void make_free(sk_table *table, sk_slot *slot) {
     size_t i = (size_t)(slot - table->slots);
     uint8_t *group = table->tags + i / SK_GROUP * SK_GROUP;
-    /* Probes that passed this group found it full. If it has an empty slot no probe ever passed,
-     * so one more empty slot cuts no chain. */
+    /* A probe only goes past a group that has no empty slot. If this group has one, no probe ever
+     * went past it, so one more empty slot cuts no chain. */
     bool is_passed = sk_group_match(group, SK_TAG_EMPTY) == 0;
     table->tags[i] = is_passed ? SK_TAG_DELETED : SK_TAG_EMPTY;
     table->taken -= !is_passed;
@@ -201,7 +203,7 @@ void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot) {
 void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager) {
     uint64_t n = (uint64_t)table->live + table->tombs;
     if (eager && n == 0) {
-        /* An array of one group is little, but a provider has thousands of tables. */
+        /* An array of one group takes little memory, but a provider has thousands of tables. */
         sk_table_clear(table, env->kind);
         return;
     }
@@ -227,7 +229,7 @@ void sk_table_purge(sk_table *table, const sk_table_env *env) {
 }
 
 void sk_table_clear(sk_table *table, int kind) {
-    if (table->groups == 0) return; /* not even written to: store.h says why */
+    if (table->groups == 0) return; /* it must not even be written to: see store.h */
     sk_slot *slot;
     if (table->mem.used > sk_lines_charge(bytes_of(table->groups))) /* else: only the array */
         for (size_t at = 0; (slot = sk_table_next(table, &at)) != NULL;) {
@@ -270,7 +272,7 @@ static void move_entry(sk_table *into, const sk_table_env *env, uint64_t routing
     if (is_too_long(w)) go_secret(into, env);
 }
 
-/* One entry of a later delta over the one that is here. */
+/* Puts an entry of a later delta over the one that is here. */
 static void replace_entry(sk_table *into, sk_table *from, const sk_table_env *env, sk_slot *old,
                           sk_slot *slot) {
     free_key(from, slot);
@@ -303,7 +305,7 @@ void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, boo
             move_entry(into, env, routing, slot);
     }
     sk_free_lines(&from->mem, from->slots, bytes_of(from->groups));
-    /* What is left of from's memory is what moved. Both have the same budget. */
+    /* The memory that `from` still counts is that of what moved. Both have the same budget. */
     into->mem.used += from->mem.used;
     *from = (sk_table){.mem.budget = from->mem.budget};
 }

@@ -14,9 +14,9 @@
  *                | value  | epoch|marks| 0xff |..| pointer |            |   longer key
  *                | value  | epoch|marks| .... | key, up to 10 | stamp   |   in a timed table
  *
- * An int or float, with a key of up to 18 bytes, is thus one cache line plus its tag. A timed
- * table keeps when each entry was last touched in the last 8 bytes of the key, so its entries cost
- * no more memory unless their keys have 11 to 18 bytes.
+ * So an int or float with a key of up to 18 bytes takes one cache line plus its tag. A timed table
+ * keeps the time when an entry was last touched in the last 8 bytes of the slot's key field. So its
+ * entries take no more memory, unless their keys have 11 to 18 bytes.
  *
  * Placement is monotone in the hash: group = (32 hash bits after the leaf's
  * prefix) * groups / 2^32. So the table lies nearly in hash order (encoding a
@@ -24,10 +24,9 @@
  * writes memory front to back) and the number of groups need not be a power of
  * two: it grows by a half or a third, which keeps 58 to 87 % of the slots filled.
  *
- * The hash is the public routing hash until an insertion finds its way too long
- * (SK_WAY_GROUPS_MAX groups, or too many slots with its tag); then the table
- * rehashes itself with a secret hash and stays so ("flooded"). Honest keys practically
- * never get there; crafted ones gain nothing.
+ * The hash is the public routing hash until an insertion has to go too far (SK_WAY_GROUPS_MAX
+ * groups, or too many slots with its tag); then the table rehashes itself with a secret hash and
+ * keeps that hash ("flooded"). Honest keys practically never cause this; crafted ones gain nothing.
  *
  * All functions expect the leaf's lock. Failures leave the table as it was.
  */
@@ -48,9 +47,9 @@
 #define SK_KEY_INLINE 18 /* longest key kept in its slot */
 #define SK_KEY_INLINE_TIMED 10
 #define SK_KEY_HEAP 0xff /* key_len of a longer key: key[2..10) points to an sk_long_key */
-/* How long the way of an insertion may be. At 14 of 16 slots taken, a run of L full groups has a
- * chance of about exp(-L / 7): 32 befalls honest tables of 10,000 entries, 128 none. An honest
- * key's tag is met in vain once in 18 groups. */
+/* How far an insertion may go. With 14 of 16 slots taken, a run of L full groups has a probability
+ * of about exp(-L / 7): runs of 32 happen in honest tables of 10,000 entries, runs of 128 in none.
+ * An honest key meets its tag on another key once in 18 groups. */
 #define SK_WAY_GROUPS_MAX 128
 #define SK_WAY_HITS_MAX(groups) (12 + (groups) / 8)
 #define SK_GROUPS_MAX (1u << 27) /* 2^31 slots */
@@ -82,16 +81,16 @@ typedef struct sk_long_key {
 } sk_long_key;
 
 typedef struct sk_table {
-    sk_slot *slots;  /* groups * 16 slots, then as many tags and dirty bits, in one allocation */
-    uint8_t *tags;   /* slots + groups * 16 */
-    sk_mem mem;      /* all memory of this table */
-    uint32_t groups; /* 0: nothing allocated */
-    uint32_t taken;  /* slots whose tag is not SK_TAG_EMPTY */
-    uint32_t live;   /* entries */
-    uint32_t tombs;  /* tombstones */
-    uint32_t dirty;  /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
-    uint32_t forgot; /* newest epoch of a change that left no trace here; see sk_forgot */
-    uint32_t operations; /* calls about its keys; what does not fit goes to the state's total */
+    sk_slot *slots;      /* groups * 16 slots, then as many tags and dirty bits: one allocation */
+    uint8_t *tags;       /* slots + groups * 16 */
+    sk_mem mem;          /* all memory of this table */
+    uint32_t groups;     /* 0: nothing allocated */
+    uint32_t taken;      /* slots whose tag is not SK_TAG_EMPTY */
+    uint32_t live;       /* entries */
+    uint32_t tombs;      /* tombstones */
+    uint32_t dirty;      /* entries and tombstones marked SK_MARK_DIRTY or SK_MARK_WRITING */
+    uint32_t forgot;     /* newest epoch of a change that left no trace here; see sk_forgot */
+    uint32_t operations; /* calls about its keys; when it wraps, the state's total gets 2^32 */
     bool is_flooded;     /* placed by the secret hash */
     bool tracks_dirty;   /* the dirty bits are kept */
 } sk_table;
@@ -111,7 +110,7 @@ typedef struct sk_key {
     uint64_t hash; /* routing hash */
 } sk_key;
 
-/* What a table needs to know of its surroundings. */
+/* What a table needs to know about its leaf, state and store. */
 typedef struct sk_table_env {
     const sk_key_type *key_type;
     const sk_timing *timing; /* NULL: the table is not timed, or nothing expires right now */
@@ -179,13 +178,13 @@ static inline void sk_slot_set_stamp(sk_slot *slot, int64_t stamp) {
     sk_store64(slot->key + SK_KEY_INLINE_TIMED, (uint64_t)stamp);
 }
 
-/* The stamp that counts: an entry from before the first watermark is as old as that. */
+/* The stamp that counts: an entry from before the first watermark is as old as that watermark. */
 static inline int64_t sk_stamp_of(const sk_timing *timing, const sk_slot *slot) {
     int64_t stamp = sk_slot_stamp(slot);
     return stamp == SK_NO_TIME ? timing->first : stamp;
 }
 
-/* Expired: stamp + ttl <= now, where sums beyond 64 bits end at INT64_MAX. */
+/* Expired: stamp + ttl <= now. A sum beyond 64 bits counts as INT64_MAX. */
 static inline bool sk_is_expired(const sk_timing *timing, int64_t stamp) {
     int64_t end;
     if (timing->ttl_ms == 0 || timing->now == SK_NO_TIME || stamp == SK_NO_TIME) return false;
@@ -200,7 +199,8 @@ static inline bool sk_slot_is_expired(const sk_table_env *env, const sk_slot *sl
            sk_is_expired(env->timing, sk_stamp_of(env->timing, slot));
 }
 
-/* Overlapping loads instead of memcmp: keys are short, and a call would cost more than they do. */
+/* Overlapping loads instead of memcmp: keys are short, and a call would cost more than these
+ * loads. */
 static inline bool sk_short_equal(const uint8_t *a, const uint8_t *b, size_t len) {
     if (len >= 8) {
         uint64_t diff =
@@ -281,24 +281,25 @@ static inline sk_slot *sk_table_find(const sk_table *table, unsigned leaf_bits, 
 
 /* ---- Entries ---- */
 
-/* Adds a slot for a key that is not there: no value, no marks, no stamp, counted neither live nor
- * as a tombstone (the caller does). NULL if memory is short (sk_alloc_status). */
+/* Adds a slot for a key that is not there: no value, no marks, no stamp. It is counted neither as
+ * live nor as a tombstone; the caller does that. NULL if memory is short (sk_alloc_status). */
 sk_slot *sk_table_insert(sk_table *table, const sk_table_env *env, uint64_t routing,
                          const uint8_t *key, size_t len);
 /* The same where sk_table_reserve made room for it: only memory for its key can be short. */
 sk_slot *sk_table_insert_reserved(sk_table *table, const sk_table_env *env, uint64_t routing,
                                   const uint8_t *key, size_t len);
-/* Makes room for `more` insertions, so that they cannot fail but for their keys. */
+/* Makes room for `more` insertions, so that they can only fail for lack of memory for their
+ * keys. */
 int sk_table_reserve(sk_table *table, const sk_table_env *env, uint32_t more);
-/* Takes a slot, its key and its value out; counts are brought down. */
+/* Removes a slot with its key and its value, and lowers the counts. */
 void sk_table_remove(sk_table *table, const sk_table_env *env, sk_slot *slot);
-/* Gives memory back after many removals: when an eighth is in use, or (eager) when a smaller
- * array would do. Never fails: it may do nothing. Slots move. */
+/* Gives memory back after many removals: when only an eighth of it is in use, or (eager) when a
+ * smaller array would do. Never fails: it may do nothing. Slots move. */
 void sk_table_trim(sk_table *table, const sk_table_env *env, bool eager);
-/* Drops tombstones that env says need not stay; and if they are too many (sk_table_tombs_pass),
- * those too that only deltas would need. */
+/* Drops tombstones that env says need not stay. If there are too many (sk_table_tombs_pass), it
+ * also drops those that only deltas would need. */
 void sk_table_purge(sk_table *table, const sk_table_env *env);
-/* Frees everything; `forgot` and `operations` stay. */
+/* Frees everything; only `forgot` and `operations` stay. */
 void sk_table_clear(sk_table *table, int kind);
 /* Frees what the value holds (numbers: nothing). */
 void sk_value_free(sk_mem *mem, int kind, sk_value value);
@@ -308,12 +309,13 @@ void sk_value_free(sk_mem *mem, int kind, sk_value value);
  * `from` ends empty. */
 void sk_table_merge(sk_table *into, sk_table *from, const sk_table_env *env, bool over);
 
-/* How many tombstones a table may keep for deltas beside its entries: a delta of more costs more
- * than a full block, and a queue's keys would add up without end. */
+/* How many tombstones more than entries a table may keep for deltas. A delta with more of them
+ * costs more than a full block, and with a queue, whose keys come and go, they would pile up
+ * without end. */
 #define SK_TOMBS_SPARE 64
 
-/* True if tombstones that nobody but deltas may need are too many. Dirty entries are counted as if
- * they were tombstones that the home must be told of: purging frees at least what is beyond. */
+/* True if there are too many tombstones that only deltas may need. Dirty entries are counted as if
+ * all of them were tombstones that must stay for the home, so purging frees at least the excess. */
 static inline bool sk_table_tombs_pass(const sk_table *table, const sk_table_env *env) {
     uint64_t kept = (uint64_t)table->live + SK_TOMBS_SPARE;
     if (env->writes_back) kept += table->dirty;
@@ -342,7 +344,7 @@ static inline void sk_table_set_dirty_bit(sk_table *table, const sk_slot *slot, 
     *bits = (uint16_t)(on ? *bits | bit : *bits & ~bit);
 }
 
-/* True if nothing else in the table was dirty: who writes home must look here from now on. */
+/* True if nothing else in the table was dirty: from now on write-back must look at this table. */
 static inline bool sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
     bool is_first = false;
     if (!sk_slot_is_dirty(slot)) {
@@ -353,11 +355,11 @@ static inline bool sk_slot_mark_dirty(sk_table *table, sk_slot *slot) {
     return is_first;
 }
 
-/* Has dirty slots found without looking at the others: from now on their bits are kept. For tables
- * that are written home; others never pay for it. */
+/* From now on the dirty bits are kept, so that dirty slots are found without looking at the others.
+ * For tables that are written home; others never pay for it. */
 void sk_table_track(sk_table *table);
 
-/* Iterates over slots that are dirty or being written, in a table that tracks them. */
+/* Iterates over slots that are dirty or being written, in a table that tracks dirty slots. */
 static inline sk_slot *sk_table_next_dirty(sk_table *table, size_t *at) {
     uint16_t *bits = sk_table_dirty_bits(table);
     for (size_t group; (group = *at / SK_GROUP) < table->groups; *at = (group + 1) * SK_GROUP) {

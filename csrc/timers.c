@@ -1,20 +1,20 @@
 /*
  * timers.c: states of kind SK_TIMERS: under each key a set of due times.
  *
- * The value is a blob of 8 bytes for each due time, rising. Timers are entries like others: they
- * are encoded, moved, written home and deleted as any value is; the last timer of a key takes the
- * entry with it.
+ * The value is a blob of 8 bytes for each due time, in ascending order. Timers are entries like
+ * others: they are encoded, moved, written home and deleted like any value. When the last timer of
+ * a key is removed, so is the entry.
  *
- * To find what is due without looking at everything, a state has one time per leaf, due_min:
- * no timer of the leaf is due before it. It is set under the leaf's lock and read without: who
- * reads it while a timer is being set may miss that timer, as if he had come before. It falls with
- * each timer that is set, and to INT64_MIN when entries come in blocks or attached leaves; it
- * stays when timers go, so it may be too low, never too high. A call that looks through a leaf
- * makes it exact.
+ * To find what is due without looking at everything, a state has one time per leaf, due_min: no
+ * timer of the leaf is due before it. It is set under the leaf's lock and read without the lock: a
+ * call that reads it while a timer is being set may miss that timer, as if the call had come
+ * earlier. due_min is lowered when an earlier timer is set, and becomes INT64_MIN when entries come
+ * in blocks or attached leaves. It stays as it is when timers are removed, so it may be too low but
+ * never too high. A call that looks through a leaf makes it exact.
  *
- * Each timer is delivered once: all leaves that may have due timers are locked together, what is
- * due is gathered, sorted and written to the caller's buffer, and only then, when nothing can fail
- * any more, taken out.
+ * Each timer is delivered once: all leaves that may have due timers are locked together. The due
+ * timers are gathered, sorted and written to the caller's buffer. Only then, when nothing can fail
+ * any more, are they taken out.
  */
 #include "entry.h"
 
@@ -70,7 +70,7 @@ static int check_timers(const uint8_t *data, size_t len, uint64_t i) {
 const sk_kind_ops sk_timers_kind = {
     .name = "timers", .held = SK_BLOB, .has_due = true, .put = put_timers, .check = check_timers};
 
-/* Puts a time at place i; the slot's blob may be another one then. */
+/* Inserts a time at position i; afterwards the slot may have another blob. */
 static int insert_due(sk_at *at, sk_slot *slot, size_t i, int64_t due) {
     sk_blob *old = slot->value.blob, *blob = old;
     size_t len = old->len + 8;
@@ -115,7 +115,7 @@ int sk_timer_set(sk_store *store, uint32_t state, const uint8_t *data, size_t le
     return status;
 }
 
-/* Takes `count` times from place i out. True if the entry stays. The caller trims the table. */
+/* Removes `count` times from position i on. True if the entry stays. The caller trims the table. */
 static bool remove_due(sk_at *at, sk_slot *slot, size_t i, size_t count) {
     sk_blob *blob = slot->value.blob;
     if (8 * count == blob->len) {
@@ -154,7 +154,7 @@ int sk_timer_cancel(sk_store *store, uint32_t state, const uint8_t *data, size_t
 
 typedef struct due_timer {
     int64_t due;
-    const uint8_t *key; /* in the table: good while the leaf is locked and nothing was taken out */
+    const uint8_t *key; /* in the table: valid while the leaf is locked and nothing is removed */
     size_t key_len;
 } due_timer;
 
@@ -216,7 +216,7 @@ static int write_records(due_list *list, sk_buf *buf) {
     return SK_OK;
 }
 
-/* Takes what is due out of a locked leaf (unless it is only looked at), and makes due_min exact. */
+/* Takes the due timers out of a locked leaf (only if `takes`), and makes due_min exact. */
 static void take_due(sk_store *store, sk_state *state, uint32_t leaf_no, uint32_t epoch,
                      int64_t watermark, bool takes) {
     int64_t next = INT64_MAX;
@@ -236,7 +236,7 @@ static void take_due(sk_store *store, sk_state *state, uint32_t leaf_no, uint32_
     if (sk_due_min(state, leaf_no) != next) sk_set_due_min(state, leaf_no, next);
 }
 
-/* With the listed leaves locked. */
+/* Called with the listed leaves locked. */
 static int64_t deliver(sk_store *store, sk_state *state, const uint32_t *leaves, uint32_t count,
                        uint32_t epoch, int64_t watermark, bool takes, sk_buf *buf) {
     due_list list = {0};
@@ -294,7 +294,7 @@ int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
         if (sk_due_min(state, i) >= next) continue;
         int64_t due = INT64_MAX;
         sk_leaf_lock(&store->leaves[i]);
-        if (store->leaves[i].residency != SK_LEAF_SHUT) { /* its timers are another's to fire */
+        if (store->leaves[i].residency != SK_LEAF_SHUT) { /* another process fires its timers */
             take_due(store, state, i, 0, INT64_MIN, false);
             due = sk_due_min(state, i);
         }

@@ -1,13 +1,13 @@
 /*
  * transfer.c: leaves taken out of one store and put into another, in one process.
  *
- * The heads of their tables move, never their entries (store.h): that is why it costs the same for
- * a leaf of ten entries and of ten million. States go by name: the other store may number them
- * differently, or not know them yet. What memory the entries take moves from one budget to the
- * other.
+ * Only the heads of their tables move, never their entries (store.h). So it costs the same for a
+ * leaf of ten entries and for one of ten million. States are matched by name: the other store may
+ * number them differently, or not know them yet. The memory that the entries take moves from one
+ * budget to the other.
  *
- * A leaf that was detached is away, so that no write lands where nobody will look; sk_move puts it
- * back if the other store refuses it.
+ * A leaf that was detached is away, so that no write lands where nobody will look for it. sk_move
+ * puts it back if the other store refuses it.
  */
 #include "store.h"
 
@@ -21,7 +21,7 @@ struct sk_leaves {
     uint8_t leaf_bits;
     uint32_t epoch; /* of the store they came from: no entry in them is newer */
     uint32_t state_count;
-    sk_budget budget;      /* what they hold */
+    sk_budget budget;      /* the memory that they hold */
     sk_state *states;      /* schemas; tables[count] each */
     detached_leaf *leaves; /* [count] */
 };
@@ -29,7 +29,7 @@ struct sk_leaves {
 #define TABLES_BYTES(leaves) ((size_t)(leaves)->count * sizeof(sk_table))
 #define LEAVES_BYTES(leaves) ((size_t)(leaves)->count * sizeof(detached_leaf))
 
-/* Everything but what the tables hold: they were never filled, or moved on. */
+/* Frees everything but the contents of the tables, which were never filled, or have moved on. */
 static void free_shell(sk_leaves *leaves) {
     for (uint32_t s = 0; s < leaves->state_count; s++)
         sk_raw_free_pages(leaves->states[s].tables, TABLES_BYTES(leaves));
@@ -74,8 +74,9 @@ static sk_leaves *new_leaves(sk_store *store, uint32_t from, uint32_t count) {
     return NULL;
 }
 
-/* Moves the heads of `count` tables, where there is something in them, and returns the bytes they
- * hold. The caller sees to it that no delta of either side reaches back over this. */
+/* Moves the heads of those of `count` tables that have something in them, and returns the bytes
+ * that they hold. The caller makes sure that no delta of either side reaches back to before
+ * this. */
 static uint64_t move_tables(sk_table *to, sk_table *from, uint32_t count, sk_budget *budget) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -108,14 +109,15 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
         free_shell(leaves);
         return status;
     }
-    /* A state declared since new_leaves has no entries in leaves that were locked before it
-     * could; one declared and filled in between is caught here. */
+    /* A state may have been declared, and filled, between new_leaves and the locking. Then start
+     * again. A state that is declared later has no entries in these leaves, which are locked. */
     if (store->state_count != leaves->state_count) {
         sk_leaves_unlock(store, from, to);
         free_shell(leaves);
         return sk_detach(store, from, to, out); /* at most SK_STATES_MAX times */
     }
-    /* Nobody will tell the leaves how a write-back under way went: all of it is to be written. */
+    /* If a write-back is under way, nobody will tell these leaves whether it succeeded, so all of
+     * it counts as dirty. */
     for (uint32_t i = from; i < to; i++) sk_leaf_end_writing(store, i, false);
     for (uint32_t s = 0; s < leaves->state_count; s++) {
         sk_table *tables = store->states[s]->tables;
@@ -143,8 +145,8 @@ int sk_detach(sk_store *store, uint32_t from, uint32_t to, sk_leaves **out) {
     return SK_OK;
 }
 
-/* The ids that the detached states have in this store; declares those that are new, but none if
- * one does not fit. */
+/* Finds the ids that the detached states have in this store. States that are new are declared, but
+ * none of them if a known one does not fit. */
 static int match_states(sk_store *store, const sk_leaves *leaves, uint32_t *ids) {
     int status = SK_OK;
     for (uint32_t s = 0; s < leaves->state_count && status == SK_OK; s++) {
@@ -184,7 +186,7 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
     if (status == SK_OK && is_limited && max != 0 && used + leaves->budget.used > max)
         status = sk_fail(SK_LIMIT, "attaching %llu bytes would pass the memory limit of %llu bytes",
                          (unsigned long long)leaves->budget.used, (unsigned long long)max);
-    /* Last, because it declares states, and a refusal must leave none behind. */
+    /* Last, because it declares states, and an attach that is refused must not leave any behind. */
     if (status == SK_OK) status = match_states(store, leaves, ids);
     if (status != SK_OK) {
         atomic_fetch_sub(&store->budget.used, leaves->budget.used);
@@ -205,7 +207,8 @@ static int attach_locked(sk_store *store, sk_leaves *leaves, uint32_t *ids, uint
         if (leaves->leaves[i].seq > leaf->seq) leaf->seq = leaves->leaves[i].seq;
         leaf->residency = leaves->leaves[i].residency;
         sk_filter_drop(store, from + i);
-        /* states that the leaves do not have, too: no delta of theirs reaches back over this */
+        /* For all states, also those that the detached leaves do not have: no delta may reach back
+         * to before this. */
         sk_leaf_end_deltas(leaf, epoch);
         if (store->writes_back && sk_leaf_is_dirty(store, from + i))
             sk_leaf_note_dirty(store, from + i);
@@ -221,8 +224,8 @@ static int attach(sk_store *store, sk_leaves *leaves, bool is_limited) {
     uint32_t from = leaves->from, to = from + leaves->count, epoch;
     uint32_t *ids = sk_raw_zalloc((size_t)leaves->state_count * sizeof *ids + 1);
     if (ids == NULL) return SK_NO_MEMORY;
-    /* Entries carry epochs of the other store; ours must not lie behind, or a delta taken later
-     * would list them as changed again and again. */
+    /* Entries carry epochs of the other store. Our epoch must not be lower, or later deltas would
+     * list these entries as changed again and again. */
     sk_epoch_at_least(store, leaves->epoch);
     int status = sk_leaves_lock_write(store, from, to, &epoch);
     if (status == SK_OK) {
@@ -240,7 +243,7 @@ int sk_move(sk_store *source, sk_store *target, uint32_t from, uint32_t to, sk_l
     int status = sk_detach(source, from, to, stuck);
     if (status != SK_OK) return status;
     status = attach(target, *stuck, true);
-    /* Back again if it must be: they were there, so no limit is in the way. */
+    /* If that failed, put them back. They were there before, so the limit is ignored. */
     if (status == SK_OK || attach(source, *stuck, false) == SK_OK) *stuck = NULL;
     return status;
 }

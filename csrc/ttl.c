@@ -1,30 +1,33 @@
 /*
- * ttl.c: entries that expire: the store's clocks, stamps, and what becomes of an expired entry.
+ * ttl.c: entries that expire: the store's clocks, stamps, and what happens to an expired entry.
  *
- * An expired entry is removed by whoever finds it: a call about its key, a delta in the making, or
- * sk_sweep. Full blocks pass over it. Where a home may have a copy (the
- * leaf is not whole, or changes are written back) it becomes a dirty tombstone, so that the home
- * forgets it too.
+ * An expired entry is removed by whatever finds it first: a call about its key, a write-back, or
+ * sk_sweep. Full blocks leave it out; deltas have it, with its stamp. If a home may have a copy
+ * (the leaf is not whole, or changes are written back), the entry becomes a dirty tombstone, so
+ * that the home forgets it too.
  *
- * Elsewhere it goes without a trace: no tombstone, and deltas still reach back over it. A delta
- * then does not mention an entry that an older checkpoint has; restored, the entry is there again.
- * That does no harm, because it is expired there too:
+ * Otherwise the entry is removed without a trace: there is no tombstone, and deltas can still reach
+ * back to before the removal. Such a delta does not mention the entry, although an older checkpoint
+ * has it. When both are restored, the entry is there again. That does no harm, because it is
+ * expired there too:
  *  1. Every older copy of an entry carries the stamp that the entry had then.
- *  2. Stamps of one entry never fall while it lives, so the copy's stamp is not later.
+ *  2. The stamp of an entry never falls while it lives, so the copy's stamp is not later.
  *  3. The clock does not go back, so whoever reads the copy, at the time of the removal or later,
  *     finds it expired.
- * 1 has one exception: copies made before the first watermark, whose stamp is SK_NO_TIME. Whoever
- * reads one takes it to be as old as his own first watermark, which is later. Therefore
- *  - the first watermark stamps all entries that have none, which is a change like any other and
- *    so reaches deltas and homes;
+ * 1 has one exception: copies made before the first watermark, whose stamp is SK_NO_TIME. A store
+ * that reads such a copy takes it to be as old as its own first watermark, which is later.
+ * Therefore
+ *  - the first watermark stamps all entries that have no stamp, which is a change like any other
+ *    and so reaches deltas and homes;
  *  - such an entry is marked SK_MARK_UNSTAMPED, and deleted with a trace when it expires.
  * Entries that come without a stamp later (in blocks, in leaves) count as stamped at the first
- * watermark, and that is what blocks made here say: no delta reaches back over their coming.
+ * watermark, and that is what blocks made here say. No delta reaches back to before they came.
  *
- * Removal is a change, and a snapshot must not lose an entry that was alive when it was taken:
- * whoever restores it goes on from the watermark of that moment. So an expired entry is removed
- * only where all open snapshots have been served (sk_may_expire). A call that only reads does not
- * serve them: it says that there is no such entry, and leaves it for a later one.
+ * Removing an entry is a change, and a snapshot must not lose an entry that was alive when the
+ * snapshot was taken, because a restore goes on from the watermark of that moment. So an expired
+ * entry is removed only where all open snapshots have been served (sk_may_expire). A call that only
+ * reads does not serve them: it answers that there is no such entry, and leaves the removal to a
+ * later call.
  */
 #define _GNU_SOURCE
 #include "store.h"
@@ -40,7 +43,8 @@ static void set_timed(sk_at *at, sk_store *store, sk_state *state, uint32_t leaf
 
 /* ---- Clocks ---- */
 
-/* The system's time, but never earlier than told before: clocks are set back now and then. */
+/* The system's time, but never earlier than what was returned before: clocks are sometimes set
+ * back. */
 static int64_t system_now(sk_store *store) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -71,8 +75,8 @@ static void stamp_table(sk_at *at) {
         if (sk_slot_is_live(slot) && sk_slot_stamp(slot) == SK_NO_TIME) sk_entry_changed(at, slot);
 }
 
-/* Under all locks at once: a write is before it, and stamped here, or after it and knows the time.
- */
+/* Under all locks at once: a write comes before this, and is stamped here, or after it, and then
+ * the time is known. */
 static int set_first_watermark(sk_store *store, int64_t now_ms) {
     uint32_t epoch;
     int status = sk_leaves_lock_write(store, 0, store->leaf_count, &epoch);
@@ -134,8 +138,8 @@ sk_timing sk_timing_of(sk_store *store, const sk_state *state) {
     sk_timing timing = {.now = sk_time(store, clock)};
     timing.ttl_ms = atomic_load_explicit(&state->ttl_ms, memory_order_relaxed);
     timing.on_read = atomic_load_explicit(&state->on_read, memory_order_relaxed);
-    /* In processing time only what was stored without a time to live has no stamp: from when the
-     * state was given one, it grows old as if it had been written then. */
+    /* In processing time, only entries that were stored without a time to live have no stamp. They
+     * count as written when the state was given its time to live. */
     timing.first = clock == SK_EVENT_TIME ? atomic_load(&store->first_watermark)
                                           : atomic_load(&state->timed_since);
     return timing;
@@ -161,8 +165,8 @@ sk_slot *sk_entry_expire(sk_at *at, sk_slot *slot) {
 
 /* ---- Sweeping ---- */
 
-/* Removes the expired entries of the next taken slots, *slots_left at most; *slot_at is where it
- * goes on, 0 at the end of the table. Returns how many. */
+/* Removes expired entries among the next taken slots, of which it looks at *slots_left at most.
+ * *slot_at is where it will go on, 0 at the end of the table. Returns how many it removed. */
 static uint32_t sweep_table(sk_at *at, size_t *slot_at, uint64_t *slots_left) {
     uint32_t removed = 0;
     sk_slot *slot = NULL;
@@ -172,7 +176,7 @@ static uint32_t sweep_table(sk_at *at, size_t *slot_at, uint64_t *slots_left) {
         sk_entry_expire(at, slot);
         removed++;
     }
-    if (*slots_left > 0) { /* the end: nothing points into the table any more */
+    if (*slots_left > 0) { /* the end of the table: nothing points into it any more */
         *slot_at = 0;
         sk_table_trim(at->table, &at->env, false);
     }
@@ -196,10 +200,10 @@ static bool can_expire(const sk_state *state) {
     return (state->flags & SK_TIMED) != 0 && state->ttl_ms > 0;
 }
 
-/* The leaf under the hand, or what slots_left allows of it. */
+/* Sweeps the leaf under the hand, or as much of it as slots_left allows. */
 static uint32_t sweep_leaf(sk_store *store, sk_hand *hand, uint32_t epoch, uint64_t *slots_left) {
     uint32_t removed = 0;
-    /* what is shut is left as it is */
+    /* a shut leaf must not change */
     if (store->leaves[hand->leaf].residency == SK_LEAF_SHUT) hand->state = store->state_count;
     for (; hand->state < store->state_count; hand->state++) {
         sk_state *state = store->states[hand->state];

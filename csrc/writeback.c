@@ -1,19 +1,20 @@
 /*
  * writeback.c: changes on their way home, as rows or as blocks.
  *
- * An entry that was taken is marked SK_MARK_WRITING, and no longer dirty, until the caller says how
- * it went. If it changes in between it is dirty once more, and stays so when the writing ends; if
- * the writing failed it is dirty again. So a change is never taken for written by mistake.
+ * An entry that was taken is marked SK_MARK_WRITING, and is no longer dirty, until the caller says
+ * whether the write succeeded. If the entry changes in between, it is dirty again, and stays dirty
+ * when the writing ends. If the writing failed, it is dirty again, too. So no change is ever
+ * mistaken for one that was written.
  *
- * Rows are what a home keeps (statekit/homes/rows.py says why so):
+ * Rows are what a home keeps (statekit/homes/rows.py says why they look like this):
  *
  *   name    leaf (4 bytes) number of the state (2) key                       big endian
  *   value   [ d7 ad stamp (8) ] value     an int as d3 and 8 bytes, a float as cb and 8 bytes, all
  *                                         else as it is encoded; the stamp in timed states only
  *
- * They go to the caller as one MessagePack array: name, value, name, value, ...; both bin, but for
- * the value of a deletion, which is nil. Unpacking that is one call, and nothing is decided per row
- * in Python.
+ * The caller gets them as one MessagePack array: name, value, name, value, ... Both are bin, except
+ * that the value of a deletion is nil. Unpacking the array is one call, and Python has nothing to
+ * decide for each row.
  */
 #include "failpoint.h"
 #include "msgpack.h"
@@ -50,7 +51,7 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf)
     bool is_cold = flags & SK_COLD;
     sk_leaf_lock(leaf);
     sk_filter_drop(store, leaf_no);
-    /* A shut leaf's too: it may yet come back, and flush must not have passed over its changes. */
+    /* Also for a shut leaf: it may still come back, and a flush must not leave out its changes. */
     int status =
         leaf->is_writing
             ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
@@ -80,9 +81,9 @@ int sk_dirty_done(sk_store *store, uint32_t leaf_no, int written) {
 /* ---- Rows ---- */
 
 #define PREFIX 6          /* bytes of a name before the key */
-#define STAMP 10          /* bytes of a stamp, with what opens it */
+#define STAMP 10          /* bytes of a stamp, with the two bytes before it */
 #define NUMBER_MAX 0xffff /* of a state at home */
-#define ARRAY_HEAD 5      /* bytes of the head of all rows: an array of 32 bits' length */
+#define ARRAY_HEAD 5      /* bytes of the head of the array of rows, with a 32-bit length */
 #define ROW_BYTES_MAX (2 * SK_MP_HEAD_MAX + PREFIX + STAMP + 9) /* without key, blob and object */
 
 static inline uint8_t *put_be(uint8_t *p, uint64_t value, unsigned bytes) {
@@ -178,7 +179,7 @@ static int number_of(const taking *t, const sk_state *state, uint32_t leaf_no, u
                    state->name, leaf_no, found, NUMBER_MAX);
 }
 
-/* Keys are in the filter before they are at home. False if there is none. */
+/* Keys must be in the filter before they are at home. False if there is no filter. */
 static bool add_to_filter(const taking *t, const sk_state *state, uint32_t leaf_no,
                           const sk_slot *slot) {
     size_t len;
@@ -187,7 +188,7 @@ static bool add_to_filter(const taking *t, const sk_state *state, uint32_t leaf_
 }
 
 /* Appends the rows of a locked leaf's table and marks their slots as being written. If it fails,
- * some are: sk_leaf_end_writing takes that back. */
+ * some slots stay marked; sk_leaf_end_writing undoes that. */
 static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
     sk_table *table = &state->tables[leaf_no];
     row_form form = {.state = state, .kind = sk_kinds[state->kind], .leaf_no = leaf_no};
@@ -214,9 +215,10 @@ static int take_table(taking *t, sk_state *state, uint32_t leaf_no) {
 static int take_leaf_locked(taking *t, uint32_t leaf_no) {
     sk_store *store = t->store;
     int status = SK_OK;
-    /* Whoever took it before was interrupted: nobody knows how far he came. */
+    /* If a caller that took the leaf before was interrupted, nobody knows how much was written. */
     sk_leaf_end_writing(store, leaf_no, false);
-    /* A home is told what has expired. A shut leaf's changes go too: it may yet come back. */
+    /* A home must be told what has expired. Changes of a shut leaf are written too: it may come
+     * back. */
     sk_leaf_expire(store, leaf_no);
     for (uint32_t s = 0; s < store->state_count && status == SK_OK; s++)
         if (store->states[s]->tables[leaf_no].dirty > 0)
@@ -244,7 +246,7 @@ static void end_rows(sk_store *store, uint32_t from, uint32_t to, bool written) 
     }
 }
 
-/* Makes the head of the array fit what follows it. */
+/* Writes the head of the array, now that the number of rows is known. */
 static void end_array(taking *t, size_t start) {
     t->buf->data[start] = 0xdd; /* array, 32 bits of length */
     put_be(t->buf->data + start + 1, 2 * t->rows, 4);
@@ -273,14 +275,14 @@ static int take_leaves(taking *t, uint32_t *leaf, uint64_t rows_max, uint64_t by
 
 /* ---- All at one moment ---- */
 
-#define MOMENT_ROUNDS_MAX 16 /* before all leaves are locked, dirty or not */
+#define MOMENT_ROUNDS_MAX 16 /* after so many, all leaves are locked, dirty or not */
 
 typedef struct leaf_list {
     uint32_t *leaves; /* ascending */
     uint32_t count;
 } leaf_list;
 
-/* The leaves whose bits are set, or all. Under rows_lock. */
+/* Lists the leaves whose bits are set, or all leaves. Under rows_lock. */
 static int list_dirty(sk_store *store, bool is_all, leaf_list *list) {
     uint32_t room = 0;
     for (uint32_t i = sk_dirty_next(store, 0); i < store->leaf_count;
@@ -309,10 +311,11 @@ static bool has_all_dirty(sk_store *store, const leaf_list *list) {
 
 /*
  * Locks all dirty leaves, so that what is dirty in them is what was dirty in the store at one
- * moment. That moment is when the last look at the bits began: every leaf that was dirty by then is
- * locked, or that look would have found it; a call that ended before has set its bit; and a call in
- * a locked leaf ended before. So if a call is in, so is every call that ended before it began.
- * Whoever locks several leaves does so in ascending order: so do we, all anew if one is missing.
+ * moment. That moment is when the last look at the bits (has_all_dirty) began. A call that ended
+ * before that moment has set its leaf's bit, so its leaf is locked, or that look would have found
+ * it. And every call that changed a leaf which is locked now ended before that moment. So if a call
+ * is included, so is every call that ended before it began. Leaves must be locked in ascending
+ * order; so if one is missing, all are unlocked and locked again.
  */
 static int lock_moment(sk_store *store, leaf_list *list) {
     for (int round = 0;; round++) {
@@ -325,7 +328,8 @@ static int lock_moment(sk_store *store, leaf_list *list) {
     }
 }
 
-/* All that is dirty; *leaf stays as it is if that is more than bytes_max, and nothing is taken. */
+/* Takes all that is dirty. If that is more than bytes_max, nothing is taken and *leaf stays as it
+ * is. */
 static int take_moment(taking *t, uint32_t *leaf, uint64_t bytes_max) {
     sk_store *store = t->store;
     size_t start = t->buf->len;

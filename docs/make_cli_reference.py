@@ -18,8 +18,8 @@ INTRODUCTION = """\
 
 `pip install 'statekit[cli]'` brings the program `statekit` (also `python -m statekit`). It looks at
 checkpoints, homes and running processes, moves state between them, and makes new checkpoints of old
-ones. This page is made from the program by `docs/make_cli_reference.py`; `statekit COMMAND --help`
-says the same.
+ones. `docs/make_cli_reference.py` makes this page from the program; `statekit COMMAND --help` says
+the same.
 
 ```
 $ statekit ls /data/job
@@ -38,17 +38,17 @@ $ statekit rescale /data/job --workers 3 --out /data/job-3
 | `/data/ckpt` | a directory of checkpoints: the newest one |
 | `/data/ckpt@7` | checkpoint 7 of it; commands about a whole directory refuse the number |
 | `s3://bucket/path` | the same on any storage that fsspec knows (`pip install 'statekit[s3]'`) |
-| `/data/job` | one that has `worker-0`, `worker-1` ... in it: the newest checkpoint of each |
+| `/data/job` | a directory with `worker-0`, `worker-1` ... in it: the newest checkpoint of each |
 | `rocksdb:/path`, `redis://host/0` | a home that no process has open |
 | `127.0.0.1:7000`, `unix:/path` | a process that serves: `statekit serve` prints such an address |
 
 `get`, `inspect`, `export` and `diff` look at all of these; `edit` changes checkpoints, also those
 of several workers. Looking changes nothing. A RocksDB home is opened in a private copy, and refused
-if it is open elsewhere. A Redis home is read as it is: nobody should write to it meanwhile. Of a
-process everything is of one moment, while it goes on.
+if it is open elsewhere. A Redis home is read as it is: nobody should write to it meanwhile. What is
+shown of a running process is its state at one moment; the process goes on working.
 
-`edit`, `compact` and `regroup` write a new checkpoint, which is then the newest. Made of an older
-one (`URL@7`) it overrides what came after, so they ask for `--force`.
+`edit`, `compact` and `regroup` write a new checkpoint, which is then the newest. If it is made
+from an older one (`URL@7`), it overrides what came after that one, so they ask for `--force`.
 
 ## How keys and values are written
 
@@ -70,34 +70,34 @@ Checkpoints say what type each state has, so your classes are not needed.
 | `UUID`, `Decimal` | text |
 | list, tuple | array |
 | set | array, sorted |
-| dict | object; keys that are no text are written as on the command line |
+| dict | object; keys that are not text are written as on the command line |
 | dataclass, TypedDict | object |
 | NamedTuple | object, or an array by position |
 | enum, `Literal` | its value |
 | timers | array of due times |
-| `Any` | as JSON has it, with markers for what it has not: see below |
+| `Any` | as JSON, with markers for what JSON does not have: see below |
 
 In an `Any`, `{"$bytes": "0x6162"}`, `{"$datetime": "2026-11-16T12:00:00+00:00"}`,
-`{"$float": "NaN"}` and `{"$ext": [code, "0x..."]}` are what they say, and
+`{"$float": "NaN"}` and `{"$ext": [code, "0x..."]}` stand for the types that they name, and
 `{"$map": [[key, value], ...]}` is a map whose keys are not all text.
 
-Entries with a time to live are in a checkpoint until they were cleared away, so some that are shown
-may have expired: how long they live is not stored, it is what the program asks for when it declares
+Entries with a time to live stay in checkpoints until they are removed, so some entries that are
+shown may have expired. How long entries live is not stored: the program says so when it declares
 the state.
 
 ## In scripts
 
-Results go to stdout, all else to stderr. On a terminal there are tables and progress bars; in a
-pipe, plain columns. `--json` gives one JSON document.
+Results go to stdout, everything else to stderr. On a terminal there are tables and progress
+bars; in a pipe, plain columns. `--json` gives one JSON document.
 
 | exit code | |
 |---|---|
 | 0 | done; `diff`: no difference |
-| 1 | it could not be done, and stderr says why; `diff`: there are differences |
-| 2 | it was not asked for rightly; `diff`: trouble |
+| 1 | the command failed, and stderr says why; `diff`: there are differences |
+| 2 | the command line was wrong; `diff`: the command failed |
 | 3 | `verify`: something is damaged |
-| 130, 143 | it was interrupted by Ctrl-C, or told to end (SIGTERM) |
-| 141 | whoever reads stdout has gone, as in `statekit ls … \\| head -1` |
+| 130, 143 | the command was interrupted by Ctrl-C, or told to end (SIGTERM) |
+| 141 | the reader of stdout has gone, as in `statekit ls … \\| head -1` |
 """
 
 

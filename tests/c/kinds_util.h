@@ -20,7 +20,7 @@ static inline sk_store *kinds_open(uint32_t leaves) {
     return store;
 }
 
-/* A value of the state's kind that tells the key and the version. */
+/* Puts a value of the state's kind that contains the key's number and the version. */
 static inline void put(sk_store *store, uint32_t s, uint32_t k, uint32_t version) {
     util_key key = util_bytes_key(k);
     uint8_t value[16] = {0};

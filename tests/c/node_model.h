@@ -1,9 +1,9 @@
 /*
  * node_model.h: what csrc/node.c should do, written as plainly as possible.
  *
- * A value is a tree of malloc'd nodes with plain arrays. A write copies the whole tree,
- * changes the copy, and keeps it if that went well. It shares no code with the library:
- * its own reader of MessagePack, its own writer of heads, its own rules for paths.
+ * A value is a tree of malloc'd nodes with plain arrays. A write copies the whole tree, changes the
+ * copy, and keeps the copy if the change succeeded. The model shares no code with the library: it
+ * has its own reader of MessagePack, its own writer of heads, and its own rules for paths.
  */
 #ifndef SK_NODE_MODEL_H
 #define SK_NODE_MODEL_H
@@ -70,7 +70,7 @@ static inline model *model_new(char type) {
     return m;
 }
 
-/* Opens a place at position k; the caller fills it. */
+/* Opens a gap at position k; the caller fills it. */
 static inline void model_open(model *m, size_t k, const uint8_t *key, size_t key_len) {
     bool is_full = (m->count & (m->count - 1)) == 0; /* room is the next power of two */
     if (is_full) m->kids = realloc(m->kids, (2 * m->count + 1) * sizeof *m->kids);
@@ -102,7 +102,7 @@ static inline size_t model_find(const model *m, const uint8_t *key, size_t key_l
     return k;
 }
 
-/* Good MessagePack only: nil, bool, int, f64, str and containers. */
+/* Reads only good MessagePack: nil, bool, int, f64, str and containers. */
 static inline model *model_decode(const uint8_t **at) {
     const uint8_t *p = *at;
     uint8_t b = *p;
@@ -181,7 +181,7 @@ static inline bool model_int(const uint8_t *p, int64_t *value) {
     return false;
 }
 
-/* The position a step names in a container; the count if a map lacks it. */
+/* The position that a step names in a container; the count if a map does not have the key. */
 static inline int model_step(const model *m, const uint8_t *step, size_t len, size_t *k) {
     int64_t i;
     if (m->type == 's') return SK_BAD_PATH;
@@ -302,7 +302,7 @@ static inline int model_edit(model **m, int op, const uint8_t *path, size_t len,
                     out);
 }
 
-/* The whole of sk_node_write for good args and values not too deep. */
+/* All of sk_node_write, for good args and values that are not too deep. */
 static inline int model_write(model **root, int op, const uint8_t *path, size_t len,
                               const char *shape, const uint8_t *arg, size_t arg_len, int64_t i,
                               int64_t j, bytes *out) {

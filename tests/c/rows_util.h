@@ -1,12 +1,12 @@
 /*
- * rows_util.h: reads what sk_rows_take wrote, by the description of MessagePack alone.
+ * rows_util.h: reads what sk_rows_take wrote, using only the description of MessagePack.
  */
 #ifndef SK_ROWS_UTIL_H
 #define SK_ROWS_UTIL_H
 
 #include "store_util.h"
 
-/* One row: its name taken apart, and its value; value NULL: a deletion. */
+/* One row: the parts of its name, and its value; value NULL: a deletion. */
 typedef struct util_row {
     uint32_t leaf, number;
     const uint8_t *key, *value;
@@ -23,7 +23,7 @@ static inline void util_put_be(uint8_t *p, uint64_t value, unsigned bytes) {
     for (unsigned i = 0; i < bytes; i++) p[i] = (uint8_t)(value >> 8 * (bytes - 1 - i));
 }
 
-/* The bin at *p, which moves on. */
+/* Reads the bin at *p, and moves *p behind it. */
 static inline const uint8_t *util_bin(const uint8_t **p, const uint8_t *end, size_t *len) {
     unsigned width = **p == 0xc4 ? 1 : **p == 0xc5 ? 2 : **p == 0xc6 ? 4 : 0;
     if (width == 0 || (size_t)(end - *p) < 1 + width) abort();
@@ -42,7 +42,8 @@ static inline uint64_t util_rows_count(const sk_buf *buf, size_t at) {
     return items / 2;
 }
 
-/* The row at *p, which moves on; starts 5 bytes behind the array's head. */
+/* Reads the row at *p, and moves *p behind it. The first row is 5 bytes behind the array's
+ * start. */
 static inline util_row util_next_row(const uint8_t **p, const uint8_t *end) {
     util_row row = {0};
     size_t len;

@@ -1,8 +1,9 @@
 /*
- * store_util.h: what the tests of the store share: keys by number, stores by content.
+ * store_util.h: what the tests of the store share: keys made from numbers, and comparing stores by
+ * their content.
  *
  * A test draws keys from a small universe of numbers. The oracle is then a plain array indexed by
- * that number, which shares no idea with the store's tables.
+ * that number, which has nothing in common with the store's tables.
  */
 #ifndef SK_STORE_UTIL_H
 #define SK_STORE_UTIL_H
@@ -68,7 +69,8 @@ static inline sk_stats util_stats(sk_store *store, uint32_t leaf_count) {
     return stats;
 }
 
-/* All there is to see of a store's entries: the full blocks of every leaf, one after the other. */
+/* Everything that can be seen of a store's entries: the full blocks of every leaf, one after the
+ * other. */
 static inline void util_encode_all(sk_store *store, uint32_t leaf_count, sk_buf *buf) {
     buf->len = 0;
     for (uint32_t leaf = 0; leaf < leaf_count; leaf++)
@@ -97,7 +99,8 @@ static inline uint64_t util_rotl(uint64_t v, int n) { return v << n | v >> (64 -
 
 static inline uint64_t util_round(uint64_t lane) { return util_rotl(lane * UTIL_P2, 31) * UTIL_P1; }
 
-/* The last 8 bytes that give a key of len bytes (8, 16 or 24) this hash; the others are set. */
+/* Sets the last 8 bytes of a key of len bytes (8, 16 or 24) so that it has this hash; the bytes
+ * before are already set. */
 static inline void util_solve_key(uint8_t *key, size_t len, uint64_t hash) {
     uint64_t h = 42 + UTIL_P5 + len, lane;
     for (size_t at = 0; at + 8 < len; at += 8) {

@@ -4,8 +4,8 @@
  *     static void test_property(void) { CHECK(...); CHECK_EQ(found, expected); }
  *     int main(void) { RUN(test_property); return test_report(); }
  *
- * A failed check prints where, what and the seed, and the test goes on, so that one run
- * shows all that is wrong. The last line is "N passed, M failed", counted in tests.
+ * A failed check prints where it failed, what it found and the seed, and the test goes on, so that
+ * one run shows everything that is wrong. The last line is "N passed, M failed", counted in tests.
  */
 #ifndef SK_TEST_H
 #define SK_TEST_H
@@ -17,10 +17,10 @@
 #include <string.h>
 
 #define TEST_SEED_DEFAULT 20240607
-#define TEST_FAILURES_SHOWN 20 /* per test; a broken invariant may fail at every step */
+#define TEST_FAILURES_SHOWN 20 /* per test, because a broken invariant may fail at every step */
 
 static int test_passed, test_failed;
-static int test_failures; /* in the test that runs */
+static int test_failures; /* in the running test */
 static const char *test_name = "";
 
 /* Seeded once per process, from SK_SEED if that is set. */
@@ -29,7 +29,7 @@ static inline uint64_t test_seed(void) {
     if (seed == 0) {
         const char *text = getenv("SK_SEED");
         seed = text != NULL ? strtoull(text, NULL, 0) : TEST_SEED_DEFAULT;
-        if (seed == 0) seed = 1; /* xorshift stays at 0 */
+        if (seed == 0) seed = 1; /* xorshift would stay at 0 */
     }
     return seed;
 }
@@ -51,7 +51,7 @@ static inline uint64_t test_random(test_rng *rng) { /* xorshift64* */
     return rng->state * 0x2545F4914F6CDD1DULL;
 }
 
-/* Below n, which is at least 1. */
+/* A random number below n, which is at least 1. */
 static inline uint64_t test_below(test_rng *rng, uint64_t n) {
     return (test_random(rng) >> 11) % n;
 }

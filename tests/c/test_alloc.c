@@ -1,7 +1,8 @@
 /*
- * test_alloc.c: every public call, with its n-th allocation failing, for every n, once and for
- * ever: the call says so, the store is as it was, nothing leaks (AddressSanitizer), and the same
- * call then succeeds.
+ * test_alloc.c: every public call is made with its n-th allocation failing, for every n, once with
+ * only that allocation failing and once with all later ones failing too. The call must report it,
+ * the store must be as it was, nothing may leak (AddressSanitizer), and the same call must succeed
+ * afterwards.
  */
 #include "store_util.h"
 
@@ -17,7 +18,7 @@ typedef struct fixture {
     sk_leaves *leaves;
     sk_snapshot *snapshot;
     uint8_t status[256];
-    int64_t records; /* sk_batch: how many to run, 0 is all */
+    int64_t records; /* sk_batch: how many to run; 0: all */
     int64_t reached; /* sk_batch: how many took effect, or -1 */
 } fixture;
 
@@ -102,7 +103,7 @@ static void tear_down(fixture *f) {
     for (int i = 0; i < LEAVES; i++) sk_buf_free(&f->blocks[i]);
 }
 
-/* ---- The calls. Each is prepared, then called with allocations failing ---- */
+/* ---- The calls. Each is prepared, and then called with failing allocations ---- */
 
 static void nothing(fixture *f) { (void)f; }
 
@@ -171,7 +172,7 @@ static int64_t call_cas_f64(fixture *f) {
 
 static void partial(fixture *f) { CHECK_EQ(sk_leaf_mark(f->store, 0, LEAVES, SK_PARTIAL), SK_OK); }
 
-/* Large tables, of which some grow in call_many_puts. */
+/* Large tables, some of which grow in call_many_puts. */
 static void many(fixture *f) {
     uint8_t value[64];
     for (uint32_t k = 200; k < 500; k++) {
@@ -181,7 +182,7 @@ static void many(fixture *f) {
     }
 }
 
-static int64_t call_many_puts(fixture *f) { /* each either happens or does not */
+static int64_t call_many_puts(fixture *f) { /* each put either happens or does not */
     int status = SK_OK;
     uint32_t k = 1200;
     while (k < 1300 && (status = sk_i64_put(f->store, N, KEY(k), 1)) == SK_OK) k++;
@@ -359,7 +360,7 @@ static int64_t call_encode(fixture *f) {
     return sk_leaf_encode(f->store, 1, SK_ALL_STATES, 0, &f->buf);
 }
 
-/* Keys that are there and keys that are not: those of a leaf, or (LEAVES) all of them. */
+/* Keys that are there and keys that are not: those of one leaf, or (LEAVES) of all leaves. */
 static int64_t pick(fixture *f, uint32_t leaf) {
     static uint8_t keys[40 * UTIL_KEY_BYTES_MAX];
     static int32_t at[41];
@@ -432,7 +433,7 @@ static int64_t call_block_check(fixture *f) {
     sk_block_info info;
     const uint8_t *block = f->blocks[1].data, *end = block + f->blocks[1].len;
     while (sk_block_read(block, (size_t)(end - block), &info) == SK_OK && info.kind != SK_MAP)
-        block += info.size; /* large maps need memory to be checked */
+        block += info.size; /* checking large maps needs memory */
     return -sk_block_check(block, (size_t)(end - block));
 }
 
@@ -518,11 +519,11 @@ static void snapshot(fixture *f) {
 static int64_t call_snapshot_next(fixture *f) {
     uint32_t leaf;
     int64_t len = sk_snapshot_next(f->snapshot, &leaf, &f->buf);
-    if (len > 0) CHECK_EQ(leaf, 0); /* nothing was skipped by those that failed */
+    if (len > 0) CHECK_EQ(leaf, 0); /* the calls that failed skipped nothing */
     return len;
 }
 
-static void snapshot_queued(fixture *f) { /* as above, with every leaf in the queue */
+static void snapshot_queued(fixture *f) { /* as above, but every leaf is in the queue */
     snapshot(f);
     for (uint32_t k = 0; k < 20; k++) CHECK_EQ(sk_i64_put(f->store, N, KEY(k), k), SK_OK);
 }
@@ -536,8 +537,8 @@ typedef struct call {
     const char *name;
     void (*prepare)(fixture *);
     int64_t (*run)(fixture *);
-    bool never_fails; /* may make use of memory, and can do without */
-    bool may_grow;    /* content stays, tables that made room keep it */
+    bool never_fails; /* uses memory if there is some, and works without */
+    bool may_grow;    /* content stays, but tables keep room that they made */
 } call;
 
 #define CALL(prepare, run)                                                                         \
@@ -630,7 +631,7 @@ static const call calls[] = {
     CALL(nothing, call_dirty_take),
     CALL_SURE(take, call_dirty_done),
     CALL(write_back, call_rows_take),
-    CALL(take_rows, call_rows_take), /* which was abandoned */
+    CALL(take_rows, call_rows_take), /* after a take that was abandoned */
     CALL_SURE(take_rows, call_rows_done),
     CALL_SURE(clean, call_evict),
     CALL_SURE(many_clean, call_evict),
@@ -697,7 +698,7 @@ static bool run_failing(const call *c, int64_t nth, int forever) {
         CHECK_EQ(result, -SK_NO_MEMORY);
         CHECK(strlen(sk_reason()) > 0);
         if (f.reached <= 0) check_same(c, &was, &is);
-        if (f.reached > 0) { /* the records reported as done, and no other, took effect */
+        if (f.reached > 0) { /* the records reported as done, and no others, took effect */
             set_up(&g);
             c->prepare(&g);
             g.records = f.reached;
@@ -709,7 +710,7 @@ static bool run_failing(const call *c, int64_t nth, int forever) {
             sk_buf_free(&part.content);
             CHECK_EQ(is.stats.bytes, is.bytes);
         }
-        CHECK(c->run(&f) >= 0); /* the cause is gone */
+        CHECK(c->run(&f) >= 0); /* no allocation fails any more */
         sk_buf_free(&is.content);
     }
     sk_buf_free(&was.content);

@@ -1,6 +1,6 @@
 /*
- * test_batch.c: sk_batch (csrc/batch.c) against the single-key calls: one store is driven by
- * batches, its twin by one call a record. Answers, content and figures must be the same.
+ * test_batch.c: sk_batch (csrc/batch.c) against the single-key calls. One store gets batches, its
+ * twin gets one call for each record. Answers, content and figures must be the same.
  */
 #include "store_util.h"
 
@@ -55,7 +55,7 @@ static const uint8_t *column_at(const column *c, int64_t r, size_t *len) {
     return c->data + c->at64[r];
 }
 
-/* ---- Elements as MessagePack, written here by the book ---- */
+/* ---- Elements as MessagePack, written here from its specification ---- */
 
 static size_t be(uint8_t *p, uint64_t v, int bytes) {
     for (int i = 0; i < bytes; i++) p[i] = (uint8_t)(v >> (8 * (bytes - 1 - i)));
@@ -161,7 +161,7 @@ static void add_value(const twins *t, column *c, test_rng *rng) {
     }
 }
 
-/* ---- One batch on both ---- */
+/* ---- One batch on both stores ---- */
 
 static int single_call(const twins *t, int op, const sk_batch_args *args, int64_t r,
                        int64_t *number, sk_buf *got) {
@@ -213,7 +213,7 @@ static int single_call(const twins *t, int op, const sk_batch_args *args, int64_
     }
 }
 
-/* Runs the columns on both stores and compares what they say, record by record. */
+/* Runs the columns on both stores and compares their answers, record by record. */
 static void run_both(const twins *t, int op, bool has_values, bool wants_out) {
     static int64_t out[RECORDS_MAX], out_at[RECORDS_MAX + 1];
     static uint8_t status[RECORDS_MAX];
@@ -250,7 +250,7 @@ static void run_both(const twins *t, int op, bool has_values, bool wants_out) {
     CHECK_EQ(args.unknown, unknown);
     CHECK_EQ(result == SK_OK, left == 0);
     CHECK_EQ(args.failed >= 0, result != SK_OK);
-    if (result != SK_OK) { /* what failed fails on its own too, and changes nothing */
+    if (result != SK_OK) { /* the record that failed fails alone, too, and changes nothing */
         CHECK(args.failed < n && status[args.failed] == SK_END);
         CHECK_EQ(single_call(t, op, &args, args.failed, &number, &got), result);
     }
@@ -338,7 +338,7 @@ static void run_random(twins *t, int rounds, uint64_t stream) {
     for (int round = 0; round < rounds; round++) {
         int op = (int)test_below(&rng, 7);
         if (!has_op(op, t->kind)) continue;
-        uint32_t range = test_below(&rng, 3) ? 500 : 7; /* with few keys: many duplicates */
+        uint32_t range = test_below(&rng, 3) ? 500 : 7; /* few keys give many duplicates */
         make_columns(t, op, (int64_t)test_below(&rng, 300), range, &rng);
         bool has_values = op == SK_B_PUT || op == SK_B_APPEND || op == SK_B_MAP_PUT ||
                           (op == SK_B_ADD && test_below(&rng, 2));
@@ -376,15 +376,15 @@ static void test_batches_on_partial_leaves_report_what_is_unknown(void) {
             CHECK_EQ(sk_leaf_mark(store, 7, 12, SK_PARTIAL), SK_OK);
         }
         run_random(&t, 60, 1001 + (uint64_t)kind);
-        for (int s = 0; s < 2; s++) /* and stop at leaves that are away */
+        for (int s = 0; s < 2; s++) /* then batches stop at leaves that are away */
             CHECK_EQ(sk_leaf_mark(s ? t.batch : t.single, 3, 5, SK_AWAY), SK_OK);
         run_random(&t, 30, 1101 + (uint64_t)kind);
         close_twins(&t);
     }
 }
 
-/* A table that grows again and again inside one window of records must not mislead the records
- * that looked up their places before. */
+/* If a table grows again and again inside one window of records, records whose places were looked
+ * up before must not be misled. */
 static void test_tables_that_grow_within_a_batch_lose_nothing(void) {
     for (uint64_t stream = 0; stream < 300; stream++) {
         test_rng rng = test_rng_new(2000 + stream);
@@ -400,7 +400,8 @@ static void test_tables_that_grow_within_a_batch_lose_nothing(void) {
     }
 }
 
-/* In a store of much memory, batches go leaf by leaf: here one value makes it one. */
+/* In a store that uses much memory, batches go leaf by leaf. Here one large value makes it such a
+ * store. */
 static void test_batches_on_a_large_store_do_the_same(void) {
     static const int64_t len = 33 << 20;
     uint8_t *ballast = calloc(1, (size_t)len);
@@ -479,7 +480,7 @@ static void test_error_in_the_middle_stops_there(void) {
     }
     close_twins(&t);
     t = open_twins(2, 2, SK_LIST, "b", SK_COL_VAR32);
-    for (int at = 0; at < 100; at += 9) { /* record `at` is no value, or not a list */
+    for (int at = 0; at < 100; at += 9) { /* record `at` is not a value, or not a list */
         column_start(&keys, SK_COL_VAR32, 0);
         column_start(&values, SK_COL_VAR64, SK_FORM_MSGPACK);
         for (int r = 0; r < 100; r++) {
@@ -503,7 +504,7 @@ static void test_error_in_the_middle_stops_there(void) {
     close_twins(&t);
 }
 
-/* A map's key is one value: none would mean the map itself, two a path into it. */
+/* A map's key is exactly one value: no value would mean the map itself, two a path into it. */
 static void test_map_keys_are_exactly_one_value(void) {
     static const struct {
         const char *key;

@@ -1,13 +1,14 @@
 /*
- * test_batch_inner.c: what goes on inside a batch (csrc/batch.c) and cannot be forced from outside:
- * an array that comes to lie over an older one, a snapshot opened between two steps of locking.
- * Compiles batch.c and lock.c into itself, with a hook where a leaf's lock is taken.
+ * test_batch_inner.c: events inside a batch (csrc/batch.c) that cannot be forced from outside: a
+ * new array that lies at the address of an older one, a snapshot opened between two steps of
+ * locking. This file compiles batch.c and lock.c into itself, with a hook where a leaf's lock is
+ * taken.
  */
 #define _GNU_SOURCE /* lock.c */
 #include "store.h"
 #include "store_util.h"
 
-static sk_snapshot **open_at_lock; /* where the next lock opens a snapshot to, or NULL */
+static sk_snapshot **open_at_lock; /* if not NULL, the next lock opens a snapshot here */
 
 static void hooked_lock(sk_store *store, sk_leaf *leaf) {
     sk_snapshot **out = open_at_lock;
@@ -50,7 +51,7 @@ static void test_stale_slot_with_the_same_key_is_no_good_guess(void) {
     CHECK(!is_good_guess(table, table->slots - 1, &key));
     CHECK(!is_good_guess(table, table->slots + SK_GROUP, &key));
     uint8_t *tag = &table->tags[slot - table->slots], was = *tag;
-    *tag = SK_TAG_EMPTY; /* memory of an older array: the key is there, the entry is not */
+    *tag = SK_TAG_EMPTY; /* memory of an older array: it has the key, but the entry is gone */
     CHECK(!is_good_guess(table, slot, &key));
     *tag = SK_TAG_DELETED;
     CHECK(!is_good_guess(table, slot, &key));
@@ -68,8 +69,8 @@ static void test_operations_beyond_32_bits_are_counted(void) {
     sk_close(store);
 }
 
-/* The batch has served all snapshots, then one is opened, then it locks: it must look again, or the
- * snapshot would miss the leaves as they were. */
+/* The batch has served all snapshots, then a new one is opened, then the batch locks the leaves. It
+ * must look for snapshots again, or the new one would not see the leaves as they were. */
 static void test_snapshot_opened_while_a_batch_locks_does_not_see_it(void) {
     sk_store *store = util_open(4, 1), *copy = util_open(4, 1);
     uint32_t id = util_state(store, "n", SK_I64, "i");

@@ -1,6 +1,6 @@
 /*
- * test_block.c: blocks (csrc/block.c): round trips, one key without decoding, determinism, and
- * damage: every truncation and every flipped bit is found or harmless, never a crash.
+ * test_block.c: blocks (csrc/block.c): round trips, finding one key without decoding, determinism,
+ * and damage: every truncation and every flipped bit is detected or harmless, and never a crash.
  */
 #include "block.h"
 #include "store_util.h"
@@ -31,7 +31,7 @@ static util_key key_of(const char *type, uint32_t k) {
             key.len += 4 + len;
         }
     }
-    if (strchr(type, 'i') == NULL) { /* distinct keys need a number somewhere */
+    if (strchr(type, 'i') == NULL) { /* a number makes the keys distinct */
         uint32_t len = 4 + k % 9;
         key.len = 0;
         for (const char *part = type + 1; *part != ')'; part++) {
@@ -239,12 +239,12 @@ static void test_seal_binds_a_block_to_its_bytes_and_its_seed(void) {
 
 /* ---- Damage ---- */
 
-/* Everything that reads a block reads this one; what is accepted must re-encode to itself.
- * Returns whether it was accepted. */
+/* Passes the bytes to every function that reads a block. If they are accepted, they must encode to
+ * the same bytes again. Returns whether they were accepted. */
 static bool try_all(const uint8_t *bytes, size_t len, const util_key *key) {
     sk_block_info info;
     sk_buf value = {0};
-    uint8_t *exact = malloc(len + 1); /* so that AddressSanitizer sees any byte too far */
+    uint8_t *exact = malloc(len + 1); /* so that AddressSanitizer sees any read beyond the end */
     memcpy(exact, bytes, len);
     exact = realloc(exact, len > 0 ? len : 1);
     int read = sk_block_read(exact, len, &info), check = sk_block_check(exact, len);
@@ -287,7 +287,7 @@ static void damage(const char *type, int kind, uint32_t n, bool is_delta) {
     for (size_t bit = 0; bit < 8 * buf.len; bit++) {
         buf.data[bit / 8] ^= (uint8_t)(1 << bit % 8);
         CHECK_EQ(sk_block_verify(buf.data, buf.len, seed), SK_CORRUPT);
-        try_all(buf.data, buf.len, &key); /* behind the checksum */
+        try_all(buf.data, buf.len, &key); /* without the checksum's help */
         buf.data[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
     sk_buf_free(&buf);
@@ -322,7 +322,8 @@ static void test_random_damage_is_survived(void) {
     }
 }
 
-/* A block by hand: header, then columns as given. For what the encoder never writes. */
+/* A block made by hand: a header, then the given columns. For blocks that the encoder never
+ * writes. */
 typedef struct forged {
     _Alignas(8) uint8_t bytes[4096];
     size_t len;
@@ -404,7 +405,7 @@ static void test_offsets_out_of_order_are_refused(void) {
         for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
             for (int column = 0; column < 2; column++) {
                 uint64_t values[3] = {bad[i][0], bad[i][1], bad[i][2]};
-                if (!(flags & 2) && values[1] > UINT32_MAX) continue; /* would be cut */
+                if (!(flags & 2) && values[1] > UINT32_MAX) continue; /* does not fit */
                 if (column == 1 && values[2] == 2) values[2] = 3;     /* else as above */
                 if (column == 1 && values[0] == 0 && values[1] <= values[2] && values[2] == 3)
                     continue;
@@ -432,7 +433,7 @@ static void test_impossible_headers_are_refused(void) {
                     sk_block_info info;
                     CHECK_EQ(sk_block_read(f.bytes, f.len, &info), SK_CORRUPT);
                 }
-    /* no entries, yet bytes in the columns */
+    /* no entries, but bytes in the columns */
     for (int field = 0; field < 2; field++) {
         uint64_t zero = 0;
         forge(&f, "t", "s", SK_BYTES, 0, 0, field == 0 ? 8 : 0, field == 1 ? 8 : 0);
@@ -498,7 +499,7 @@ static void test_key_in_the_wrong_leaf_or_with_the_wrong_hash_is_refused(void) {
     memcpy(buf.data + 40, &other, 4);
     CHECK_EQ(sk_block_check(buf.data, buf.len), SK_CORRUPT);
     CHECK_EQ(sk_leaf_decode(store, other, buf.data, buf.len, SK_REPLACE), SK_CORRUPT);
-    buf.data[info.hashes + 7] ^= 0x20; /* and the hash says so too */
+    buf.data[info.hashes + 7] ^= 0x20; /* and the hash fits the other leaf, too */
     CHECK_EQ(sk_block_check(buf.data, buf.len), SK_CORRUPT);
     memcpy(buf.data + 40, &leaf, 4);
     CHECK_EQ(sk_block_check(buf.data, buf.len), SK_CORRUPT);

@@ -1,13 +1,13 @@
 /*
- * test_chain.c: single entries out of chains of segments (csrc/chain.c). Oracle: the store that the
- * segments were made of.
+ * test_chain.c: single entries picked from chains of segments (csrc/chain.c). Oracle: the store
+ * from which the segments were made.
  */
 #include "kinds_util.h"
 
 #define BITS 2
 #define LEAVES (1u << BITS)
 #define KEYS 200
-#define STEPS 3 /* of every chain: a full one and two deltas */
+#define STEPS 3 /* segments of every chain: a full one and two deltas */
 #define PACK_OFFSET 64
 
 static sk_store *open_store(void) { return kinds_open(LEAVES); }
@@ -17,7 +17,7 @@ static uint32_t leaf_of(uint32_t k) {
     return util_leaf_of("b", &key, BITS);
 }
 
-/* Steps of all leaves, and the state that they add up to. */
+/* The segments of all leaves, and the store that they add up to. */
 typedef struct chains {
     sk_store *store;
     sk_buf frames[LEAVES][STEPS]; /* newest first */
@@ -74,13 +74,13 @@ static sk_store *open_absent(void) {
 
 static int pick(sk_store *store, uint32_t s, const asked *a, const chains *c, uint8_t *outcomes) {
     sk_column keys = column_of(a);
-    uint8_t found[LEAVES * STEPS] = {0}; /* of segments: those of the first are the leaves' */
+    uint8_t found[LEAVES * STEPS] = {0}; /* that of a leaf's first segment is the leaf's */
     int status = sk_chains_pick(store, s, &keys, a->n, c->segments, LEAVES * STEPS, found);
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) outcomes[leaf] = found[leaf * STEPS];
     return status;
 }
 
-/* Both stores say the same of a key. */
+/* Both stores give the same answer for a key. */
 static void check_same(sk_store *found, sk_store *expected, uint32_t s, uint32_t k) {
     util_key key = util_bytes_key(k);
     sk_buf x = {0}, y = {0};
@@ -101,13 +101,13 @@ static void test_what_is_picked_is_what_the_chain_adds_up_to(void) {
         sk_store *store = open_absent();
         bool is_asked[STATES][KEYS + 40] = {{false}};
         uint32_t mine = (uint32_t)test_below(&rng, KEYS), s_mine = (uint32_t)round % W;
-        put(store, s_mine, mine, 9); /* written here first: that stays */
+        put(store, s_mine, mine, 9); /* this was written here first, and must stay */
         uint8_t outcomes[LEAVES], expected[LEAVES];
         for (uint32_t s = 0; s < STATES; s++) {
             a.n = 0;
             memset(expected, 0, sizeof expected);
             for (int i = 0; i < 30; i++) {
-                uint32_t k = (uint32_t)test_below(&rng, KEYS + 40); /* some never were */
+                uint32_t k = (uint32_t)test_below(&rng, KEYS + 40); /* some never existed */
                 ask(&a, k);
                 is_asked[s][k] = true;
                 expected[leaf_of(k)] = SK_PICKED;
@@ -199,7 +199,7 @@ static void test_a_damaged_leaf_is_left_as_it_was(void) {
             sk_close(store);
             frames->data[at] = was;
         }
-    /* Also if the checksum is right: behind it is where the faults are. */
+    /* Also if the checksum fits the damage, because then the other checks must find it. */
     int left = 0;
     for (int round = 0; round < 2000; round++) {
         int step = (int)test_below(&rng, STEPS);
@@ -207,7 +207,7 @@ static void test_a_damaged_leaf_is_left_as_it_was(void) {
         uint8_t *copy = malloc(frames->len);
         memcpy(copy, frames->data, frames->len);
         CHECK_EQ(sk_frames_bind(frames->data, frames->len, c.pack[step], PACK_OFFSET), SK_OK);
-        size_t at = 0; /* of a frame, so that its size stays what it is */
+        size_t at = 0; /* the start of a frame, whose size must not change */
         for (uint64_t skip = test_below(&rng, STATES); skip > 0; skip--) {
             uint64_t size;
             memcpy(&size, frames->data + at + 8, 8);
@@ -240,7 +240,7 @@ static void test_what_needs_the_whole_leaf_is_left(void) {
     static asked a;
     uint8_t outcomes[LEAVES];
     open_chains(&c, &rng);
-    /* so many keys that the leaf is the lesser work */
+    /* so many keys that loading the leaf is less work */
     ask_some(&a, 2 * KEYS);
     sk_store *store = open_absent();
     check_left(store, &a, &c, N, SK_TO_LOAD);

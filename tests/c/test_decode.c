@@ -1,13 +1,14 @@
 /*
- * test_decode.c: blocks into leaves (csrc/decode.c), against a table of what each mode makes of
- * what is here and what a block has.
+ * test_decode.c: decoding blocks into leaves (csrc/decode.c). A table says for each mode what comes
+ * of what is here and what the block has.
  */
 #include "store_util.h"
 
 #define LEAVES 8
 #define LEAF_BITS 3
 
-/* Key k of the table: here: 0 nothing, 1 entry, 2 deleted; block: the same. */
+/* All combinations of what is here (0 nothing, 1 an entry, 2 deleted) and what the block has (the
+ * same three); each has its own key. */
 static void decode_case(int residency, int mode, bool is_delta) {
     sk_store *store = util_open(4, 2), *source = util_open(4, 2);
     uint32_t id = util_state(store, "n", SK_I64, "i");

@@ -1,8 +1,8 @@
 /*
- * test_dirty.c: what is dirty (csrc/dirty.c), and that all of it goes home. The oracle is a plain
- * model: for each state and key its value, the home's, and whether it is dirty or being written.
- * Whatever happens, a take gives exactly the rows that the model calls dirty, and once all is
- * written home the home has the truth.
+ * test_dirty.c: what is dirty (csrc/dirty.c), and that all of it is written home. The oracle is a
+ * plain model: for each state and key it has the value, the home's value, and whether the entry is
+ * dirty or being written. Whatever happens, a take must give exactly the rows that the model calls
+ * dirty, and once all is written home, the home must have what the model has.
  */
 #include "rows_util.h"
 #include "store.h"
@@ -13,15 +13,15 @@ static const int32_t NUMBERS[STATES] = {5, 0, 777};
 #define TTL 50
 
 typedef struct cell {
-    bool is_here, is_home; /* an entry exists, and at home */
-    uint8_t value, home;   /* what a value is made of */
+    bool is_here, is_home; /* an entry exists; the home has one */
+    uint8_t value, home;   /* values are made from these numbers */
     int64_t stamp;         /* X: when it was written */
     int64_t home_stamp;
     bool is_dirty, is_writing, is_used;
 } cell;
 
 typedef struct world {
-    sk_store *store, *other; /* leaves may be with either */
+    sk_store *store, *other; /* a leaf may be in either */
     uint32_t leaf_count;
     unsigned leaf_bits;
     cell cells[STATES][KEYS];
@@ -121,14 +121,14 @@ static void step_batch(world *w) {
     CHECK_EQ(sk_batch(w->store, N, SK_B_ADD, &args), SK_OK);
     for (int64_t i = 0; i < n; i++) {
         cell *c = &w->cells[N][keys[i]];
-        if (c->value == 255 && c->is_here) abort(); /* the caller keeps values small */
+        if (c->value == 255 && c->is_here) abort(); /* the caller must keep values small */
         c->value = c->is_here ? (uint8_t)(c->value + 1) : 1;
         c->is_here = true;
         touch(w, N, (uint32_t)keys[i]);
     }
 }
 
-/* Clearing writes tombstones where leaves are whole, else drops what is here. */
+/* Clearing writes tombstones in leaves that are whole; in others it drops what is here. */
 static void step_clear(world *w, int s) {
     uint32_t from = (uint32_t)test_below(&w->rng, w->leaf_count);
     uint32_t to = from + (uint32_t)test_below(&w->rng, w->leaf_count - from) / 8 + 1;
@@ -138,7 +138,7 @@ static void step_clear(world *w, int s) {
         bool is_whole = sk_leaf_residency(w->store, w->leaf_of[k]) == SK_WHOLE;
         if (is_whole && (c->is_here || c->is_writing)) {
             if (c->is_here) touch(w, s, k);
-        } else if (!is_whole) { /* the caller clears the home himself */
+        } else if (!is_whole) { /* then the caller must clear the home */
             c->is_home = c->is_dirty = c->is_writing = false;
         }
         c->is_here = false;
@@ -152,7 +152,8 @@ static void step_evict(world *w) {
         for (uint32_t k = 0; k < KEYS; k++) w->cells[s][k].is_used = false;
 }
 
-/* Leaves go to another store that writes back, and come back; what was being written is dirty. */
+/* Leaves go to another store that writes back, and return. What was being written is dirty
+ * again. */
 static void step_move(world *w) {
     uint32_t from = (uint32_t)test_below(&w->rng, w->leaf_count);
     uint32_t to = from + 1 + (uint32_t)test_below(&w->rng, w->leaf_count - from) / 4;
@@ -173,7 +174,7 @@ static void step_move(world *w) {
         }
 }
 
-/* A leaf is dropped here, and is what its home says from then on. */
+/* A leaf is dropped here. From then on its content is what its home has. */
 static void step_mark(world *w) {
     uint32_t leaf = (uint32_t)test_below(&w->rng, w->leaf_count);
     CHECK_EQ(sk_leaf_mark(w->store, leaf, leaf + 1, SK_ABSENT), SK_OK);
@@ -190,8 +191,8 @@ static void step_mark(world *w) {
         }
 }
 
-/* Time passes, and what has expired is swept. It is brought here first, as the model does not know
- * what was evicted. */
+/* Time passes, and expired entries are swept. All entries are brought here first, as the model does
+ * not know which ones were evicted. */
 static void step_time(world *w) {
     int64_t later = w->now + (int64_t)test_below(&w->rng, TTL);
     for (uint32_t k = 0; k < KEYS; k++)
@@ -206,7 +207,7 @@ static void step_time(world *w) {
         }
 }
 
-/* If a leaf has a dirty slot its bit is set, and its word's. */
+/* If a leaf has a dirty slot, its bit is set, and so is the bit of its word. */
 static void check_bits(world *w, bool is_exact) {
     for (uint32_t i = 0; i < w->leaf_count; i++) {
         bool bit = w->store->dirty[i / 64] >> i % 64 & 1;
@@ -217,7 +218,7 @@ static void check_bits(world *w, bool is_exact) {
     }
 }
 
-/* Expects the rows of leaves [from, to) to be those that the model calls dirty, and takes them for
+/* Checks that the rows of leaves [from, to) are those that the model calls dirty, and notes them as
  * being written. */
 static void check_taken(world *w, const sk_buf *buf, uint32_t from, uint32_t to, bool is_cold,
                         int64_t rows) {
@@ -260,7 +261,8 @@ static void check_taken(world *w, const sk_buf *buf, uint32_t from, uint32_t to,
         }
 }
 
-/* What a take does before it looks: what somebody left is dirty again. */
+/* What a take does first: entries that an interrupted caller left as being written are dirty
+ * again. */
 static void expect_take(world *w, uint32_t from, uint32_t to) {
     for (int s = 0; s < STATES; s++)
         for (uint32_t k = 0; k < KEYS; k++) {
@@ -288,7 +290,7 @@ static void step_take(world *w, bool is_whole, bool is_sure) {
     check_taken(w, &buf, from, leaf, is_cold, rows);
     sk_buf_free(&buf);
     if (!is_sure && test_below(&w->rng, 3) == 0) return; /* interrupted */
-    for (int i = 0; !is_sure && i < 3; i++)              /* it takes its time */
+    for (int i = 0; !is_sure && i < 3; i++)              /* changes while it is written */
         step_put(w, (int)test_below(&w->rng, 2), (uint32_t)test_below(&w->rng, KEYS));
     bool is_written = is_sure || test_below(&w->rng, 3) > 0;
     CHECK_EQ(sk_rows_done(w->store, from, leaf, is_written), SK_OK);
@@ -298,8 +300,8 @@ static void step_take(world *w, bool is_whole, bool is_sure) {
             if (!c->is_writing || w->leaf_of[k] < from || w->leaf_of[k] >= leaf) continue;
             c->is_writing = false;
             if (!is_written) c->is_dirty = true;
-            /* what changed since is written next time; the home has what it was, which is never
-             * asked for while it is dirty here */
+            /* An entry that changed meanwhile will be written next time. The home has its older
+             * value, but is never asked for it while the entry is dirty here. */
             if (!is_written || c->is_dirty) continue;
             c->is_home = c->is_here;
             c->home = c->value;
@@ -364,7 +366,7 @@ static void run_world(uint64_t stream, unsigned leaf_bits, int steps) {
             step_time(&w);
         else
             step_take(&w, what < 85, false);
-        /* values are counted up, and must not pass what a byte holds */
+        /* values are counted up, and must still fit into a byte */
         for (uint32_t i = 0; i < KEYS; i++)
             if (w.cells[N][i].is_here && w.cells[N][i].value > 120) {
                 uint8_t zero[8] = {0};
@@ -376,7 +378,7 @@ static void run_world(uint64_t stream, unsigned leaf_bits, int steps) {
     }
     step_take(&w, true, true);
     CHECK_EQ(util_stats(w.store, w.leaf_count).dirty, 0);
-    check_bits(&w, true); /* those that are stale are cleared by who comes by */
+    check_bits(&w, true); /* the takes have cleared stale bits */
     for (int s = 0; s < STATES; s++)
         for (uint32_t k = 0; k < KEYS; k++) {
             const cell *c = &w.cells[s][k];
@@ -390,7 +392,7 @@ static void run_world(uint64_t stream, unsigned leaf_bits, int steps) {
 static void test_a_take_gives_exactly_what_is_dirty(void) {
     for (uint64_t stream = 0; stream < 12; stream++) run_world(stream, 7, 1500);
     for (uint64_t stream = 0; stream < 4; stream++) run_world(100 + stream, 0, 600);
-    run_world(200, 13, 400); /* more than one word of words */
+    run_world(200, 13, 400); /* dirty_words has more than one word */
 }
 
 int main(void) {

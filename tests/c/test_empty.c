@@ -1,7 +1,7 @@
 /*
- * test_empty.c: leaves cost nothing until they hold something: whatever goes through all leaves
- * writes to no table that has no slots (store.h). The tables are write-protected meanwhile, so that
- * a write to one, even of what is there already, ends the program.
+ * test_empty.c: leaves cost nothing until they hold something. A call that goes through all leaves
+ * must not write to a table that has no slots (store.h). The tables are write-protected meanwhile,
+ * so that any write to one ends the program, even a write of the same bytes.
  */
 #define _GNU_SOURCE
 #include "rows_util.h"
@@ -15,7 +15,7 @@
 #define LEAF_BITS 11
 enum { N, X, T, STATES };
 
-/* AddressSanitizer wants arrays from malloc, which lie beside others on their pages. */
+/* With AddressSanitizer arrays come from malloc, so their pages hold other things, too. */
 #ifdef __SANITIZE_ADDRESS__
 #define IS_MAPPED false
 #else
@@ -91,7 +91,7 @@ static void go_through(sk_store *store, sk_store *other, uint32_t from, uint32_t
     CHECK(sk_timers_due(store, T, from, to, INT64_MAX, 0, &buf) >= 0);
     CHECK(sk_timers_next(store, T) > 0);
     CHECK_EQ(sk_snapshot_open(store, NULL, 0, &snapshot), SK_OK);
-    CHECK_EQ(sk_leaf_mark(store, from, to, SK_ABSENT), SK_OK); /* which serves it */
+    CHECK_EQ(sk_leaf_mark(store, from, to, SK_ABSENT), SK_OK); /* which serves the snapshot */
     while (sk_snapshot_next(snapshot, &leaf, &buf) >= 0) continue;
     sk_snapshot_close(snapshot);
     for (uint32_t i = from; i < to; i += 5) CHECK_EQ(sk_leaf_forget(store, i), SK_OK);
@@ -104,13 +104,14 @@ static void test_what_goes_through_an_empty_store_touches_no_table(void) {
     protect(store, 0, LEAVES, PROT_READ);
     protect(other, 0, LEAVES, PROT_READ);
     go_through(store, other, 0, LEAVES);
-    CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 5), SK_OK); /* the first one */
+    CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 5), SK_OK); /* the first watermark */
     CHECK_EQ(sk_state_retype(store, "n", SK_F64, SK_TIMED), SK_OK);
     sk_close(store);
     sk_close(other);
 }
 
-/* The same, with entries in one leaf: nothing is told from the store's being empty as a whole. */
+/* The same with entries in one leaf, so that no call can rely on the store being completely
+ * empty. */
 static void test_what_goes_through_empty_leaves_touches_no_table_of_theirs(void) {
     sk_store *store = open_one(), *other = open_one();
     uint32_t page = (uint32_t)(4096 / sizeof(sk_table)), from = 512; /* of due_min, too */

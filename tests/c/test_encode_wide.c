@@ -1,7 +1,7 @@
 /*
- * test_encode_wide.c: blocks whose offsets need 8 bytes, by an encoder to which 1000 bytes are what
- * 2 GiB are to the real one. Oracle: the real encoder; a rewritten block has the narrowest offsets
- * that do, so it must be what that one writes.
+ * test_encode_wide.c: blocks whose offsets need 8 bytes. The encoder is compiled with a limit of
+ * 1000 bytes, where the real one has 2 GiB. Oracle: the real encoder. Rewriting a block gives it
+ * the narrowest offsets that suffice, so the result must be what the real encoder writes.
  */
 #define SK_NARROW_MAX 1000
 #define sk_block_encode wide_block_encode

@@ -15,10 +15,10 @@ static void test_eviction_takes_cold_clean_entries_in_clock_order(void) {
     CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_evict(store, 1 << 20), 0); /* all being written */
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
-    CHECK(sk_evict(store, 1) >= 1000); /* clears all marks, then takes one */
+    CHECK(sk_evict(store, 1) >= 1000); /* clears all marks, then drops one */
     CHECK_EQ(util_stats(store, 1).entries, 99);
     CHECK_EQ(sk_leaf_residency(store, 0), SK_PARTIAL);
-    /* What is used now stays when half of the rest goes. */
+    /* Entries that are used now stay when half of the rest is dropped. */
     int hot = 0;
     for (int64_t k = 0; k < 100; k += 2)
         hot += sk_contains(store, id, util_int_key(k).data, 8) == SK_OK;
@@ -41,8 +41,8 @@ static void test_eviction_takes_cold_clean_entries_in_clock_order(void) {
     sk_close(store);
 }
 
-/* Evicting numbers gives memory back only by making their array smaller, for which there must be
- * room even when the limit is reached: that is when one evicts. */
+/* Evicting numbers gives memory back only by making their array smaller. There must be memory for
+ * that smaller array even at the limit, because that is when entries are evicted. */
 static void test_eviction_makes_room_at_the_memory_limit(void) {
     sk_store *store = util_open(1, 1);
     uint32_t id = util_state(store, "n", SK_I64, "i"),

@@ -1,6 +1,6 @@
 /*
- * test_frames.c: frames of a pack (csrc/frames.c). Oracle: the rules at the top of that file, done
- * once more by hand for each frame.
+ * test_frames.c: frames of a pack (csrc/frames.c). Oracle: the rules at the top of that file,
+ * applied here by hand to each frame.
  */
 #include "store_util.h"
 
@@ -23,7 +23,7 @@ static uint32_t get32(const uint8_t *p) {
     return v;
 }
 
-/* Blocks of a small store, and an envelope after each. */
+/* The blocks of a small store, with a compressed frame after each. */
 static sk_buf make_frames(void) {
     sk_store *store = util_open(4, 1);
     uint32_t state = util_state(store, "s", SK_BYTES, "b");
@@ -81,7 +81,7 @@ static void test_sealed_frames_have_their_crc_and_bound_ones_that_of_their_place
     CHECK_EQ(bad, 0);
     CHECK_EQ(sk_frames_verify(frames.data, frames.len, other_id, PACK_OFFSET, &bad), SK_CORRUPT);
     CHECK_EQ(sk_frames_bind(frames.data, frames.len, id, PACK_OFFSET), SK_OK);
-    CHECK(memcmp(plain, frames.data, frames.len) == 0); /* twice is not at all */
+    CHECK(memcmp(plain, frames.data, frames.len) == 0); /* binding twice changes nothing */
     free(plain);
     sk_buf_free(&frames);
     sk_buf_free(&digest);
@@ -117,7 +117,7 @@ static void test_every_flipped_bit_and_every_cut_is_found_in_its_frame(void) {
     sk_buf_free(&frames);
 }
 
-/* Sizes that lie, in exact memory: the sanitizers see a step too far. */
+/* Wrong sizes, in memory of exact size, so that the sanitizers see a read beyond the end. */
 static void test_a_row_with_a_bad_frame_is_left_as_it_was(void) {
     const uint64_t sizes[] = {
         0, 8, 16, 40, 48, 55, 57, 72, 1u << 20, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
@@ -141,7 +141,7 @@ static void test_a_row_with_a_bad_frame_is_left_as_it_was(void) {
         free(copy);
         free(was);
     }
-    CHECK_EQ(sk_frames_bind(NULL, 0, id, 0), SK_OK); /* no frames are good frames */
+    CHECK_EQ(sk_frames_bind(NULL, 0, id, 0), SK_OK); /* no frames at all are fine */
     CHECK_EQ(sk_frames_digest(NULL, 0, &buf), 0);
     sk_buf_free(&frames);
     sk_buf_free(&buf);

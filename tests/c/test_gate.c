@@ -8,7 +8,8 @@ static util_key key_in(uint32_t leaf, uint32_t number) {
     }
 }
 
-/* Every call about one key of a leaf answers so, those too that do not ask what is there. */
+/* Every call about one key of a leaf gives this answer, also calls that do not ask what is
+ * there. */
 static void check_answers(sk_store *store, uint32_t leaf, int expected) {
     util_key key = key_in(leaf, 0);
     int64_t value = 5;
@@ -121,8 +122,8 @@ static void test_shut_leaf_stays_as_it_is_whatever_is_tried(void) {
     CHECK_EQ(sk_leaf_residency(store, 0), SK_WHOLE);
     CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_REPLACE), SK_NOT_OWNED);
     CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_OVER), SK_NOT_OWNED);
-    CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_UNDER), SK_OK); /* it has all */
-    /* It is written home as ever: it may come back, and flush must have written all there is. */
+    CHECK_EQ(sk_leaf_decode(store, 1, all.data, all.len, SK_UNDER), SK_OK); /* it has all of it */
+    /* It is written home like any leaf: it may come back, and a flush must write all changes. */
     CHECK(sk_dirty_take(store, 1, 0, &buf) > 0);
     CHECK_EQ(sk_dirty_done(store, 1, 0), SK_OK);
     for (uint32_t s = 0; s < STATES; s++) CHECK_EQ(sk_clear(store, s, 1, 2, s % 2), SK_OK);
@@ -185,7 +186,7 @@ static void test_shutting_takes_all_leaves_of_a_range_or_none(void) {
     sk_close(store);
 }
 
-/* Reads a snapshot and closes it; blocks gets what it has of one leaf. */
+/* Reads a snapshot and closes it. `blocks` gets what the snapshot has of one leaf. */
 static void read_snapshot(sk_snapshot *snapshot, uint32_t leaf, sk_buf *blocks, int residency) {
     uint32_t found;
     CHECK_EQ(sk_snapshot_residency(snapshot, leaf), residency);
@@ -211,7 +212,7 @@ static void test_snapshot_has_a_leaf_iff_it_was_taken_before_the_leaf_was_shut(v
         CHECK_EQ(sk_snapshot_open(store, NULL, 0, &during), SK_OK);
         if (reopens) {
             CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
-        } else { /* and leaves */
+        } else { /* the leaf leaves */
             CHECK_EQ(sk_leaf_mark(store, 1, 2, SK_AWAY), SK_OK);
             CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
             CHECK_EQ(leaf_stats(store, 1).bytes, 0);
@@ -284,7 +285,7 @@ static void test_shut_leaf_can_be_completed_and_stays_shut(void) {
             int64_t value;
             util_key key = key_in(1, 0);
             CHECK_EQ(sk_i64_get(target, N, key.data, key.len, &value), SK_OK);
-            if (begin == SK_PARTIAL) CHECK_EQ(value, 77); /* newer than what came */
+            if (begin == SK_PARTIAL) CHECK_EQ(value, 77); /* it is newer than what came */
         }
     CHECK_EQ(sk_leaf_gate(target, 1, 2, SK_GATE_SHUT), SK_OK);
     CHECK_EQ(sk_leaf_mark(target, 1, 2, SK_ABSENT), SK_OK); /* drops, and opens */
@@ -306,7 +307,7 @@ static void test_write_back_under_way_ends_while_the_leaf_is_shut(void) {
     CHECK_EQ(sk_dirty_take(store, 1, 0, &buf), 0);
     CHECK_EQ(leaf_stats(store, 1).dirty, 0);
     uint64_t bytes = leaf_stats(store, 1).bytes;
-    CHECK(sk_evict(store, 1 << 20) >= 0); /* clean, and yet it stays */
+    CHECK(sk_evict(store, 1 << 20) >= 0); /* it is clean, but stays */
     CHECK(sk_evict(store, 1 << 20) >= 0);
     CHECK_EQ(leaf_stats(store, 1).bytes, bytes);
     CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
@@ -345,7 +346,7 @@ static void test_expected_leaf_answers_unknown_to_every_call(void) {
     CHECK_EQ(stats.leaves[SK_ABSENT], 1);
     CHECK_EQ(stats.entries + stats.tombstones + stats.bytes, 0);
     CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
-    /* An away leaf is taken over in one step: there is no moment in which it takes a write. */
+    /* An away leaf becomes expected in one step: there is no moment in which it accepts a write. */
     CHECK_EQ(sk_leaf_mark(store, 3, 4, SK_AWAY), SK_OK);
     CHECK_EQ(sk_leaf_gate(store, 3, 4, SK_GATE_EXPECTED), SK_OK);
     CHECK_EQ(sk_leaf_residency(store, 3), SK_ABSENT);
@@ -410,11 +411,11 @@ static void test_expected_leaf_stays_so_where_it_is_shut_or_moved(void) {
     CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
     CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
     CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
-    CHECK_EQ(sk_leaf_decode(store, 1, NULL, 0, SK_UNDER), SK_OK); /* it has come, as far as that */
+    CHECK_EQ(sk_leaf_decode(store, 1, NULL, 0, SK_UNDER), SK_OK); /* counts as having come */
     CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_OPEN), SK_OK);
     CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_OPEN);
     CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_SHUT), SK_OK);
-    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_EXPECTED), SK_OK); /* without a moment in between */
+    CHECK_EQ(sk_leaf_gate(store, 1, 2, SK_GATE_EXPECTED), SK_OK); /* in one step */
     CHECK_EQ(sk_leaf_gate_of(store, 1), SK_GATE_EXPECTED);
     CHECK_EQ(sk_move(store, other, 1, 2, &leaves), SK_OK);
     CHECK_EQ(sk_leaf_residency(store, 1), SK_AWAY);
@@ -426,7 +427,7 @@ static void test_expected_leaf_stays_so_where_it_is_shut_or_moved(void) {
     sk_close(other);
 }
 
-/* A chunk with one leaf that is not open must not go the short way in any. */
+/* If one leaf of a chunk is not open, no record of the chunk may take the short way. */
 static void test_batch_over_open_and_guarded_leaves_tells_them_apart(void) {
     for (int gate = SK_GATE_SHUT; gate <= SK_GATE_EXPECTED; gate++) {
         sk_store *store = open_filled();

@@ -4,7 +4,7 @@
 #include "hash.h"
 #include "store_util.h"
 
-/* The portable CRC, beside the one the library was built with. */
+/* The portable CRC, in addition to the one that the library was built with. */
 #define SK_PORTABLE
 #define sk_crc32c crc32c_portable
 uint32_t crc32c_portable(const uint8_t *data, size_t len, uint32_t seed);
@@ -78,7 +78,7 @@ static void test_xxh64_reads_just_its_bytes(void) {
         CHECK_EQ(sk_xxh64(data, len, 42), hash);
         uint8_t *exact = malloc(len > 0 ? len : 1);
         memcpy(exact, data, len);
-        CHECK_EQ(sk_xxh64(exact, len, 42), hash); /* AddressSanitizer sees a byte too far */
+        CHECK_EQ(sk_xxh64(exact, len, 42), hash); /* AddressSanitizer sees a read too far */
         free(data);
         free(exact);
     }
@@ -99,7 +99,7 @@ static void test_secret_hash_is_stable_and_uses_every_byte(void) {
     CHECK(sk_secret_hash(data, 8) != sk_xxh64(data, 8, 42));
 }
 
-/* Keyed: hashes of few inputs are spread over all bits, and so not a public function's. */
+/* Even few and similar inputs give hashes that are spread over all bits. */
 static void test_secret_hash_is_even(void) {
     int ones[64] = {0};
     for (int64_t k = 0; k < 10000; k++) {
@@ -126,7 +126,7 @@ static void test_crc32c_gives_the_known_answers_portable_and_native(void) {
         for (size_t at = 0; at < 9; at++) {
             uint32_t crc = sk_crc32c(data + at, len, (uint32_t)len * 77);
             CHECK_EQ(crc32c_portable(data + at, len, (uint32_t)len * 77), crc);
-            /* in two pieces: the first one's sum is the second one's seed */
+            /* in two pieces: the checksum of the first is the seed of the second */
             size_t cut = len / 3;
             uint32_t head = sk_crc32c(data + at, cut, (uint32_t)len * 77);
             CHECK_EQ(sk_crc32c(data + at + cut, len - cut, head), crc);

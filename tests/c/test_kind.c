@@ -1,6 +1,6 @@
 /*
- * test_kind.c: the table of kinds (csrc/kind.c): rows are full, and the ways into a store agree on
- * what is a value of a kind. It goes through whatever kinds there are.
+ * test_kind.c: the table of kinds (csrc/kind.c). Rows are complete, and all ways into a store agree
+ * on what is a valid value of a kind. The tests go through all kinds that there are.
  */
 #include "kind.h"
 #include "store_util.h"
@@ -70,8 +70,8 @@ static int put_and_compare(int kind, const sk_buf *value) {
     return status;
 }
 
-/* A block of bytes that says it was of another kind: its columns are the same, if that kind is not
- * held in the slot. */
+/* A block of kind bytes whose header says that it is of another kind. Its columns are the same if
+ * values of that kind are not held in the slot. */
 static void check_forged(int kind, const sk_buf *value, bool is_good) {
     sk_store *store = util_open(1, 1), *other = util_open(1, 1);
     uint32_t id = util_state(store, "s", SK_BYTES, "b");
@@ -114,7 +114,7 @@ static void test_put_and_blocks_agree_on_what_is_a_value(void) {
     check_value("\x92\x01\x91\x02", 4);
     check_value("\x92\x01", 2);
     check_value("\x81\xa1k\x01", 4);
-    check_value("\x82\xa1k\x01\xa1k\x02", 7); /* one key twice */
+    check_value("\x82\xa1k\x01\xa1k\x02", 7); /* the same key twice */
     test_rng rng = test_rng_new(0);
     for (int round = 0; round < 400; round++) {
         uint8_t data[24];

@@ -1,7 +1,7 @@
 /*
- * test_leaf.c: leaves as units (csrc/leaf.c): residency, clearing; and a store and its home
- * together. The oracle of a partial leaf is the pair (truth, home): whatever happens, a key that
- * the store does not know is asked for at the home, and the answer must be the truth.
+ * test_leaf.c: leaves as units (csrc/leaf.c): residency, clearing, and a store together with its
+ * home. The oracle of a partial leaf is the pair (truth, home): whatever happens, if the store does
+ * not know a key, the home is asked, and the home's answer must be the truth.
  */
 #include "store_util.h"
 
@@ -68,7 +68,7 @@ static void test_absent_leaf_answers_unknown_until_written_or_told(void) {
     sk_stats stats = util_stats(store, LEAVES);
     CHECK_EQ(stats.entries, 1);
     CHECK_EQ(stats.tombstones, 2);
-    CHECK_EQ(stats.dirty, 2); /* the put and the blind deletion, not what was installed */
+    CHECK_EQ(stats.dirty, 2); /* the put and the blind deletion, but not what was installed */
     sk_buf_free(&buf);
     sk_close(store);
 }
@@ -92,7 +92,7 @@ static void test_install_never_overwrites_what_is_here(void) {
     CHECK_EQ(sk_install(store, id, key[0].data, 8, NULL, 0, SK_NO_TIME), SK_OK);
     CHECK_EQ(sk_contains(store, id, key[0].data, 8), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 2);
-    /* a whole leaf knows: a late answer must not bring back what was deleted */
+    /* a whole leaf knows all keys: a late answer must not bring back what was deleted */
     CHECK_EQ(sk_leaf_mark(store, 3, 4, SK_WHOLE), SK_OK);
     CHECK_EQ(sk_delete(store, id, key[2].data, 8, 0), SK_OK);
     CHECK_EQ(sk_install(store, id, key[2].data, 8, (uint8_t *)&other, 8, SK_NO_TIME), SK_OK);
@@ -141,10 +141,10 @@ static void test_away_leaf_refuses_every_call_until_it_comes_back(void) {
     }
     for (int mode = SK_UNDER; mode <= SK_OVER; mode++)
         CHECK_EQ(sk_leaf_decode(store, 0, blocks.data, blocks.len, mode), SK_NOT_OWNED);
-    CHECK_EQ(sk_clear(store, n, 0, 1, 0), SK_OK); /* nothing of it is here */
+    CHECK_EQ(sk_clear(store, n, 0, 1, 0), SK_OK); /* nothing of the leaf is here */
     CHECK_EQ(sk_evict(store, UINT64_MAX), 0);
     CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, 0, &buf), 0);
-    CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, since, &buf), 0); /* nor "all was deleted" */
+    CHECK_EQ(sk_leaf_encode(store, 0, SK_ALL_STATES, since, &buf), 0); /* not "all was deleted" */
     CHECK_EQ(sk_dirty_take(store, 0, 0, &buf), 0);
     CHECK_EQ(sk_snapshot_open(store, &since, 0, &snapshot), SK_OK);
     CHECK_EQ(sk_snapshot_residency(snapshot, 0), SK_AWAY);
@@ -215,7 +215,7 @@ static void test_clear_empties_one_state_in_a_range(void) {
     sk_close(store);
 }
 
-/* With write-back on, clearing is a deletion as any other: the home must learn of it. */
+/* With write-back on, clearing is a deletion like any other: the home must be told. */
 static void test_clear_is_remembered_for_the_home(void) {
     sk_store *store = util_open(4, 2), *home = util_open(4, 2);
     uint32_t id = util_state(store, "n", SK_I64, "i"), home_id = util_state(home, "n", SK_I64, "i");
@@ -248,8 +248,8 @@ typedef struct homed {
     util_key key[KEYS];
     uint32_t leaf[KEYS];
     bool is_writing[LEAVES];
-    sk_buf taken[LEAVES];  /* what the write-back under way carries */
-    sk_buf answer[LEAVES]; /* a whole leaf the home sent, not yet arrived */
+    sk_buf taken[LEAVES];  /* what the current write-back writes */
+    sk_buf answer[LEAVES]; /* a whole leaf that the home sent and that has not arrived */
     bool has_answer[LEAVES];
 } homed;
 
@@ -333,7 +333,8 @@ static void step_change(homed *h, uint32_t k, test_rng *rng) {
     }
 }
 
-/* Takes a leaf out and puts it back: nothing may change but what was being written. */
+/* Takes a leaf out and puts it back: nothing may change, except that entries that were being
+ * written are dirty again. */
 static void step_move(homed *h, uint32_t leaf) {
     sk_leaves *leaves = NULL;
     CHECK_EQ(sk_detach(h->store, leaf, leaf + 1, &leaves), SK_OK);
@@ -373,10 +374,11 @@ static void run_homed(uint64_t stream, bool evicts) {
             step_move(&h, leaf);
         else if (what < 990 && evicts) {
             CHECK(sk_evict(h.store, 1 + test_below(&rng, 3000)) >= 0);
-            /* an answer from before may be older than what was evicted: whoever asks anew waits */
+            /* older answers may be older than what was evicted, so they are dropped and asked for
+             * again */
             memset(h.has_answer, 0, sizeof h.has_answer);
         } else if (what == 999 && !h.is_writing[leaf]) {
-            /* hand the leaf home and start again from nothing */
+            /* write the leaf home and start again with nothing here */
             h.taken[leaf].len = 0;
             if (sk_dirty_take(h.store, leaf, 0, &h.taken[leaf]) > 0) {
                 CHECK_EQ(

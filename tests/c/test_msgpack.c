@@ -5,14 +5,15 @@
 
 #define BYTES(...) ((const uint8_t[]){__VA_ARGS__}), sizeof((const uint8_t[]){__VA_ARGS__})
 
-/* A copy of exact size on the heap, so that the sanitizer sees a read behind its end. */
+/* A copy of exact size on the heap, so that the sanitizer sees a read beyond its end. */
 static uint8_t *exact(const uint8_t *p, size_t len) {
     uint8_t *copy = malloc(len > 0 ? len : 1);
     if (len > 0) memcpy(copy, p, len);
     return copy;
 }
 
-/* All three walks on an exact copy: the result of skip; check must agree where keys are good. */
+/* Runs all three walks on an exact copy. Returns the result of skip; check must agree if the keys
+ * are good. */
 static int64_t skip(const uint8_t *p, size_t len, unsigned depth_max) {
     uint8_t *copy = exact(p, len);
     int64_t n = sk_mp_skip(copy, len, depth_max);
@@ -76,7 +77,7 @@ static void test_every_scalar_format_has_its_length(void) {
         uint8_t *p = calloc(1, len + 1);
         memcpy(p, scalars[k].head, scalars[k].head_len);
         CHECK_EQ(skip(p, len, 0), len);
-        CHECK_EQ(skip(p, len + 1, 0), len); /* what follows is not its business */
+        CHECK_EQ(skip(p, len + 1, 0), len); /* bytes behind the value do not matter */
         CHECK_EQ(check(p, len, 0), len);
         sk_mp_head head;
         CHECK_EQ(sk_mp_read_head(p, len, &head), SK_OK);
@@ -205,7 +206,7 @@ static void test_keys_must_be_shortest(void) {
     CHECK_EQ(check(BYTES(0x81, 0x80, 0x01), 2), -SK_BAD_VALUE);
 }
 
-/* A map of n integer keys; key `twice` (if below n) repeats the first. */
+/* Checks a map of n integer keys; key number `twice` (if below n) repeats the first. */
 static int64_t check_map_of(uint32_t n, uint32_t twice, bool small) {
     uint8_t *p = malloc(5 + (size_t)n * 10);
     size_t len = sk_mp_write_map(p, n);
@@ -229,7 +230,7 @@ static void test_equal_keys_are_found_in_small_and_large_maps(void) {
         CHECK_EQ(check_map_of(n, 1, false), -SK_BAD_VALUE);
         CHECK_EQ(check_map_of(n, 1, true) < 0, n <= SK_MP_SMALL_PAIRS);
     }
-    /* deep inside, and where one key is a prefix of another's bytes */
+    /* repeated deep inside; and a key whose bytes begin those of another */
     CHECK_EQ(check(BYTES(0x91, 0x81, 0x01, 0x82, 0x05, 0x01, 0x05, 0x02), 8), -SK_BAD_VALUE);
     CHECK_EQ(check(BYTES(0x82, 0xa1, 'a', 0x01, 0xa2, 'a', 0x01, 0x02), 8), 8);
     sk_fail_alloc(1, 0);

@@ -2,9 +2,9 @@
  * Tests of csrc/node.c and the files behind it.
  *
  * Values are compared by their whole encoding after every step, against node_model.h.
- * write() performs each write under a failing allocator first: the 1st, 2nd, ... allocation
- * fails until one run needs no more of them; each time the value and the memory
- * in use must be as they were.
+ * write() first performs each write with a failing allocator: the 1st, 2nd, ... allocation fails,
+ * until a run has fewer allocations than that. Each time the value and the memory in use must be as
+ * they were.
  */
 #include "node.h"
 #include "node_model.h"
@@ -114,7 +114,7 @@ static void check_same(const twin *t) {
     bytes_free(&b);
 }
 
-/* The write, with its n-th allocation failing for n = 1, 2, ... until it does not matter. */
+/* Performs the write with its n-th allocation failing, for n = 1, 2, ... until there are fewer. */
 static int64_t write_failing(twin *t, int op, bytes path, const char *shape, bytes arg, int64_t i,
                              int64_t j, sk_buf *buf) {
     bytes before = encoding(t);
@@ -137,7 +137,7 @@ static int64_t write_failing(twin *t, int op, bytes path, const char *shape, byt
     return result;
 }
 
-/* Both twins; compares result, removed element and the whole value. */
+/* Writes to both twins; compares the results, removed elements and whole values. */
 static int64_t write(twin *t, int op, bytes path, const char *shape, bytes arg, int64_t i,
                      int64_t j) {
     sk_buf buf = {0};
@@ -152,7 +152,7 @@ static int64_t write(twin *t, int op, bytes path, const char *shape, bytes arg, 
     return found;
 }
 
-/* write() that owns its path and arg. */
+/* write() that owns and frees its path and arg. */
 static int64_t write_own(twin *t, int op, bytes path, const char *shape, bytes arg, int64_t i,
                          int64_t j) {
     int64_t result = write(t, op, path, shape, arg, i, j);
@@ -167,7 +167,7 @@ static int64_t read_op(const twin *t, int op, bytes path, bytes arg, int64_t i, 
     return sk_node_read(t->obj, op, path.p, path.len, arg.p, arg.len, i, j, buf);
 }
 
-/* Without the model: for bad input, and where the model would be slow. */
+/* A write without the model: for bad input, and where the model would be slow. */
 static int64_t raw_write(twin *t, int op, const void *path, size_t path_len, const char *shape,
                          const void *arg, size_t arg_len) {
     sk_buf buf = {0};
@@ -280,7 +280,7 @@ static void test_heads_widen_at_65536_elements(void) {
         twin t;
         twin_of_range(&t, type == 0 ? 'l' : 'm', 65535);
         bytes nested = NO_BYTES, key = one_int(70000), value = one_int(1);
-        bytes_add_byte(&nested, 0x91); /* the same inside a list, to see ancestors follow */
+        bytes_add_byte(&nested, 0x91); /* the same inside a list, to check the sizes of ancestors */
         bytes inner = encoding(&t);
         bytes_add(&nested, inner.p, inner.len);
         twin outer;
@@ -356,7 +356,7 @@ static void test_map_keys_of_all_forms(void) {
             bytes key = NO_BYTES;
             if (k % 4 == 0) put_int(&key, k * 1000);
             if (k % 4 == 1) put_str(&key, (size_t)k, 'k');
-            if (k % 4 == 2) key = range('l', (size_t)k, 5); /* a tuple, long ones too */
+            if (k % 4 == 2) key = range('l', (size_t)k, 5); /* a tuple, also a long one */
             if (k % 4 == 3) bytes_add(&key, (uint8_t[]){0xcb, 1, 2, 3, 4, 5, 6, 7, (uint8_t)k}, 9);
             write_own(&t, round == 1 ? SK_W_DELETE : SK_W_SET, key, "m",
                       round == 1 ? NO_BYTES : one_int(k), 0, 0);
@@ -371,10 +371,10 @@ static void test_equal_keys_are_refused_at_any_size(void) {
     for (size_t k = 0; k < sizeof pairs / sizeof pairs[0]; k++) {
         size_t n = pairs[k];
         bytes b = range('m', n, 0), wrapped = NO_BYTES;
-        b.p[n < 16 ? 1 : 3] = 1; /* the first key, 0, becomes the second's, 1 */
+        b.p[n < 16 ? 1 : 3] = 1; /* the first key, 0, becomes 1 like the second */
         CHECK_EQ(sk_node_make(&t.mem, SK_MAP, b.p, b.len, &t.seq, &t.obj), SK_BAD_VALUE);
         CHECK_EQ(t.mem.used, 0);
-        /* as a member, as an update of a value that is there, and as a value that is created */
+        /* as a member, as an update of an existing value, and as a value that is created */
         bytes_add_byte(&wrapped, 0x81);
         bytes_add_byte(&wrapped, 0xc0);
         bytes_add(&wrapped, b.p, b.len);
@@ -391,7 +391,7 @@ static void test_equal_keys_are_refused_at_any_size(void) {
                  -SK_BAD_VALUE);
         check_same(&other);
         twin_close(&other);
-        /* as an element of a small list, which could hold its bytes but must not */
+        /* as an element of a small list, where its bytes would fit but must not go */
         twin list;
         twin_of_range(&list, 'l', 3);
         CHECK_EQ(raw_write(&list, SK_W_APPEND, "", 0, NULL, b.p, b.len), -SK_BAD_VALUE);
@@ -623,8 +623,8 @@ static void test_hostile_values_are_refused_whole(void) {
     CHECK_EQ(sk_node_make(&t.mem, SK_NESTED, huge, sizeof huge, &t.seq, &t.obj), SK_BAD_VALUE);
     CHECK_EQ(
         sk_node_make(&t.mem, SK_NESTED, value.p, (size_t)SK_VALUE_BYTES_MAX + 1, &t.seq, &t.obj),
-        SK_TOO_LARGE); /* by its length alone: it is not that long */
-    /* every allocation of the whole, failing */
+        SK_TOO_LARGE); /* refused by the given length alone */
+    /* with each allocation of making it failing in turn */
     for (int64_t n = 1;; n++) {
         sk_fail_alloc(n, 0);
         int status = sk_node_make(&t.mem, SK_NESTED, value.p, value.len, &t.seq, &t.obj);
@@ -639,8 +639,8 @@ static void test_hostile_values_are_refused_whole(void) {
     twin_close(&t);
 }
 
-/* Heads wider than need be are kept in packed bytes and dropped when these become indexed: the
- * sizes that ancestors know must follow. */
+/* Heads that are wider than necessary are kept in packed bytes, and shortened when these become
+ * indexed. The sizes that ancestors keep must follow. */
 static void test_wide_heads_keep_sizes_exact(void) {
     bytes value = NO_BYTES;
     model_encode_head('l', 70, &value);
@@ -727,7 +727,7 @@ static void test_appends_allocate_seldom(void) {
     CHECK(sk_alloc_count() < 40);
     CHECK(t.mem.used < 100000 * 16 * 3 / 2 + 1000);
     sk_fail_alloc(0, 0);
-    for (int k = 0; k < 100000; k++) /* prepends are no dearer */
+    for (int k = 0; k < 100000; k++) /* prepending is not more expensive */
         sk_node_write(&t.mem, SK_LIST, &t.obj, SK_W_INSERT, NULL, 0, NULL, (uint8_t *)"\x06", 1, 0,
                       0, &t.seq, NULL);
     CHECK(sk_alloc_count() < 40);
@@ -774,7 +774,7 @@ static void test_what_shrinks_gives_memory_back(void) {
         sk_buf_free(&buf);
         twin_close(&t);
     }
-    /* a queue that drains: what is left lies at the end of the array */
+    /* a queue that is emptied: what is left lies at the end of the array */
     twin queue;
     twin_of_range(&queue, 'l', 10000);
     model_free(queue.model);
@@ -789,7 +789,7 @@ static void test_what_shrinks_gives_memory_back(void) {
     /* a packed root keeps no more than about twice what it needs */
     twin packed;
     twin_of_range(&packed, 'l', 64);
-    CHECK_EQ(raw_write(&packed, SK_W_SPLICE, "", 0, NULL, "\x90", 1), 0); /* i = j = 0: nothing */
+    CHECK_EQ(raw_write(&packed, SK_W_SPLICE, "", 0, NULL, "\x90", 1), 0); /* i = j = 0: none */
     uint64_t full = packed.mem.used;
     model_free(packed.model);
     packed.model = NULL;
@@ -836,7 +836,7 @@ static void test_a_map_that_comes_and_goes_stays_small(void) {
 
 /* ---- Pages ---------------------------------------------------------------------------------- */
 
-/* Reads all pages at the path: the elements, and the result that ended it. */
+/* Reads all pages at the path. Gives the elements, and returns the result of the last call. */
 static int64_t read_pages(const twin *t, bytes path, uint32_t elements_max, bytes *elements,
                           size_t *count) {
     uint64_t cursor = 0, version = 0;
@@ -907,7 +907,7 @@ static void test_pages_notice_changes_of_length(void) {
             }
             int64_t next = sk_node_page(t.obj, NULL, 0, &cursor, &version, 10, &buf);
             if (change == 0)
-                CHECK(next > 0); /* another element, as many as before */
+                CHECK(next > 0); /* one element replaced, the number is the same */
             else
                 CHECK_EQ(next, -SK_CHANGED);
             bytes_free(&key), bytes_free(&fresh);
@@ -951,7 +951,7 @@ static void random_value(test_rng *rng, int depth, char type, bytes *out);
 static void random_container(test_rng *rng, int depth, char type, bytes *out) {
     size_t n = test_below(rng, 5);
     if (test_below(rng, 12) == 0) n = 10 + test_below(rng, 70);
-    model *m = model_new(type); /* the model drops equal keys for us */
+    model *m = model_new(type); /* the model drops equal keys */
     for (size_t k = 0; k < n; k++) {
         bytes value = NO_BYTES, key = random_key(rng);
         random_value(rng, n > 10 ? 0 : depth - 1, 0, &value);
@@ -969,7 +969,7 @@ static void random_container(test_rng *rng, int depth, char type, bytes *out) {
     model_free(m);
 }
 
-/* type: 'l', 'm', 's' or 0 for any. */
+/* type: 'l', 'm', 's', or 0 for any type. */
 static void random_value(test_rng *rng, int depth, char type, bytes *out) {
     uint64_t pick = test_below(rng, 12);
     if (type == 0) type = depth <= 0 || pick < 8 ? 's' : pick % 2 == 0 ? 'l' : 'm';
@@ -990,7 +990,8 @@ static void random_value(test_rng *rng, int depth, char type, bytes *out) {
         bytes_add_byte(out, 0xc0);
 }
 
-/* Mostly follows the model; sometimes leads nowhere. Stops at most `depth` steps down. */
+/* A path that mostly exists in the model, and sometimes leads nowhere. It has at most `depth`
+ * steps. */
 static bytes random_path(test_rng *rng, const model *m, int depth) {
     bytes path = NO_BYTES;
     while (depth-- > 0 && test_below(rng, 4) != 0) {
@@ -1046,7 +1047,7 @@ static void random_write(twin *t, test_rng *rng, bool shrinking) {
     bytes path = random_path(rng, t->model, 4);
     const model *target = model_at(t->model, path);
     int op = (int)test_below(rng, 10);
-    if (target != NULL && test_below(rng, 3) != 0) { /* mostly what fits */
+    if (target != NULL && test_below(rng, 3) != 0) { /* mostly an operation that fits */
         const int list_ops[] = {SK_W_SET,    SK_W_APPEND, SK_W_EXTEND, SK_W_INSERT, SK_W_POP,
                                 SK_W_SPLICE, SK_W_APPEND, SK_W_POP,    SK_W_SPLICE, SK_W_DELETE};
         const int map_ops[] = {SK_W_SET, SK_W_DELETE, SK_W_UPDATE, SK_W_TAKE,
@@ -1067,7 +1068,7 @@ static void random_write(twin *t, test_rng *rng, bool shrinking) {
     int64_t n = target != NULL ? (int64_t)target->count : 4;
     int64_t i = (int64_t)test_below(rng, (uint64_t)(2 * n + 3)) - n - 1;
     int64_t j = (int64_t)test_below(rng, (uint64_t)(2 * n + 3)) - n - 1;
-    if (test_below(rng, 2) == 0) j = i + (int64_t)test_below(rng, 4); /* mostly short cuts */
+    if (test_below(rng, 2) == 0) j = i + (int64_t)test_below(rng, 4); /* mostly short ranges */
     write(t, op, path, shape, arg, i, j);
     bytes_free(&path);
     bytes_free(&arg);

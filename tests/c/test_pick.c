@@ -44,7 +44,7 @@ static void test_picked_entries_are_known_elsewhere_and_only_they(void) {
             CHECK_EQ(sk_time_set(target, SK_EVENT_TIME, 1120), SK_OK);
             for (uint32_t k = 1; k < KEYS; k += 2) is_gone[k] = true;
         }
-        for (uint32_t k = KEYS; k < 2 * KEYS; k++) is_gone[k] = true; /* never were */
+        for (uint32_t k = KEYS; k < 2 * KEYS; k++) is_gone[k] = true; /* never existed */
         a = (asked){0};
         for (int64_t i = (int64_t)test_below(&rng, 3 * KEYS); i >= 0; i--) {
             uint32_t k = (uint32_t)test_below(&rng, 2 * KEYS);
@@ -70,7 +70,7 @@ static void test_picked_entries_are_known_elsewhere_and_only_they(void) {
                 util_key key = util_bytes_key(k);
                 int found = sk_block_find(buf.data + 6, (size_t)len, key.data, key.len, &is);
                 CHECK_EQ(found, a.is_asked[k] && !is_gone[k] ? SK_OK : SK_MISSING);
-                if (found == SK_MISSING) CHECK_EQ(is.len, a.is_asked[k]); /* a deletion, or not */
+                if (found == SK_MISSING) CHECK_EQ(is.len, a.is_asked[k]); /* 1: as a deletion */
             }
         }
         CHECK_EQ(sk_leaf_mark(target, leaf, leaf + 1, SK_ABSENT), SK_OK);
@@ -90,7 +90,7 @@ static void test_picked_entries_are_known_elsewhere_and_only_they(void) {
                     CHECK(found >= 0 && util_same(&was, &is));
                 }
             }
-            was.len = 0; /* and then the rest follows */
+            was.len = 0; /* then the rest of the leaf follows */
             CHECK(sk_leaf_encode(store, leaf, s, 0, &was) > 0);
             CHECK_EQ(sk_leaf_decode(target, leaf, was.data, was.len, SK_UNDER_ALL), SK_OK);
         }

@@ -1,12 +1,12 @@
 /*
- * test_rewrite.c: blocks and states of another place or type (csrc/rewrite.c). Oracle: a second
- * store of the wanted geometry and type, filled with the same entries by hand.
+ * test_rewrite.c: rewriting blocks and states for another leaf or type (csrc/rewrite.c). Oracle: a
+ * second store of the wanted geometry and type, filled with the same entries one by one.
  */
 #include "store_util.h"
 
 #define KEYS 400
 
-/* A state over the number k: keys as bytes, values that show k. */
+/* Puts an entry for number k: a key of bytes, and a value that contains k. */
 static void put_key(sk_store *store, uint32_t state, int kind, uint32_t k) {
     util_key key = util_bytes_key(k);
     if (kind == SK_I64) CHECK_EQ(sk_i64_put(store, state, key.data, key.len, k * 1000003LL), SK_OK);
@@ -28,7 +28,7 @@ static sk_store *filled(uint32_t leaves, int kind, int flags, uint32_t *state) {
     return store;
 }
 
-/* Every leaf of the source, rewritten for every leaf of the target that it has entries for. */
+/* Rewrites every leaf of the source for every leaf of the target for which it has entries. */
 static void rewrite_store(sk_store *source, uint32_t leaf_bits, sk_store *target,
                           uint32_t target_bits, int kind, int flags) {
     sk_buf blocks = {0}, buf = {0};
@@ -172,7 +172,8 @@ static void test_what_does_not_fit_is_refused_and_nothing_is_appended(void) {
     sk_close(store);
 }
 
-/* Damage that slices could hide from each other: all slices together find what a check finds. */
+/* Damage may lie in one slice and not in another. All slices together must find what a check of the
+ * whole block finds. */
 static void test_all_slices_together_check_what_a_check_checks(void) {
     uint32_t state;
     sk_store *store = filled(1, SK_BYTES, SK_TIMED, &state);
@@ -217,12 +218,12 @@ static void test_a_state_that_is_retyped_is_as_one_declared_and_filled_so(void) 
                 CHECK(to == SK_I64 ? n == i * 1000003LL : f == (double)(i * 1000003LL));
             }
             sk_buf a = {0}, b = {0};
-            if (flags[k][1] == 0) { /* else stamps are not the same */
+            if (flags[k][1] == 0) { /* else stamps differ */
                 util_encode_all(store, leaves, &a);
                 util_encode_all(expected, leaves, &b);
                 CHECK(util_same(&a, &b));
             }
-            /* a delta does not reach back over it, unless nothing has changed */
+            /* no delta reaches back to before the retype, unless the retype changed nothing */
             sk_block_info info;
             a.len = 0;
             CHECK(sk_leaf_encode(store, 0, state, since, &a) >= 0);
@@ -230,7 +231,7 @@ static void test_a_state_that_is_retyped_is_as_one_declared_and_filled_so(void) 
             CHECK_EQ(a.len == 0, is_same);
             if (!is_same) CHECK_EQ(sk_block_read(a.data, a.len, &info), SK_OK);
             if (!is_same) CHECK(!info.is_delta);
-            /* it is a good table still: all can go */
+            /* the table is still good: all entries can be deleted */
             for (uint32_t i = 0; i < KEYS; i++) {
                 util_key key = util_bytes_key(i);
                 CHECK_EQ(sk_delete(store, state, key.data, key.len, 0), SK_OK);

@@ -147,7 +147,7 @@ static void test_snapshot_of_an_empty_store_ends_at_once(void) {
     uint32_t leaf;
     sk_buf buf = {0};
     CHECK_EQ(sk_snapshot_open(store, NULL, 0, &snapshot), SK_OK);
-    put_b(store, 1, 5); /* later, so not in it */
+    put_b(store, 1, 5); /* later, so it is not in the snapshot */
     CHECK_EQ(sk_snapshot_next(snapshot, &leaf, &buf), -SK_END);
     sk_snapshot_close(snapshot);
     sk_snapshot_close(NULL);
@@ -161,7 +161,7 @@ static void test_snapshot_of_an_empty_store_ends_at_once(void) {
 #define DONE_MAX 6
 
 typedef struct view {
-    sk_snapshot *snapshot; /* NULL: place is free, or the snapshot is read to its end */
+    sk_snapshot *snapshot; /* NULL: this place is free, or the snapshot was read to its end */
     sk_store *copy;        /* what was read so far, over the base's content */
     uint32_t epoch;
     bool is_delta;
@@ -172,7 +172,7 @@ typedef struct world {
     sk_store *store;
     content now;
     view open[OPEN_MAX];
-    view done[DONE_MAX]; /* the latest ones, read completely */
+    view done[DONE_MAX]; /* the latest snapshots that were read completely */
     int done_next;
 } world;
 
@@ -183,7 +183,7 @@ static void open_view(world *w, view *v, test_rng *rng) {
     v->copy = open_two_states();
     sk_buf buf = {0};
     for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
-        /* since 0 asks for the whole leaf, in the same snapshot */
+        /* since 0 asks for a whole leaf in the same snapshot */
         since[leaf] = v->is_delta && test_below(rng, 10) > 0 ? base->epoch : 0;
         if (since[leaf] == 0) continue;
         buf.len = 0;
@@ -321,7 +321,7 @@ static void test_tracked_deltas_hold_just_what_changed(void) {
     CHECK_EQ(sk_track(store, sk_epoch(store)), SK_BAD_ARGUMENT); /* has not ended */
     uint32_t epoch = sk_epoch_advance(store);
     CHECK_EQ(sk_track(store, epoch), SK_OK);
-    CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), UINT64_MAX); /* nothing: no block */
+    CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), UINT64_MAX); /* nothing changed: no block */
     CHECK_EQ(sk_i64_put(store, 0, keys[1].data, keys[1].len, 5), SK_OK);
     CHECK_EQ(sk_delete(store, 0, keys[2].data, keys[2].len, 0), SK_OK);
     CHECK_EQ(sk_delete(store, 0, keys[3].data, keys[3].len, 0), SK_OK);
@@ -334,7 +334,8 @@ static void test_tracked_deltas_hold_just_what_changed(void) {
     CHECK_EQ(delta_entries(store, 0, epoch, &is_delta), 4);
     CHECK_EQ(util_stats(store, 1).tombstones, 2);
     CHECK_EQ(util_stats(store, 1).entries, 98);
-    /* once the older base is given up, its deletions may go, and then there is no delta since it */
+    /* once the older base is given up, deletions since it may be forgotten, and then there is no
+     * delta since that base */
     CHECK_EQ(sk_track(store, later), SK_OK);
     CHECK_EQ(sk_leaf_mark(store, 0, 1, SK_WHOLE), SK_OK);
     CHECK_EQ(util_stats(store, 1).tombstones, 1);
@@ -375,8 +376,8 @@ static void test_what_came_from_the_home_is_no_change(void) {
     sk_close(store);
 }
 
-/* Written home, evicted, and fetched again: it comes back as an entry that never changed here, but
- * those who have the state of before still need it. */
+/* An entry is written home, evicted, and fetched again. It comes back as an entry that never
+ * changed here, but a copy of the older state still needs it. */
 static void test_change_that_was_evicted_and_came_back_is_in_the_delta(void) {
     sk_store *store = util_open(1, 1), *home = util_open(1, 1);
     util_state(store, "n", SK_I64, "b");
@@ -454,7 +455,8 @@ static void test_delta_of_more_than_half_is_a_full_block_if_the_leaf_is_whole(vo
     }
 }
 
-/* A queue: keys come and go. Deletions must not add up, and deltas must be right all the same. */
+/* A queue: keys come and go. Remembered deletions must not pile up, and deltas must still be
+ * right. */
 static void test_remembered_deletions_are_bounded_by_the_entries(void) {
     sk_store *store = util_open(1, 1), *copy = util_open(1, 1);
     util_state(store, "n", SK_I64, "i");
@@ -471,7 +473,7 @@ static void test_remembered_deletions_are_bounded_by_the_entries(void) {
         CHECK(stats.tombstones <= stats.entries + 64);
         if (k == 500) bytes = sk_bytes_used(store);
         if (k % 97 != 0) continue;
-        /* what the deltas say is what there is */
+        /* the deltas add up to what the store has */
         buf.len = a.len = b.len = 0;
         CHECK(sk_leaf_encode(store, 0, 0, epoch, &buf) > 0);
         CHECK_EQ(sk_leaf_decode(copy, 0, buf.data, buf.len, SK_OVER), SK_OK);
@@ -490,7 +492,7 @@ static void test_remembered_deletions_are_bounded_by_the_entries(void) {
     sk_close(copy);
 }
 
-/* What the home has not been told yet stays, tracked or not. */
+/* Deletions that the home has not been told yet stay, tracked or not. */
 static void test_deletions_that_the_home_must_hear_of_are_not_forgotten(void) {
     sk_store *store = util_open(1, 1);
     util_state(store, "n", SK_I64, "i");
@@ -507,7 +509,7 @@ static void test_deletions_that_the_home_must_hear_of_are_not_forgotten(void) {
     CHECK_EQ(sk_block_read(buf.data, buf.len, &info), SK_OK);
     CHECK_EQ(info.entries, 1000);
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
-    for (int64_t k = 0; k < 2; k++) { /* the next deletion finds that they may go */
+    for (int64_t k = 0; k < 2; k++) { /* the next deletion notices that they may be forgotten */
         CHECK_EQ(sk_i64_put(store, 0, util_int_key(k + 2000).data, 8, k), SK_OK);
         CHECK_EQ(sk_delete(store, 0, util_int_key(k + 2000).data, 8, 0), SK_OK);
     }
@@ -518,7 +520,8 @@ static void test_deletions_that_the_home_must_hear_of_are_not_forgotten(void) {
 
 /* ---- Filling ---- */
 
-/* Two snapshots of one moment: what fill appends is what next gives, leaf by leaf, sealed. */
+/* Two snapshots of one moment: sk_snapshot_fill must append what sk_snapshot_next gives, leaf by
+ * leaf, and sealed. */
 static void check_fill(uint64_t bytes_max, uint64_t records_max, bool is_delta, bool is_changing) {
     sk_store *store = open_two_states();
     static content now;
@@ -552,7 +555,7 @@ static void check_fill(uint64_t bytes_max, uint64_t records_max, bool is_delta, 
         if (count == -SK_END) break;
         CHECK(count > 0 && (uint64_t)count <= records_max);
         if (count <= 0) break;
-        /* not one leaf more than it takes */
+        /* no more leaves than needed */
         CHECK(count == 1 || records[count - 1].offset < bytes_max);
         for (int64_t i = 0; i < count; i++) {
             sk_filled r = records[i];
@@ -630,7 +633,8 @@ static void test_failure_after_the_first_leaf_is_told_by_the_next_call_and_loses
                                         records[i].length, SK_REPLACE),
                          SK_OK);
         }
-        /* a failure that comes after some leaves is met again only if the point is still set */
+        /* If the failure comes after some leaves, that call reports no error, and the next one
+         * succeeds because the point is off by then. */
         CHECK(failures <= 1);
         CHECK_EQ(sk_failpoint_set(points[nth % 2], 0, 0, 0), SK_OK);
         check_content(copy, &now);
@@ -641,7 +645,7 @@ static void test_failure_after_the_first_leaf_is_told_by_the_next_call_and_loses
     sk_close(copy);
 }
 
-/* ---- The queue's bound ---- */
+/* ---- The limit of the queue ---- */
 
 static void test_reader_that_never_reads_is_overrun_and_writers_go_on(void) {
     sk_store *store = open_two_states(), *copy = open_two_states();
@@ -653,13 +657,13 @@ static void test_reader_that_never_reads_is_overrun_and_writers_go_on(void) {
     sk_snapshot *stuck = NULL, *fine = NULL;
     CHECK_EQ(sk_snapshot_open(store, NULL, 1, &stuck), SK_OK);
     CHECK_EQ(sk_snapshot_open(store, NULL, 1 << 20, &fine), SK_OK);
-    for (int i = 0; i < 500; i++) change(store, &now, &rng); /* waits once, some 2 s */
+    for (int i = 0; i < 500; i++) change(store, &now, &rng); /* waits once, for some 2 s */
     check_content(store, &now);
     CHECK_EQ(read_one(stuck, copy, false), -SK_OVERRUN);
     CHECK_EQ(read_one(stuck, copy, false), -SK_OVERRUN);
     CHECK(strstr(sk_reason(), "given up") != NULL);
     while (read_one(fine, copy, false) >= 0) continue;
-    check_content(copy, &then); /* the other one is not harmed */
+    check_content(copy, &then); /* the other snapshot is not affected */
     sk_snapshot_close(stuck);
     sk_snapshot_close(fine);
     sk_close(store);
@@ -675,7 +679,7 @@ static void test_small_queue_is_no_trouble_if_the_reader_keeps_up(void) {
     then = now;
     sk_snapshot *snapshot = NULL;
     CHECK_EQ(sk_snapshot_open(store, NULL, 1, &snapshot), SK_OK);
-    for (uint32_t k = 0; k < KEYS; k++) { /* each change queues one leaf at most */
+    for (uint32_t k = 0; k < KEYS; k++) { /* each change queues at most one leaf */
         put_b(store, k, 1);
         now.has_b[k] = true;
         now.b_len[k] = 1;

@@ -20,7 +20,8 @@ static int64_t pick(sk_store *store, uint32_t s, const asked *a, sk_buf *buf) {
     return sk_pick(store, s, &keys, a->n, NULL, buf);
 }
 
-/* A store with entries, some deleted, some (of X) expired, and leaves of every sort. */
+/* A store with entries, some of them deleted, some (of X) expired, and leaves of every residency
+ * and gate. */
 static sk_store *open_source(test_rng *rng) {
     sk_store *store = open_store();
     for (uint32_t k = 0; k < KEYS; k++)
@@ -44,7 +45,8 @@ static sk_store *open_source(test_rng *rng) {
     return store;
 }
 
-/* A store that is to be filled, with leaves of every sort; the same again for the same rng. */
+/* A store that is to be filled, with leaves of every residency and gate. The same rng gives the
+ * same store. */
 static sk_store *open_target(test_rng rng) {
     sk_store *store = open_store();
     CHECK_EQ(sk_time_set(store, SK_EVENT_TIME, 1120), SK_OK);
@@ -54,7 +56,7 @@ static sk_store *open_target(test_rng rng) {
         if (takes[leaf] || test_below(&rng, 4) > 0)
             CHECK_EQ(sk_leaf_mark(store, leaf, leaf + 1, SK_ABSENT), SK_OK);
     }
-    for (uint32_t k = 0; k < 2 * KEYS; k++) { /* written here first: that stays */
+    for (uint32_t k = 0; k < 2 * KEYS; k++) { /* this was written here first, and must stay */
         util_key key = util_bytes_key(k);
         uint32_t s = (uint32_t)test_below(&rng, STATES);
         uint64_t dice = test_below(&rng, 4);
@@ -158,7 +160,7 @@ static void test_spreading_is_picking_and_decoding_leaf_by_leaf(void) {
         check_same_stores(spread, single);
         for (int i = 0; i < 2; i++) read_snapshot(snapshots[i], &seen[i]);
         CHECK(util_same(&seen[0], &seen[1]));
-        /* once more changes nothing, and touches the same leaves */
+        /* doing it again changes nothing, and touches the same leaves */
         memset(touched, 0, sizeof touched);
         CHECK_EQ(sk_spread(spread, blocks.data, blocks.len, touched), entries);
         CHECK(memcmp(touched, expected, sizeof touched) == 0);
@@ -203,7 +205,7 @@ static void test_states_are_declared_and_the_first_block_of_a_key_is_right(void)
     uint8_t touched[LEAVES] = {0};
     sk_store *target = open_expecting(&blocks, states, 2), *source = open_store();
     static asked a;
-    for (uint32_t from = 20; from < 420; from += 200) { /* more than a small table has room for */
+    for (uint32_t from = 20; from < 420; from += 200) { /* more than fits into a small table */
         a.n = 0;
         for (uint32_t k = from; k < from + 200; k++) {
             put(source, N, k, 9);
@@ -242,7 +244,7 @@ static void test_blocks_of_another_type_are_refused_and_nothing_is_declared(void
     CHECK_EQ(sk_spread(target, blocks.data, blocks.len, touched), -SK_SCHEMA);
     CHECK_EQ(sk_state_count(target), 0);
     check_untouched(target, touched);
-    util_state(target, "n", SK_F64, "i"); /* declared: then it is the store that they do not fit */
+    util_state(target, "n", SK_F64, "i"); /* now they do not fit the store's own state */
     CHECK_EQ(sk_spread(target, blocks.data, blocks.len, touched), -SK_SCHEMA);
     CHECK_EQ(sk_state_count(target), 1);
     check_untouched(target, touched);
@@ -290,7 +292,7 @@ static void test_only_blocks_of_single_entries_are_taken(void) {
             check_untouched(target, touched);
             sk_buf_free(&both);
         }
-    /* nor does a leaf take them for its own, unless it is the only one */
+    /* sk_leaf_decode refuses them, too, unless the store has only one leaf */
     for (int mode = SK_UNDER; mode <= SK_OVER; mode++)
         CHECK_EQ(sk_leaf_decode(target, 0, blocks.data, blocks.len, mode), SK_CORRUPT);
     check_untouched(target, touched);
@@ -312,7 +314,7 @@ static void test_blocks_are_sealed_bound_and_cut_like_others(void) {
     sk_store *target = open_expecting(&blocks, states, 5);
     sk_buf none = {0};
     sk_store *cut = open_expecting(&none, states, 0);
-    for (uint32_t leaf = 0; leaf < LEAVES; leaf++) { /* slices are what leaves would have had */
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++) { /* slices are what each leaf would have had */
         sk_block_info info;
         slices.len = 0;
         for (size_t at = 0; at < blocks.len; at += info.size) {
@@ -340,7 +342,8 @@ static void test_blocks_are_sealed_bound_and_cut_like_others(void) {
     sk_close(cut);
 }
 
-/* What is damaged is refused with nothing taken in, or is another good block. */
+/* A damaged block is refused with nothing taken in, unless the damage makes it another good
+ * block. */
 static void test_damaged_blocks_are_refused_with_nothing_taken_in(void) {
     test_rng rng = test_rng_new(12);
     uint64_t refused = 0;
@@ -351,7 +354,7 @@ static void test_damaged_blocks_are_refused_with_nothing_taken_in(void) {
         for (int round = 0; round < 1500; round++) {
             uint8_t touched[LEAVES] = {0};
             size_t len = blocks.len;
-            uint8_t *copy = malloc(len); /* exactly so long: AddressSanitizer sees the end */
+            uint8_t *copy = malloc(len); /* of exact size: AddressSanitizer sees the end */
             memcpy(copy, blocks.data, len);
             for (uint64_t n = 1 + test_below(&rng, 3); n > 0; n--)
                 copy[test_below(&rng, len)] ^= (uint8_t)(1u << test_below(&rng, 8));
@@ -376,13 +379,13 @@ static void test_damaged_blocks_are_refused_with_nothing_taken_in(void) {
     CHECK(refused > 1000);
 }
 
-/* Leaves that were touched have all of their entries, the others are as they were. */
+/* Leaves that were touched have all of their entries; the others are as they were. */
 static void test_failing_allocations_leave_no_leaf_half_filled(void) {
     static const uint32_t states[] = {N, B, M, X, N};
     for (int is_partial = 0; is_partial < 2; is_partial++)
         for (int64_t nth = 1, is_done = 0; !is_done; nth += 1 + nth / 40) {
             sk_buf blocks = {0}, x = {0}, y = {0};
-            sk_store *stores[3]; /* failing, as it was, all of it */
+            sk_store *stores[3]; /* one where memory fails, one as before, one filled */
             uint8_t touched[LEAVES] = {0}, all[LEAVES] = {0};
             for (int i = 0; i < 3; i++) {
                 blocks.len = 0;

@@ -198,7 +198,7 @@ static void test_bytes_of_every_length_are_kept(void) {
     CHECK_EQ(sk_get(store, id, BYTES("k"), &buf), sizeof data);
     CHECK_EQ(memcmp(buf.data, data, sizeof data), 0);
     CHECK_EQ(sk_put(store, id, BYTES("k"), data, 1), SK_OK);
-    CHECK(sk_bytes_used(store) < 2000); /* a small value does not sit in a large one's place */
+    CHECK(sk_bytes_used(store) < 2000); /* a small value does not keep the memory of a large one */
     CHECK_EQ(sk_put(store, id, BYTES("k"), data, (size_t)SK_VALUE_BYTES_MAX + 1), SK_TOO_LARGE);
     CHECK_EQ(sk_get(store, id, BYTES("k"), &buf), 1);
     sk_buf_free(&buf);
@@ -228,7 +228,8 @@ static void test_keys_of_every_length_are_kept(void) {
     sk_close(store);
 }
 
-/* Containers have their own tests (test_node.c); here: through the store, with keys. */
+/* Containers have their own tests (test_node.c). Here they are used through the store, with
+ * keys. */
 static void test_container_operations_reach_the_value(void) {
     sk_store *store = util_open(2, 2);
     uint32_t l = util_state(store, "l", SK_LIST, "s"), m = util_state(store, "m", SK_MAP, "s");
@@ -325,7 +326,7 @@ static void test_memory_limit_refuses_and_leaves_all_as_it_was(void) {
         CHECK(sk_delete(store, b, key.data, key.len, 0) <= SK_MISSING);
     }
     CHECK_EQ(sk_put(store, b, BYTES("large"), value, sizeof value), SK_OK);
-    CHECK_EQ(sk_bytes_limit(store, 1), SK_OK); /* below what is used: nothing more, all stays */
+    CHECK_EQ(sk_bytes_limit(store, 1), SK_OK); /* below what is used: nothing fits, all stays */
     CHECK_EQ(sk_put(store, b, BYTES("larger"), value, sizeof value), SK_LIMIT);
     CHECK_EQ(sk_contains(store, b, BYTES("large")), SK_OK);
     CHECK_EQ(sk_bytes_limit(store, 0), SK_OK);
@@ -430,7 +431,7 @@ static void test_heat_counts_calls_exactly_and_records_about(void) {
     }
     CHECK_EQ(sk_leaf_heat(store, heat), SK_OK);
     for (int i = 0; i < LEAVES; i++) CHECK_EQ(heat[i], counted[i]);
-    /* 8 times as many for the keys of one leaf, in many small batches and one large one */
+    /* keys of one leaf get 8 times as many records, in many small batches and one large one */
     int64_t *keys = malloc(RECORDS * sizeof *keys);
     uint8_t *status = malloc(RECORDS);
     if (keys == NULL || status == NULL) abort();
@@ -459,7 +460,7 @@ static void test_heat_counts_calls_exactly_and_records_about(void) {
     }
     CHECK(heat[2] > 6 * heat[1]);
     CHECK_EQ(util_stats(store, LEAVES).operations, 1000 + 2 * RECORDS);
-    /* leaves that go and come have been used all the same */
+    /* leaves that were moved away and back keep their heat */
     sk_leaves *leaves = NULL;
     uint64_t later[LEAVES];
     CHECK_EQ(sk_detach(store, 1, 3, &leaves), SK_OK);

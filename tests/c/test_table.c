@@ -105,13 +105,14 @@ static void check_all(fixture *f) {
     CHECK_EQ(dirty, 0); /* each was found, once */
 }
 
-/* What the environment lets go of: the model of purge, and of what a rehash may drop. */
+/* Whether the environment allows dropping this tombstone: the model of purge, and of what a rehash
+ * may drop. */
 static bool is_stale(const fixture *f, const model_entry *m) {
     return m->is_there && m->is_tomb && f->env.is_whole && !(f->env.writes_back && m->is_dirty) &&
            m->epoch <= f->env.keep_after;
 }
 
-/* A rehash drops stale tombstones when it likes; the model follows what it finds. */
+/* A rehash may drop stale tombstones at any time; the model is adjusted to what it finds. */
 static void follow_drops(fixture *f) {
     for (uint32_t k = 0; k < KEYS; k++)
         if (is_stale(f, &f->model[k]) && find(f, k) == NULL) {
@@ -144,7 +145,7 @@ static void test_random_operations_match_the_model(void) {
         f.env.is_whole = variant % 2 == 0;
         f.env.writes_back = variant >= 4;
         for (int step = 0; step < 12000; step++) {
-            /* swings between filling and emptying */
+            /* alternates between filling and emptying */
             bool is_filling = step / 3000 % 2 == 0;
             uint32_t k = (uint32_t)test_below(&rng, KEYS);
             unsigned what = (unsigned)test_below(&rng, 100);
@@ -255,7 +256,7 @@ static void test_keys_of_every_length_around_the_inline_limit(void) {
         size_t found_len;
         const uint8_t *found = sk_slot_key(slot, &found_len);
         CHECK(found_len == len && memcmp(found, data[0], len) == 0);
-        for (size_t i = 0; i < len && i < 40; i++) { /* one byte off, by the hash of the other */
+        for (size_t i = 0; i < len && i < 40; i++) { /* one byte differs, the hash does not */
             data[1][i] ^= 1;
             CHECK(sk_table_find(&f.table, 3, hash, data[1], len) == NULL);
             data[1][i] ^= 1;
@@ -333,8 +334,9 @@ static void test_failed_growth_leaves_the_table_as_it_was(void) {
 
 #define CRAFTED 20000
 
-/* Crafted key i: key_len 8 or 24; hash bits [63..32] and the tag are the same for all. With
- * is_equal all 64 bits are (that needs 24 bytes: 8 bytes and 64 bits are one to one). */
+/* Crafted key i, with key_len 8 or 24: hash bits [63..32] and the tag are the same for all keys.
+ * With is_equal all 64 bits are the same. That needs 24 bytes, because different keys of 8 bytes
+ * have different hashes. */
 static void craft(uint8_t *key, size_t key_len, uint32_t i, bool is_equal) {
     for (size_t at = 0; at + 8 < key_len; at++) key[at] = (uint8_t)(i >> (at % 4 * 8));
     uint64_t hash = 0x123456789abcde77ULL;
@@ -384,7 +386,8 @@ static void flood(size_t key_len, bool is_equal, bool by_batch) {
         CHECK_EQ(sk_delete(store, id, keys + i * key_len, key_len, 0), SK_OK);
     for (uint32_t i = 0; i < CRAFTED; i++)
         CHECK_EQ(sk_contains(store, id, keys + i * key_len, key_len), i % 2 ? SK_OK : SK_MISSING);
-    /* A block of a flooded table is as any other; decoding it goes secret again. */
+    /* The block of a flooded table is like any other. Decoding it changes to the secret hash
+     * again. */
     sk_buf buf = {0}, value = {0};
     CHECK(sk_leaf_encode(store, 1, SK_ALL_STATES, 0, &buf) > 0);
     CHECK_EQ(sk_block_check(buf.data, buf.len), SK_OK);

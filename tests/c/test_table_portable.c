@@ -1,4 +1,4 @@
-/* test_table_portable.c: test_table.c once more, on a table compiled without vector instructions.
+/* test_table_portable.c: test_table.c again, on a table compiled without vector instructions.
  */
 #define SK_PORTABLE
 #define sk_table_insert portable_table_insert

@@ -2,11 +2,12 @@
  * test_threads.c: the store used by many threads at once, for a bounded number of operations.
  *
  * Each writer adds 1 to its key a and then 1 to its key b in another leaf, over and over. So at
- * every moment a - b is 0 or 1, and every snapshot, whatever else goes on, must see it so: it may
- * not have an effect (b) without its cause (a). In the end every sum must be exact.
+ * every moment a - b is 0 or 1, and so it must be in every snapshot, whatever else goes on: a
+ * snapshot must not have an effect (b) without its cause (a). In the end every sum must be exact.
  *
- * Meant to run under ThreadSanitizer too. Its deadlock detector follows 64 locks a thread, and a
- * batch holds more; that locks are taken in ascending order is its proof instead (store.h).
+ * It is meant to run under ThreadSanitizer, too. Its deadlock detector follows at most 64 locks of
+ * a thread, and a batch holds more. That there is no deadlock is proved instead by the rule that
+ * locks are taken in ascending order (store.h).
  */
 #include "store_util.h"
 
@@ -19,7 +20,7 @@
 #define WRITERS 3
 
 #if defined(__SANITIZE_THREAD__)
-#define ROUNDS 10000 /* some 20 times slower */
+#define ROUNDS 10000 /* ThreadSanitizer is some 20 times slower */
 #else
 #define ROUNDS 200000
 #endif
@@ -62,7 +63,7 @@ typedef struct job {
     pthread_t thread;
 } job;
 
-/* Adds 1; where the leaf is away for a moment, tries again. */
+/* Adds 1; if the leaf is away for a moment, tries again. */
 static void add_one(sk_store *store, const util_key *key, bool by_batch) {
     int status;
     do {
@@ -95,8 +96,8 @@ static void *write_pairs(void *arg) {
 #define BATCH 300
 #define BATCHES (ROUNDS / 50)
 
-/* Adds 1 to BATCH keys all over the leaves, then to as many others, BATCHES times: pairs again,
- * of keys k and k + BATCH. What is away goes into another try. */
+/* BATCHES times, adds 1 to BATCH keys all over the leaves, and then to as many others. So keys k
+ * and k + BATCH are pairs again. Records of leaves that are away are tried again. */
 static void *write_batches(void *arg) {
     job *j = arg;
     int64_t keys[BATCH], left[BATCH];
@@ -124,7 +125,7 @@ static void *write_batches(void *arg) {
     return NULL;
 }
 
-/* Puts, appends and deletes on keys of its own, by values that need memory. */
+/* Puts, appends and deletes on keys of its own, with values that need memory. */
 static void *churn(void *arg) {
     job *j = arg;
     uint8_t value[200];
@@ -160,7 +161,7 @@ static void *read_pairs(void *arg) {
     int64_t last[WRITERS] = {0};
     while (j->w->writing > 0) {
         for (int i = 0; i < WRITERS; i++) {
-            int64_t a = 0, b = 0; /* b first: a may only have grown when it is read */
+            int64_t a = 0, b = 0; /* b is read first, so a can only have grown by then */
             int status = sk_i64_get(j->w->store, N, j->w->b[i].data, 8, &b);
             if (status == SK_OK) status = sk_i64_get(j->w->store, N, j->w->a[i].data, 8, &a);
             if (status != SK_OK) continue;
@@ -201,8 +202,9 @@ static void check_pairs(const world *w, sk_store *copy) {
 
 enum { UNBOUNDED, SMALL_QUEUE, FULL_ONLY };
 
-/* Full snapshots, then deltas over the last one, each checked when it is read. FULL_ONLY: a leaf
- * that is away when a delta is taken has no part in it, and what is left of the base is old. */
+/* Takes full snapshots, then deltas over the last one, and checks each when it has been read.
+ * FULL_ONLY: no deltas, because a leaf that is away when a delta is taken is not in it, and the
+ * copy would keep its older content. */
 static void *read_snapshots(void *arg) {
     job *j = arg;
     sk_buf buf = {0};
@@ -232,7 +234,7 @@ static void *read_snapshots(void *arg) {
         if (round % 7 == 6) { /* given up before its end */
             CHECK_EQ(sk_snapshot_open(j->w->store, NULL, 0, &snapshot), SK_OK);
             len = sk_snapshot_next(snapshot, &leaf, &buf);
-            CHECK(len > 0 || len == -SK_END); /* the writers may not have begun yet */
+            CHECK(len > 0 || len == -SK_END); /* the writers may not have begun */
             buf.len = 0;
             sk_snapshot_close(snapshot);
         }
@@ -242,7 +244,7 @@ static void *read_snapshots(void *arg) {
     return NULL;
 }
 
-/* Takes leaves out and puts them back, by way of another store every other time. */
+/* Takes leaves out and puts them back, every other time through another store. */
 static void *move_leaves(void *arg) {
     job *j = arg;
     sk_store *other = util_open(LEAVES, 1);
@@ -413,7 +415,7 @@ typedef struct homed_job {
     pthread_t thread;
 } homed_job;
 
-/* Adds 1 to each of its keys in turn; what the store does not know it asks the home for. */
+/* Adds 1 to each of its keys in turn. If the store does not know a key, the home is asked. */
 static void *write_homed(void *arg) {
     homed_job *j = arg;
     for (int i = 0; i < ROUNDS; i++) {
@@ -489,8 +491,8 @@ static void test_write_back_and_eviction_lose_no_update(void) {
     sk_close(h.home);
 }
 
-/* Several readers of one snapshot, while writers change the store: the leaves they got together are
- * the store at one moment, and no leaf came twice. */
+/* Several readers read one snapshot while writers change the store. Together they must get the
+ * store as it was at one moment, and no leaf twice. */
 typedef struct filler {
     sk_snapshot *snapshot;
     sk_store *copy;
@@ -541,7 +543,7 @@ static void test_readers_of_one_snapshot_get_each_leaf_once(void) {
         }
         for (int i = 0; i < 3; i++) CHECK_EQ(pthread_join(fillers[i].thread, NULL), 0);
         sk_snapshot_close(snapshot);
-        for (int i = 0; i < LEAVES; i++) CHECK_EQ(times[i], 1); /* all have some of 5000 keys */
+        for (int i = 0; i < LEAVES; i++) CHECK_EQ(times[i], 1); /* each has some of the keys */
         CHECK(util_stats(copy, LEAVES).entries >= 5000);
         check_pairs(&w, copy);
         sk_close(copy);
@@ -550,7 +552,7 @@ static void test_readers_of_one_snapshot_get_each_leaf_once(void) {
     sk_close(w.store);
 }
 
-/* Closing a snapshot while writers wait for its reader lets them go on. */
+/* Closing a snapshot lets writers go on that wait for its reader. */
 static void *write_some(void *arg) {
     job *j = arg;
     for (int64_t k = 0; k < 400; k++) {

@@ -1,7 +1,7 @@
 /*
  * test_threads_dirty.c: a home is kept up to date while other threads write, delete, clear, evict
- * and move leaves. When all is quiet and once more written, the home has what the store has. Run it
- * under ThreadSanitizer, too: `make sanitize`.
+ * and move leaves. When all other threads have ended and everything is written once more, the home
+ * must have what the store has. Run it under ThreadSanitizer, too: `make sanitize`.
  */
 #include "rows_util.h"
 
@@ -10,17 +10,17 @@
 #include <stdatomic.h>
 
 #define LEAVES 128  /* two words of bits */
-#define TOGETHER 32 /* leaves locked at once: ThreadSanitizer knows 64 locks of a thread */
+#define TOGETHER 32 /* leaves locked at once: ThreadSanitizer follows 64 locks of a thread */
 #define KEYS 96
-#define ROUNDS 300 /* of the home; the others go on until they are done */
+#define ROUNDS 300 /* of write-back; the other threads go on until these are done */
 
 typedef struct world {
     sk_store *store, *other;
     uint32_t id;
-    _Atomic bool is_done;       /* the rounds are: writers and movers end */
-    _Atomic int working;        /* of these, still at it */
-    int64_t home[KEYS];         /* 0: there is none. Of the committer */
-    _Atomic int64_t last[KEYS]; /* of the one writer of the key: 0 if it was deleted */
+    _Atomic bool is_done;       /* the rounds are done: writers and movers end */
+    _Atomic int working;        /* writers and movers that have not ended */
+    int64_t home[KEYS];         /* 0: none. Only the committer uses it */
+    _Atomic int64_t last[KEYS]; /* what the key's only writer wrote; 0: deleted */
 } world;
 
 static void *write_single(void *arg) {
@@ -59,7 +59,7 @@ static void *write_batches(void *arg) {
     return NULL;
 }
 
-/* Leaves go to and fro between two stores, and are away for a moment. */
+/* Leaves move back and forth between two stores, and are away for a moment. */
 static void *move(void *arg) {
     world *w = arg;
     for (uint32_t i = 0; !w->is_done; i++) {
@@ -104,8 +104,8 @@ static int64_t commit(world *w, int round, sk_buf *buf) {
     return total;
 }
 
-/* Writes home while the others are at it. Eviction is its business too: so no entry is read back
- * that is older than what was written. */
+/* Writes home while the other threads work. It also does the eviction, so that no entry is read
+ * back that is older than what was written. */
 static void *write_home_all_along(void *arg) {
     world *w = arg;
     sk_buf buf = {0};
@@ -117,7 +117,7 @@ static void *write_home_all_along(void *arg) {
     w->is_done = true;
     while (w->working > 0) sched_yield();
     commit(w, -1, &buf);
-    CHECK_EQ(commit(w, -1, &buf), 0); /* once all is quiet, one round gets everything */
+    CHECK_EQ(commit(w, -1, &buf), 0); /* one round after all ended gets everything */
     sk_buf_free(&buf);
     return NULL;
 }

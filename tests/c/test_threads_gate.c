@@ -19,7 +19,7 @@ typedef struct world {
     uint32_t id;
     uint32_t leaf[KEYS];
     int64_t keys[KEYS];          /* all of them, as a column */
-    _Atomic int working;         /* writers still at it */
+    _Atomic int working;         /* writers that have not ended */
     _Atomic int64_t acked[KEYS]; /* writes that were answered with SK_OK */
     _Atomic int64_t shut;        /* how often a leaf was shut */
 } world;
@@ -72,7 +72,7 @@ static int64_t value_in(const sk_buf *blocks, int64_t k, sk_buf *buf) {
     return value;
 }
 
-/* After it is shut, a leaf has every write that was answered by then, and never changes. */
+/* A leaf that is shut has every write that was answered by then, and does not change. */
 static void *shut_and_read(void *arg) {
     job *j = arg;
     world *w = j->w;
@@ -93,13 +93,13 @@ static void *shut_and_read(void *arg) {
             if (w->leaf[k] != leaf) continue;
             int64_t value = value_in(&first, k, &buf);
             CHECK(value >= acked[k]);
-            CHECK(w->acked[k] <= value); /* nor was one answered since that is not in it */
+            CHECK(w->acked[k] <= value); /* no write was answered since */
             picked.len = 0;
             CHECK(sk_leaf_pick(w->store, leaf, w->id, &(sk_column){SK_COL_I64, 0, &k, NULL, 8}, 1,
                                &picked) > 0);
             CHECK_EQ(value_in(&picked, k, &buf), value);
         }
-        picked.len = 0; /* keys of all leaves at once: those of this one are as they were */
+        picked.len = 0; /* keys of all leaves at once; this leaf's are as they were */
         CHECK(sk_pick(w->store, w->id, &(sk_column){SK_COL_I64, 0, w->keys, NULL, 8 * KEYS}, KEYS,
                       NULL, &picked) > 0);
         for (int64_t k = 0; k < KEYS; k++) {
@@ -118,7 +118,7 @@ static void *shut_and_read(void *arg) {
     return NULL;
 }
 
-/* What a snapshot has of a leaf is all of it, or nothing and "away". */
+/* A snapshot has all of a leaf, or nothing of it and says "away". */
 static void *read_snapshots(void *arg) {
     job *j = arg;
     sk_buf buf = {0};
@@ -170,7 +170,7 @@ static void test_shut_leaf_has_every_answered_write_and_never_changes(void) {
     sk_close(w.store);
 }
 
-/* ---- Entries that come while others come and go ---- */
+/* ---- Entries that come while leaves are dropped and others come ---- */
 
 typedef struct arrivals {
     sk_store *store;
@@ -189,7 +189,8 @@ static void *spread(void *arg) {
     return NULL;
 }
 
-/* Drops leaves, so that there is something to bring; what is there is right, whoever brought it. */
+/* Drops leaves, so that there is something to bring. Entries that are there must be right,
+ * whichever thread brought them. */
 static void *drop_and_read(void *arg) {
     arrivals *w = arg;
     for (uint32_t leaf = 0; w->spreading > 0; leaf = (leaf + 1) % LEAVES) {

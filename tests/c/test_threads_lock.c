@@ -1,7 +1,7 @@
 /*
- * test_threads_lock.c: the lock of a leaf (csrc/lock.h) keeps others out and wakes who waits. Run
- * it under ThreadSanitizer, too: `make sanitize`. The oracle is plain variables, which lose counts
- * if two threads are in at once.
+ * test_threads_lock.c: the lock of a leaf (csrc/lock.h) keeps other threads out and wakes those
+ * that wait. Run it under ThreadSanitizer, too: `make sanitize`. The oracle is plain variables,
+ * which lose counts if two threads hold the lock at once.
  */
 #include "lock.h"
 #include "test.h"
@@ -15,8 +15,8 @@
 static struct {
     sk_lock lock;
     int64_t count;  /* under the lock */
-    int inside;     /* under the lock: who is in */
-    int64_t slept;  /* under the lock: how often somebody was found asleep, or nearly so */
+    int inside;     /* under the lock: threads that hold it */
+    int64_t slept;  /* under the lock: how often somebody was (nearly) asleep */
     int64_t failed; /* under the lock */
 } shared;
 
@@ -25,7 +25,7 @@ static void *count_up(void *arg) {
         sk_lock_take(&shared.lock);
         shared.failed += shared.inside++ != 0;
         shared.count++;
-        if (i % 64 == 0) sched_yield(); /* with the lock held: others come and wait */
+        if (i % 64 == 0) sched_yield(); /* with the lock held, so that others wait */
         shared.slept += shared.lock.state == 2;
         shared.inside--;
         sk_lock_give(&shared.lock);
@@ -43,7 +43,7 @@ static void test_one_thread_is_in_at_a_time_and_nobody_sleeps_for_ever(void) {
         CHECK_EQ(shared.count, before + (int64_t)THREADS * ROUNDS);
     }
     CHECK_EQ(shared.failed, 0);
-    CHECK_EQ(shared.lock.state, 0); /* as it was before the first one */
+    CHECK_EQ(shared.lock.state, 0); /* free again */
     CHECK(shared.slept > 0);
 }
 

@@ -16,7 +16,7 @@
 typedef struct world {
     sk_store *store;
     uint32_t id;
-    _Atomic int working;                     /* setters and writers still at it */
+    _Atomic int working;                     /* setters and writers that have not ended */
     _Atomic uint8_t given[SETTERS * TIMERS]; /* per due time: how often it was given out */
 } world;
 
@@ -143,7 +143,7 @@ static void test_each_timer_is_given_out_once(void) {
 
 #define TTL 50
 
-/* Counts keys of its own up; the value is never below what it was unless it starts anew. */
+/* Counts its own keys up. A value is never lower than before, unless it starts anew. */
 static void *count_up(void *arg) {
     job *j = arg;
     int64_t last[KEYS] = {0};

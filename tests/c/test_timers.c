@@ -1,6 +1,6 @@
 /*
- * test_timers.c: due times under keys. The oracle has one bit per key and due time; dues are drawn
- * from a small universe, the ends of 64 bits among them.
+ * test_timers.c: due times under keys. The oracle has one bit per key and due time. Due times are
+ * drawn from a small set, which includes the smallest and largest 64-bit numbers.
  */
 #include "store_util.h"
 
@@ -11,7 +11,7 @@
 
 static const int64_t ends[] = {INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX};
 
-/* The d-th due time, rising with d. */
+/* The d-th due time, in ascending order. */
 static int64_t due_of(int d) {
     if (d < 3) return ends[d];
     if (d < DUES - 2) return 100 * (d - 3);
@@ -62,7 +62,8 @@ static int compare_keys(const util_key *a, const util_key *b) {
     return order != 0 ? order : (a->len > b->len) - (a->len < b->len);
 }
 
-/* The records are those that the model has in leaves [from, to) up to the watermark, in order. */
+/* The records must be those that the model has in leaves [from, to) up to the watermark, in
+ * order. */
 static void check_records(world *w, const sk_buf *buf, int64_t found, uint32_t from, uint32_t to,
                           int64_t watermark, bool takes) {
     int64_t expected = 0, due, last_due = INT64_MIN;
@@ -150,7 +151,7 @@ static void check_next(const world *w) {
     CHECK_EQ(sk_value_status(), SK_OK);
 }
 
-/* Leaves go away and come back, as blocks, as a snapshot or as they are. */
+/* Leaves leave and come back: as blocks, as a snapshot, or moved as they are. */
 static void step_leaves(world *w, test_rng *rng) {
     uint32_t leaf = (uint32_t)test_below(rng, LEAVES);
     sk_buf buf = {0};
@@ -171,7 +172,7 @@ static void step_leaves(world *w, test_rng *rng) {
         if (buf.len > 0) CHECK_EQ(sk_block_check(buf.data, buf.len), SK_OK);
         CHECK_EQ(sk_leaf_decode(w->store, leaf, buf.data, buf.len, SK_REPLACE), SK_OK);
         break;
-    case 2: /* another store from a snapshot has the same timers */
+    case 2: /* another store, filled from a snapshot, has the same timers */
         CHECK_EQ(sk_snapshot_open(w->store, NULL, 0, &snapshot), SK_OK);
         sk_store *copy = util_open(LEAVES, 1);
         util_state(copy, "other", SK_I64, "i");
@@ -183,7 +184,7 @@ static void step_leaves(world *w, test_rng *rng) {
         CHECK_EQ(sk_timers_next(copy, w->id), sk_timers_next(w->store, w->id));
         sk_close(copy);
         break;
-    case 3: /* written home: that there is no timer may be forgotten, but no timer */
+    case 3: /* written home: then tombstones may be evicted, but no timers */
         CHECK(sk_dirty_take(w->store, leaf, 0, &buf) >= 0);
         CHECK_EQ(sk_dirty_done(w->store, leaf, 1), SK_OK);
         CHECK(sk_evict(w->store, UINT64_MAX) >= 0);

@@ -1,6 +1,6 @@
 /*
- * test_transfer.c: leaves taken out of one store and put into another (csrc/transfer.c): they have
- * the bytes and the entries that they had, a refusal changes nothing, and no delta reaches back.
+ * test_transfer.c: leaves taken out of one store and put into another (csrc/transfer.c): they keep
+ * their bytes and entries, a refusal changes nothing, and no delta reaches back to before.
  */
 #include "store_util.h"
 
@@ -23,13 +23,13 @@ static void test_detached_leaves_move_with_their_bytes(void) {
     CHECK(left < bytes);
     CHECK_EQ(sk_attach(other, leaves), SK_OK);
     CHECK_EQ(sk_bytes_used(other), bytes - left);
-    CHECK_EQ(sk_detach(store, 0, 8, &leaves), SK_NOT_OWNED); /* 2 to 6 went before */
+    CHECK_EQ(sk_detach(store, 0, 8, &leaves), SK_NOT_OWNED); /* 2 to 6 are already away */
     CHECK(leaves == NULL);
     CHECK_EQ(sk_bytes_used(store), left);
     CHECK_EQ(sk_leaf_mark(store, 2, 6, SK_ABSENT), SK_OK);
     CHECK_EQ(sk_detach(store, 0, 8, &leaves), SK_OK);
     CHECK_EQ(sk_bytes_used(store), 0);
-    CHECK_EQ(sk_attach(other, leaves), SK_OCCUPIED); /* 2 to 6 are there already */
+    CHECK_EQ(sk_attach(other, leaves), SK_OCCUPIED); /* 2 to 6 are already there */
     sk_leaves_free(leaves);
     util_encode_all(other, LEAVES, &after);
     CHECK(after.len > 0 && after.len < before.len);
@@ -45,8 +45,8 @@ static void test_detached_leaves_move_with_their_bytes(void) {
     sk_close(other);
 }
 
-/* Attaching to a store that must refuse: its figures, states and content stay, and so do the
- * leaves, which can go elsewhere. */
+/* Attaches to a store that must refuse. Its figures, states and content stay as they are, and so do
+ * the detached leaves, which can be attached elsewhere. */
 static void refuse(sk_store *target, sk_store *source, uint32_t leaf_count, int expected) {
     sk_buf before = {0}, after = {0}, whole = {0}, again = {0};
     sk_leaves *leaves = NULL;
@@ -119,8 +119,8 @@ static void test_a_thousand_splits_and_merges_lose_nothing(void) {
     for (int s = 0; s < 3; s++) sk_close(store[s]);
 }
 
-/* Ways in which a leaf comes to hold what `other` has, or is told to: entry by entry, none of it is
- * a change. */
+/* Ways in which a leaf gets the content of `other`, or is marked as having it, without a change to
+ * any single entry. */
 enum { REPLACED, LAID_OVER, MOVED_IN, CAME_BACK, FETCHED_AGAIN, WAS_AWAY, WAS_DETACHED, WAYS };
 
 static void come(sk_store *store, sk_store *other, int way, const sk_buf *blocks) {
@@ -132,10 +132,10 @@ static void come(sk_store *store, sk_store *other, int way, const sk_buf *blocks
     case LAID_OVER:
         CHECK_EQ(sk_leaf_decode(store, 0, blocks->data, blocks->len, SK_OVER), SK_OK);
         return;
-    case MOVED_IN: /* to where it was away */
+    case MOVED_IN: /* into a store where it was away */
         CHECK_EQ(sk_move(other, store, 0, 1, &leaves), SK_OK);
         return;
-    case CAME_BACK: /* and has changed in between */
+    case CAME_BACK: /* and it changed in between */
         CHECK_EQ(sk_move(store, other, 0, 1, &leaves), SK_OCCUPIED);
         CHECK_EQ(sk_leaf_mark(other, 0, 1, SK_AWAY), SK_OK);
         CHECK_EQ(sk_move(store, other, 0, 1, &leaves), SK_OK);

@@ -1,6 +1,6 @@
 /*
- * test_ttl.c: entries that expire. The oracle is an array of (value, stamp) and the rule
- * stamp + ttl <= now, worked out in 128 bits; the store's clock is set by the test.
+ * test_ttl.c: entries that expire. The oracle is an array of (value, stamp) and the rule stamp +
+ * ttl <= now, computed with 128 bits. The test sets the store's clock.
  */
 #include "store_util.h"
 
@@ -64,7 +64,7 @@ static void test_an_entry_expires_when_its_time_to_live_has_passed(void) {
         {-50, 20, -30, true},
         {1000, 0, INT64_MAX, false}, /* 0: never */
         {INT64_MAX - 10, 100, INT64_MAX - 1, false},
-        {INT64_MAX - 10, 100, INT64_MAX, true}, /* the sum ends at INT64_MAX */
+        {INT64_MAX - 10, 100, INT64_MAX, true}, /* the sum counts as INT64_MAX */
         {INT64_MAX, INT64_MAX, INT64_MAX, true},
         {INT64_MIN + 1, INT64_MAX, -1, false},
         {INT64_MIN + 1, INT64_MAX, 0, true},
@@ -115,7 +115,7 @@ static void test_clocks_go_forward_only(void) {
     sk_close(store);
 }
 
-/* Every call on an expired entry behaves as if it had never been. */
+/* Every call on an expired entry behaves as if the entry had never existed. */
 static void test_no_call_returns_what_has_expired(void) {
     for (int call = 0; call < 10; call++)
         for (int home = 0; home < 3; home++) {
@@ -178,7 +178,7 @@ static void test_no_call_returns_what_has_expired(void) {
                 CHECK(sk_leaf_encode(store, 0, SK_ALL_STATES, 0, &buf) == 0);
                 CHECK_EQ(sk_sweep(store, 100), 2);
                 break;
-            default: /* whether its older self is known or not, the home's answer has expired too */
+            default: /* the home's answer has expired too, whatever is here */
                 CHECK_EQ(sk_install(store, n, key.data, 8, (uint8_t *)&five, 8, 999), SK_OK);
                 CHECK_EQ(sk_contains(store, n, key.data, 8), SK_MISSING);
             }
@@ -298,12 +298,12 @@ static void step_leaves(world *w, test_rng *rng) {
         CHECK_EQ(sk_detach(w->store, leaf, LEAVES, &leaves), SK_OK);
         CHECK_EQ(sk_attach(w->store, leaves), SK_OK);
         break;
-    case 1: /* what is decoded is what was encoded, byte for byte */
+    case 1: /* decoding gives what was encoded, byte for byte */
         CHECK(sk_leaf_encode(w->store, leaf, w->id, 0, &buf) >= 0);
         CHECK_EQ(sk_leaf_decode(w->store, leaf, buf.data, buf.len, SK_REPLACE), SK_OK);
         CHECK(sk_leaf_encode(w->store, leaf, w->id, 0, &again) >= 0);
         CHECK(util_same(&buf, &again));
-        for (uint32_t k = 0; k < KEYS; k++) /* it has the stamp that counts */
+        for (uint32_t k = 0; k < KEYS; k++) /* blocks have the stamp that counts */
             if (w->leaf[k] == leaf && w->model[k].stamp == SK_NO_TIME) w->model[k].stamp = w->first;
         break;
     case 2:
@@ -370,9 +370,9 @@ static void test_a_store_is_an_array_of_values_with_stamps(void) {
 
 /* ---- Copies elsewhere ---- */
 
-/* A base and deltas, put together again at any later time, never show what has expired, though
- * expired entries leave no tombstones. The store starts without a watermark, so that the base has
- * entries without stamps. */
+/* When a base and its deltas are put together at any later time, they never show expired entries,
+ * although expired entries leave no tombstones. The store starts without a watermark, so that the
+ * base has entries without stamps. */
 static void run_deltas(uint64_t stream, bool tracks) {
     world w = open_world(SK_EVENT_TIME, 0);
     test_rng rng = test_rng_new(100 + stream);
@@ -401,7 +401,7 @@ static void run_deltas(uint64_t stream, bool tracks) {
         time += (int64_t)test_below(&rng, 60);
         set_now(&w, time);
         if (round % 3 == 0) CHECK(sk_sweep(w.store, 40) >= 0);
-        /* restored now: what it has, and has not expired, is what the store has */
+        /* restored now: entries that have not expired are those of the store */
         if (round != 11) continue;
         CHECK_EQ(sk_time_set(copy, SK_EVENT_TIME, time), SK_OK);
         CHECK_EQ(sk_snapshot_open(w.store, since, 0, &snapshot), SK_OK);
@@ -419,7 +419,7 @@ static void test_checkpoints_of_entries_that_went_without_a_trace_are_right(void
     for (uint64_t stream = 0; stream < 40; stream++) run_deltas(stream, stream % 2);
 }
 
-/* Reads what changed after `since` into the copy; the epoch it was taken in. */
+/* Reads what changed after `since` into the copy. Returns the epoch in which that was taken. */
 static uint32_t copy_changes(sk_store *store, sk_store *copy, uint32_t since) {
     sk_snapshot *snapshot = NULL;
     sk_buf buf = {0};
@@ -434,8 +434,8 @@ static uint32_t copy_changes(sk_store *store, sk_store *copy, uint32_t since) {
 }
 
 /* The copy has an entry without a stamp, which it takes to be as old as its own first watermark.
- * That must not give the entry a second life, whether a delta saw it alive or it was found expired
- * before. */
+ * That must not bring the entry back to life, whether a delta still had it alive or it was found
+ * expired before. */
 static void test_copies_from_before_the_first_watermark_do_not_come_back(void) {
     for (int found = 0; found < 2; found++)
         for (int tracks = 0; tracks < 2; tracks++) {
@@ -499,7 +499,7 @@ static void test_a_home_forgets_what_has_expired(void) {
         CHECK_EQ(sk_i64_put(store, id, kept.data, 8, 33), SK_OK); /* while it is being written */
         CHECK_EQ(sk_time_set(store, SK_PROCESSING_TIME, TTL), SK_OK);
         util_key gone = util_int_key(4);
-        CHECK_EQ(sk_contains(store, id, gone.data, 8), SK_MISSING); /* so is this */
+        CHECK_EQ(sk_contains(store, id, gone.data, 8), SK_MISSING); /* this one has expired */
         CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
         CHECK_EQ(util_stats(store, 1).dirty, 2);
         buf.len = 0;
@@ -542,7 +542,7 @@ static void test_sweeps_share_the_work_and_skip_what_cannot_expire(void) {
     }
     CHECK_EQ(removed, 1000);
     CHECK_EQ(util_stats(store, 8).entries, 2000);
-    CHECK(sk_bytes_used(store) < bytes * 4 / 5); /* arrays shrink with them */
+    CHECK(sk_bytes_used(store) < bytes * 4 / 5); /* arrays shrink, too */
     CHECK_EQ(sk_sweep(store, 0), 0);
     sk_close(store);
 }
@@ -570,11 +570,11 @@ static void test_blocks_carry_stamps(void) {
         memcpy(&stamp, buf.data + info.stamps + 8 * i, 8);
         CHECK_EQ(stamp, buf.data[info.marks + i] ? 0 : 77);
         if (!buf.data[info.marks + i]) continue;
-        buf.data[info.stamps + 8 * i] = 1; /* a deletion has none */
+        buf.data[info.stamps + 8 * i] = 1; /* a deletion must have no stamp */
         CHECK_EQ(sk_block_check(buf.data, buf.len), SK_CORRUPT);
         buf.data[info.stamps + 8 * i] = 0;
     }
-    CHECK_EQ(sk_leaf_decode(other, 0, buf.data, buf.len, SK_OVER), SK_OK); /* declares it */
+    CHECK_EQ(sk_leaf_decode(other, 0, buf.data, buf.len, SK_OVER), SK_OK); /* declares the state */
     CHECK_EQ(sk_state_info(other, 0, &name, &kind, &type, &flags), SK_OK);
     CHECK_EQ(flags, SK_TIMED);
     CHECK_EQ(sk_state_ttl(other, 0, 10, SK_PROCESSING_TIME, 0), SK_OK);
@@ -592,8 +592,8 @@ static void test_blocks_carry_stamps(void) {
 
 /* ---- Memory ---- */
 
-/* Calls that come upon expired entries with the nth allocation failing: then the entries that have
- * not expired are as before, and the call works the next time. */
+/* Calls that find expired entries while the nth allocation fails. Entries that have not expired
+ * must be as before, and the call must work the next time. */
 static void test_failing_allocations_lose_nothing(void) {
     for (int call = 0; call < 6; call++)
         for (int64_t nth = 1; nth < 40; nth++) {

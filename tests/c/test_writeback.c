@@ -1,6 +1,6 @@
 /*
- * test_writeback.c: changes on their way home, as blocks and as rows (csrc/writeback.c). What a row
- * is, byte by byte, is written out here.
+ * test_writeback.c: changes on their way home, as blocks and as rows (csrc/writeback.c). The bytes
+ * of a row are spelt out here.
  */
 #include "rows_util.h"
 #include "store.h"
@@ -29,14 +29,14 @@ static void test_dirty_entries_are_written_once_and_changes_meanwhile_again(void
     CHECK_EQ(sk_block_find(buf.data, buf.len, key[3].data, 8, &value), SK_MISSING);
     CHECK_EQ(value.len, 1);
     CHECK_EQ(sk_dirty_take(store, 0, 0, &buf), -SK_BAD_ARGUMENT); /* one at a time */
-    CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 50), SK_OK);   /* while it is written */
+    CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 50), SK_OK);   /* while it is being written */
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, LEAVES).dirty, 1);
     buf.len = 0;
     CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_block_read(buf.data, buf.len, &info), SK_OK);
     CHECK_EQ(info.entries, 1);
-    CHECK_EQ(sk_dirty_done(store, 0, 0), SK_OK); /* it failed */
+    CHECK_EQ(sk_dirty_done(store, 0, 0), SK_OK); /* the write failed */
     CHECK_EQ(util_stats(store, LEAVES).dirty, 1);
     buf.len = 0;
     CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
@@ -57,7 +57,8 @@ static void test_dirty_entries_are_written_once_and_changes_meanwhile_again(void
     sk_close(store);
 }
 
-/* What was being written when a leaf moved is still to be written where it went. */
+/* SK_COLD takes deletions, and entries that were not used since the hand of sk_evict passed
+ * them. */
 static void test_cold_write_back_leaves_what_is_in_use(void) {
     sk_store *store = util_open(1, 1), *home = util_open(1, 1);
     uint32_t id = util_state(store, "n", SK_I64, "i");
@@ -70,7 +71,7 @@ static void test_cold_write_back_leaves_what_is_in_use(void) {
     CHECK_EQ(sk_leaf_decode(home, 0, buf.data, buf.len, SK_OVER), SK_OK);
     CHECK_EQ(sk_dirty_done(store, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, 1).dirty, 9);
-    CHECK_EQ(sk_evict(store, UINT64_MAX), 0); /* the hand passes: all of it is dirty */
+    CHECK_EQ(sk_evict(store, UINT64_MAX), 0); /* the hand passes, but everything is dirty */
     for (int64_t k = 0; k < 4; k++)
         CHECK_EQ(sk_i64_fold(store, id, util_int_key(k).data, 8, SK_ADD, 1, 0, NULL), SK_OK);
     buf.len = 0;
@@ -100,7 +101,7 @@ static void test_leaf_detached_while_written_is_dirty_where_it_goes(void) {
     CHECK_EQ(sk_i64_put(store, id, key[0].data, 8, 1), SK_OK);
     CHECK(sk_dirty_take(store, 0, 0, &buf) > 0);
     CHECK_EQ(sk_detach(store, 0, 1, &leaves), SK_OK);
-    CHECK_EQ(sk_dirty_done(store, 0, 0), SK_OK); /* too late, and it failed */
+    CHECK_EQ(sk_dirty_done(store, 0, 0), SK_OK); /* too late, and the write failed */
     CHECK_EQ(sk_attach(other, leaves), SK_OK);
     CHECK_EQ(util_stats(other, LEAVES).dirty, 1);
     buf.len = 0;
@@ -171,7 +172,7 @@ static void test_rows_of_each_kind_are_what_homes_keep(void) {
         check_one(store, F, 7, &key, "\xcb\x3f\xf8\0\0\0\0\0\0", 9);
         CHECK_EQ(sk_put(store, B, data, key.len, (const uint8_t *)"abc", 3), SK_OK);
         check_one(store, B, 0xffff, &key, "abc", 3);
-        CHECK_EQ(sk_put(store, B, data, key.len, NULL, 0), SK_OK); /* empty, and no deletion */
+        CHECK_EQ(sk_put(store, B, data, key.len, NULL, 0), SK_OK); /* empty, but no deletion */
         check_one(store, B, 256, &key, "", 0);
         CHECK_EQ(sk_put(store, L, data, key.len, (const uint8_t *)"\x93\x01\x02\x03", 4), SK_OK);
         check_one(store, L, 3, &key, "\x93\x01\x02\x03", 4);
@@ -240,13 +241,13 @@ static void test_an_abandoned_take_leaves_no_trace(void) {
         CHECK_EQ(sk_i64_put(store, id, util_int_key(k).data, 8, k), SK_OK);
     sk_stats was = util_stats(store, 128);
     CHECK_EQ(sk_rows_take(store, &leaf, 0, TAKE_ALL, &number, &count, 1, &first), 300);
-    /* interrupted; some of it changes to what it was meanwhile */
+    /* interrupted; meanwhile an entry is changed, to the value that it had */
     CHECK_EQ(sk_i64_put(store, id, util_int_key(7).data, 8, 7), SK_OK);
     CHECK_EQ(util_stats(store, 128).dirty, was.dirty);
     leaf = 0;
     CHECK_EQ(sk_rows_take(store, &leaf, 0, TAKE_ALL, &number, &count, 1, &again), 300);
     CHECK(util_same(&first, &again));
-    /* a done for other leaves does not speak for these */
+    /* sk_rows_done for other leaves has no effect on these */
     CHECK_EQ(sk_rows_done(store, 128, 128, 1), SK_OK);
     CHECK_EQ(sk_rows_done(store, 0, 0, 1), SK_OK);
     CHECK_EQ(util_stats(store, 128).dirty, 300);
@@ -262,7 +263,7 @@ static void test_an_abandoned_take_leaves_no_trace(void) {
     CHECK_EQ(rest, util_stats(store, 128).dirty);
     CHECK(rest > 0 && rest < 300);
     CHECK_EQ(sk_rows_done(store, 0, 128, 1), SK_OK);
-    CHECK_EQ(sk_rows_done(store, 0, 128, 1), SK_OK); /* twice does no harm */
+    CHECK_EQ(sk_rows_done(store, 0, 128, 1), SK_OK); /* calling it twice does no harm */
     CHECK_EQ(util_stats(store, 128).dirty, 0);
     CHECK_EQ(sk_rows_done(store, 3, 2, 1), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_rows_done(store, 0, 129, 1), SK_BAD_ARGUMENT);
@@ -300,7 +301,7 @@ static void test_a_state_without_a_number_is_named_and_nothing_is_taken(void) {
         CHECK_EQ(sk_i64_put(store, one, util_int_key(k).data, 8, k), SK_OK);
     CHECK_EQ(sk_i64_put(store, late, util_int_key(7).data, 8, 1), SK_OK);
     static const int32_t bad[] = {-1, INT32_MIN, 65536, INT32_MAX};
-    for (uint32_t i = 0; i <= 4; i++) { /* the last: its id is unknown to the caller */
+    for (uint32_t i = 0; i <= 4; i++) { /* 4: the caller does not know the state's id */
         const int32_t numbers[2] = {0, bad[i % 4]};
         uint32_t leaf = 0;
         CHECK_EQ(sk_rows_take(store, &leaf, 0, TAKE_ALL, numbers, counts, i < 4 ? 2 : 1, &buf),
@@ -310,7 +311,7 @@ static void test_a_state_without_a_number_is_named_and_nothing_is_taken(void) {
         CHECK_EQ(buf.len, 0);
         CHECK_EQ(counts[0], 0);
         CHECK_EQ(util_stats(store, 128).dirty, 101);
-        /* nothing is being written: who says that it was is not believed */
+        /* nothing is being written, so sk_rows_done has no effect */
         CHECK_EQ(sk_rows_done(store, 0, 128, 1), SK_OK);
         CHECK_EQ(util_stats(store, 128).dirty, 101);
     }
@@ -420,7 +421,7 @@ static void test_what_comes_with_leaves_is_noted_and_what_goes_with_them_is_not_
     sk_buf buf = {0};
     CHECK_EQ(sk_write_back(to, 1), SK_OK);
     CHECK_EQ(sk_leaf_mark(to, 0, 128, SK_AWAY), SK_OK);
-    for (int64_t k = 0; k < 100; k++) /* in a store that writes nothing home */
+    for (int64_t k = 0; k < 100; k++) /* in a store without write-back */
         CHECK_EQ(sk_i64_put(from, id, util_int_key(k).data, 8, k), SK_OK);
     CHECK_EQ(sk_detach(from, 0, 128, &leaves), SK_OK);
     CHECK_EQ(sk_attach(to, leaves), SK_OK);
@@ -428,7 +429,7 @@ static void test_what_comes_with_leaves_is_noted_and_what_goes_with_them_is_not_
     CHECK_EQ(sk_leaf_mark(to, 0, 128, SK_ABSENT), SK_OK);
     leaf = 0;
     CHECK_EQ(sk_rows_take(to, &leaf, 0, TAKE_ALL, &number, &count, 1, &buf), 0);
-    for (uint32_t i = 0; i < 2; i++) CHECK_EQ(to->dirty[i], 0); /* and nobody looks again */
+    for (uint32_t i = 0; i < 2; i++) CHECK_EQ(to->dirty[i], 0); /* no bit is set: clean */
     sk_buf_free(&buf);
     sk_close(from);
     sk_close(to);
@@ -474,7 +475,7 @@ static void test_an_entry_that_came_without_a_stamp_is_to_be_written(void) {
     CHECK_EQ(sk_install(store, id, key.data, 8, one, 8, 95), SK_OK);
     CHECK_EQ(sk_install(store, id, other.data, 8, NULL, 0, SK_NO_TIME), SK_OK);
     CHECK_EQ(sk_rows_take(store, &leaf, 0, TAKE_ALL, &number, &count, 1, &buf), 0);
-    for (uint32_t i = 0; i < 2; i++) CHECK_EQ(store->dirty[i], 0); /* it was not even noted */
+    for (uint32_t i = 0; i < 2; i++) CHECK_EQ(store->dirty[i], 0); /* no bit was set at all */
     CHECK_EQ(sk_leaf_mark(store, 0, 128, SK_ABSENT), SK_OK);
     CHECK_EQ(sk_install(store, id, key.data, 8, one, 8, SK_NO_TIME), SK_OK);
     check_one(store, id, 0, &key, "\xd7\xad\0\0\0\0\0\0\0\x64\xd3\0\0\0\0\0\0\0\x01", 19);

@@ -1,7 +1,7 @@
 /*
  * fuzz_block.c: any bytes as a block. Nothing may crash, and what sk_block_check accepts must
- * decode, and encode again to the same bytes. The checksum is not looked at: behind it is where
- * the faults are.
+ * decode, and encode again to the same bytes. The checksum is not looked at, because it would stop
+ * nearly all inputs before they reach the other checks.
  */
 #include "block.h"
 
@@ -14,14 +14,14 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
-/* Decodes in one mode into a store that has, if asked, entries of the same state in the leaf. */
+/* Decodes twice in one mode, so that the second time the leaf has entries of the same state. */
 static void decode(const uint8_t *data, size_t len, const sk_block_info *info, int mode,
                    int residency, int expected) {
     sk_store *store = NULL;
     uint32_t id = 0;
     sk_buf was = {0}, is = {0};
     EXPECT(sk_open(1u << info->leaf_bits, 1, 0, &store) == SK_OK);
-    /* what the block says first, so that entries meet, and then the same once more */
+    /* declare the block's state first; then decode the same block twice, so that entries meet */
     EXPECT(sk_leaf_mark(store, info->leaf, info->leaf + 1, residency) == SK_OK);
     int status = sk_state_add(store, info->name, info->kind, info->key_type,
                               info->is_timed ? SK_TIMED : 0, &id);
@@ -44,8 +44,8 @@ static void decode(const uint8_t *data, size_t len, const sk_block_info *info, i
     sk_close(store);
 }
 
-/* What was accepted comes out again as it was: as a delta from a partial leaf, else from a whole.
- */
+/* An accepted block comes out again as it was: a delta from a partial leaf, any other from a whole
+ * one. */
 static void check_round_trip(const uint8_t *data, const sk_block_info *info) {
     sk_store *store = NULL;
     sk_buf buf = {0};
@@ -65,8 +65,8 @@ static void check_round_trip(const uint8_t *data, const sk_block_info *info) {
     sk_close(store);
 }
 
-/* Rewrites to half and double the leaves, to the other type and as a delta: what comes out is good,
- * and what was good comes out. */
+/* Rewrites the block for half and for double the leaves, for the other type, and as a delta. The
+ * result must be a good block, and all of a good block must come out. */
 static void rewrite(const uint8_t *data, size_t len, const sk_block_info *info, int check) {
     sk_buf out = {0};
     for (int mode = 0; mode < 12; mode++) {
@@ -105,7 +105,7 @@ static void rewrite(const uint8_t *data, size_t len, const sk_block_info *info, 
     sk_buf_free(&out);
 }
 
-/* The same as single entries of any leaf: refused with nothing taken in, or all of it. */
+/* The same bytes as single entries of any leaf: refused with nothing taken in, or all taken in. */
 static void spread(const uint8_t *data, size_t len, const sk_block_info *info, int check) {
     sk_store *store = NULL;
     uint8_t touched[8] = {0}, none[8] = {0};
@@ -123,7 +123,8 @@ static void spread(const uint8_t *data, size_t len, const sk_block_info *info, i
     sk_close(store);
 }
 
-/* Any bytes as frames: sealed and bound they verify, and bound twice they are as before. */
+/* Any bytes as frames: when sealed and bound they verify, and when bound twice they are as
+ * before. */
 static void frames(const uint8_t *data, size_t len) {
     static const uint8_t id[16] = "fuzz";
     uint8_t *copy = malloc(len > 0 ? len : 1);
@@ -159,7 +160,7 @@ static void run(const uint8_t *data, size_t len) {
     EXPECT(read == SK_OK || check != SK_OK);
     sk_block_verify(data, len, 0);
     sk_block_find(data, len, data, len < 8 ? len : 8, &value);
-    if (read == SK_OK && info.entries > 0) { /* keys that are there, if it is what it says */
+    if (read == SK_OK && info.entries > 0) { /* keys that are there, if the block is good */
         const uint8_t *keys = data + info.keys;
         size_t width = info.key_width != 0 ? info.key_width : (size_t)info.key_bytes;
         if (width <= info.key_bytes) sk_block_find(data, len, keys, width, &value);
@@ -184,7 +185,7 @@ static void run(const uint8_t *data, size_t len) {
     sk_buf_free(&value);
 }
 
-/* Makes every hash that of its key, which a fuzzer would hardly hit upon. */
+/* Makes every hash that of its key, which a fuzzer would hardly ever find. */
 static void repair(uint8_t *data, size_t len) {
     sk_block_info info;
     if (sk_block_read(data, len, &info) != SK_OK || info.offset_width != 4) return;

@@ -1,6 +1,6 @@
 /*
- * fuzz_chain.c: any bytes as a segment of a chain, with checksums that fit, for entries to be picked
- * from. Nothing may crash, and what is picked out of a good block is what decoding all of it gives.
+ * fuzz_chain.c: entries are picked from any bytes as a segment of a chain, with checksums that fit.
+ * Nothing may crash, and what is picked from a good block must be what decoding all of it gives.
  */
 #include "block.h"
 
@@ -26,7 +26,7 @@ static sk_store *open_store(const sk_block_info *info, uint32_t *id) {
     return store;
 }
 
-/* Key i of a block of which only the header was checked; false if its place is nonsense. */
+/* Key i of a block whose header alone was checked; false if the key's place is impossible. */
 static bool key_at(const uint8_t *block, const sk_block_info *info, uint64_t i, int64_t at[2]) {
     uint64_t from = 8 * i, to = 8 * i + 8;
     const uint8_t *offsets = block + info->key_offsets;
@@ -55,7 +55,7 @@ static void check_same(sk_store *picked, sk_store *whole, uint32_t id, const uin
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     sk_block_info info;
     if (sk_block_read(data, len, &info) != SK_OK || info.leaf_bits > LEAF_BITS_MAX) return 0;
-    len = info.size; /* one block: what follows it is fuzz_block.c's business */
+    len = info.size; /* one block; fuzz_block.c tests what follows it */
     uint8_t *frames = malloc(len);
     memcpy(frames, data, len);
     memset(frames + 4, 0, 4);

@@ -1,9 +1,9 @@
 /*
  * fuzz_ops.c: the input drives a sequence of public calls on a small store. An i64 and a bytes
- * state are compared with arrays at every step; containers, a timed state and timers are there for
- * crashes and leaks.
+ * state are compared with arrays at every step. Containers, a timed state and timers are there to
+ * find crashes and leaks.
  *
- * Input: one byte names the call, the next ones its arguments; what is missing reads as 0.
+ * Input: one byte names the call, the next bytes are its arguments; missing bytes count as 0.
  */
 #include "statekit.h"
 
@@ -25,8 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
 enum { N, B, L, M, T, X, W, STATES }; /* X: timed, W: timers */
 
-/* What the store must answer: each key of N and B, with the home's copy for leaves that are away.
- */
+/* What the store must answer for each key of N and B. For leaves that are away, it is what the home
+ * has. */
 typedef struct entry {
     bool is_there;
     size_t len; /* N: 8 */
@@ -41,7 +41,7 @@ typedef struct world {
     size_t key_len[KEYS];
     uint32_t leaf[KEYS];
     sk_buf buf;
-    sk_buf blocks; /* of blocks_leaf, with the model then */
+    sk_buf blocks; /* of blocks_leaf, with the model at that time */
     uint32_t blocks_leaf;
     entry blocks_model[2][KEYS];
     bool has_blocks;
@@ -50,7 +50,7 @@ typedef struct world {
     bool is_shut[LEAVES];
     sk_snapshot *snapshot;
     entry snapshot_model[2][KEYS];
-    sk_store *copy; /* what was read of the snapshot */
+    sk_store *copy; /* what was read from the snapshot */
 } world;
 
 static uint8_t next(world *w) { return w->at < w->end ? *w->at++ : 0; }
@@ -174,7 +174,7 @@ static void op_batch(world *w, uint32_t k) {
     }
 }
 
-/* Containers: the input itself is path and argument. */
+/* Containers: path and argument come from the input as they are. */
 static void op_container(world *w, uint32_t k) {
     uint32_t s = L + next(w) % 3;
     int op = next(w) % 12 - 1;
@@ -293,11 +293,11 @@ static void end_snapshot(world *w) {
     w->copy = NULL;
 }
 
-/* Opens a snapshot, or reads one more leaf of it; at its end, compares. */
+/* Opens a snapshot, or reads one more leaf of it, or compares it when it is read to its end. */
 static void op_snapshot(world *w) {
     uint32_t leaf = LEAVES;
     if (w->snapshot == NULL) {
-        if (is_one_away(w)) return; /* what is away is not in it */
+        if (is_one_away(w)) return; /* leaves that are away are not in it */
         EXPECT(sk_snapshot_open(w->store, NULL, 0, &w->snapshot) == SK_OK);
         memcpy(w->snapshot_model, w->model, sizeof w->model);
         w->copy = open_store();
@@ -379,7 +379,7 @@ static void op_time(world *w, uint32_t k) {
 static void step(world *w) {
     uint8_t what = next(w), where = next(w);
     uint32_t k = where % KEYS, leaf = where % LEAVES;
-    if (what >= 248) { /* what inputs from before there were gates have least of */
+    if (what >= 248) { /* the rarest bytes in inputs that are older than gates */
         if (what % 2)
             set_gate(w, leaf, next(w) % 2);
         else
@@ -436,7 +436,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     static world w;
     w = (world){.at = data, .end = data + len, .store = open_store()};
     for (uint32_t k = 0; k < KEYS; k++) {
-        w.key_len[k] = k == 0 ? 0 : 1 + k % 23; /* one empty, some longer than a slot has room */
+        w.key_len[k] = k == 0 ? 0 : 1 + k % 23; /* one is empty, some do not fit a slot */
         memset(w.key[k], (int)k, sizeof w.key[k]);
         uint64_t hash = 0;
         EXPECT(sk_key_hash("b", w.key[k], w.key_len[k], &hash) == SK_OK);

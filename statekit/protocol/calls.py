@@ -82,7 +82,7 @@ class BeginReply(NamedTuple):
     subgroups: int
     watermark: int | None
     timer_leaves: tuple[range, ...]  # leaves with timers: to be fetched early, or timers are late
-    sizes: "array[int]"  # 'Q': for each of the offer's grants, about how many bytes it has
+    sizes: "array[int]"  # 'Q': about how many bytes each leaf has, in the order of the grants
     based: bool  # True: only what changed since the base comes
 
 

@@ -254,7 +254,7 @@ class OldOwner(Machine):
         actions: list[Action] = []
         if known is not None:
             if epoch != known.epoch or known.peer != sender:
-                # A leaf that was sent is taken back only if an authority declares the target dead.
+                # Only an authority that declares the target dead takes back a leaf that was sent.
                 # The authority was wrong: the target still acts.
                 return [self._where(sender, installed.migration, leaf, epoch)]
             if known.state is OFFERED:

@@ -45,9 +45,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BEFORE = "c800357"
 SOURCES = ("csrc", "statekit", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-MARGIN = 0.05  # so much is let pass
+MARGIN = 0.05  # smaller differences do not count
 CONFIDENCE = 0.95
-ROUNDS_MIN = 6  # with fewer, all that was seen is less than a 95 % interval
+ROUNDS_MIN = 6  # with fewer, even from the least to the greatest ratio is no 95 % interval
 SECONDS_MAX = 900  # of one workload on one side
 
 Row = dict[str, Any]
@@ -118,7 +118,7 @@ def take_out(commit: str | None, target: Path) -> None:
     else:
         listed = git("ls-files", "-z", "-co", "--exclude-standard", "--", *SOURCES).decode()
         for name in filter(None, listed.split("\0")):
-            if (ROOT / name).exists():  # else it was deleted, and that is not committed yet
+            if (ROOT / name).exists():  # else it was deleted, but the deletion is not committed yet
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, target / name)
     for command in (["setup.py", "-q", "build_ext", "--inplace"], ["-m", "compileall", "-q", "."]):
@@ -131,7 +131,8 @@ def take_out(commit: str | None, target: Path) -> None:
 class Comparison:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
-        # Names of one length: the size of the environment moves the stack, and some figures.
+        # Names of one length: the size of the environment moves the stack, which changes some
+        # figures.
         self.sides = (folder / "side-0", folder / "side-1")
         self.names = (name_of(options.before), name_of(options.after))
         for commit, name, side in zip(
@@ -149,7 +150,7 @@ class Comparison:
         for workload in dict.fromkeys(figure.workload for figure in figures):
             of_it = [figure for figure in figures if figure.workload == workload]
             rows += self._judge(workload, of_it)
-            self._write(rows)  # now: who ends a run early keeps what there is
+            self._write(rows)  # at once, so that a run that is ended early keeps its figures
         return rows
 
     def _judge(self, workload: str, figures: list[Figure]) -> list[Row]:

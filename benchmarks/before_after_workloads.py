@@ -3,13 +3,13 @@
     python benchmarks/before_after_workloads.py WORKLOAD [--quick]
 
 Prints one JSON object, in the last line: statekit's own figures, without those of other contenders.
-A workload calls the functions behind the rows (bench_*.py) where these spend little on other
-contenders, and does the same by itself where they spend much. It must run with the statekit of
-both commits, so it keeps to the public interface.
+A workload calls the functions behind the rows (bench_*.py) if these spend little time on other
+contenders. If they spend much, it does the same work by itself. It must run with the statekit of
+both commits, so it uses the public interface only.
 
-Smaller than in the docs, so that a run takes an hour: split and merge (100,000 keys; the time
-depends on the number of leaves), state larger than memory (16 MiB, fewer operations), the load on
-a new owner (240 MB for 3 s). NOT_MEASURED has what is left out, and why.
+Some sizes are smaller than in the docs, so that a run takes an hour: split and merge (100,000 keys;
+the time depends on the number of leaves), state larger than memory (16 MiB, fewer operations), the
+load on a new owner (240 MB for 3 s). NOT_MEASURED has what is left out, and why.
 """
 
 import json
@@ -26,7 +26,7 @@ MEASURED, STORE = "docs/measured.md", "docs/store.md"
 CHECKPOINTS, MIGRATION = "docs/checkpoints.md", "docs/migration.md"
 RATES = ("/s", "MB/s")  # units of which more is better
 
-# (page, the beginning of a row, or what its text says): why not
+# (page, the beginning of a row or of a sentence): why it is not measured
 NOT_MEASURED = {
     (STORE, "5 ns of hashing, 1 ns of locks, 12 ns of tags and slots"): "parts of add_many that no "
     "script measures; add_many itself is measured",
@@ -39,7 +39,7 @@ NOT_MEASURED = {
 class Figure:
     name: str
     unit: str
-    rows: str  # matches the beginning of the page's rows that rest on it
+    rows: str  # matches the beginning of those rows of the page that this figure stands for
     page: str
     workload: str
 
@@ -48,7 +48,7 @@ class Figure:
         return self.unit in RATES
 
 
-Workload = Callable[[bool], list[float]]  # of is_quick; gives a value for each of its figures
+Workload = Callable[[bool], list[float]]  # takes is_quick; gives a value for each of its figures
 FIGURES: list[Figure] = []
 WORKLOADS: dict[str, Workload] = {}  # by name
 
@@ -319,7 +319,7 @@ def reading(is_quick: bool) -> list[float]:
 
 
 def restore_quietly(place: str, **options: Any) -> Any:
-    """A lazy restore that brings only what is touched. Commits before it was public have it too."""
+    """A lazy restore that loads only what is touched. In older commits that is not public."""
     import statekit as sk
     from statekit.provider import restore as module
 

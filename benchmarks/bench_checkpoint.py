@@ -410,7 +410,7 @@ def ingest(path: Path, pairs: list[tuple[bytes, bytes]]) -> None:
 
 @contextmanager
 def filled(size: int) -> Iterator[sk.KVProvider]:
-    """A provider with so many bytes of state: 100-byte values under int keys."""
+    """A provider with `size` bytes of state: 100-byte values under int keys."""
     kv = sk.open("memory:")
     put_all(kv.value("users", bytes, key=int), size // ENTRY_BYTES)
     yield kv

@@ -1,9 +1,9 @@
-"""Commits against a bare RocksDB: what it costs that a home is always one moment.
+"""Commits against a bare RocksDB: what it costs that a home always has the state of one moment.
 
     python benchmarks/bench_commits.py [--quick]
 
-Writes results/commits.json. Contenders take turns; what needs memory of its own runs in processes
-of its own (beyond_memory.py, window_state.py).
+Writes results/commits.json. Contenders take turns. Those whose memory is measured run in processes
+of their own (beyond_memory.py, window_state.py).
 """
 
 import json
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 VALUE = b"v" * 64
 BUDGET = 16 << 20
 COMMIT_EVERY = 10_000
-PROVIDERS = 200  # of whose memory the mean is taken
+PROVIDERS = 200  # the mean memory of this many is reported
 
 
 def batches(report: Report, rounds: int) -> None:
@@ -93,7 +93,7 @@ def run(script: str, *arguments: object) -> dict[str, float]:
 
 
 def committing(report: Report, rounds: int, operations: int) -> None:
-    """Read-modify-write with a commit now and then, against none."""
+    """Read-modify-write with a commit now and then, against no commits."""
     for times, what in ((4, "4x the memory"), (0.25, "that fits in memory")):
         found: dict[str, list[float]] = {"no commits": [], "commits": []}
         growth = []
@@ -116,7 +116,7 @@ def committing(report: Report, rounds: int, operations: int) -> None:
 
 
 def windows(report: Report, rounds: int, records: int) -> None:
-    """Window state: every entry is met once and dropped."""
+    """Window state: every entry is used once and then dropped."""
     found: dict[str, list[float]] = {"statekit": [], "rocksdict": []}
     growth: dict[str, list[float]] = {"statekit": [], "rocksdict": []}
     for _ in range(rounds):
@@ -178,7 +178,7 @@ def main() -> None:
     empty(report, 3)
     batches(report, 5 if is_quick else 15)
     committing(report, 1 if is_quick else 3, 40_000 if is_quick else 100_000)
-    # More than the window turns over, or what is learned once would look as if it cost nothing.
+    # More records than the window holds: with fewer, what is learned only once would seem free.
     windows(report, 1 if is_quick else 3, 40_000 if is_quick else 600_000)
     report.write()
 

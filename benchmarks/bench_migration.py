@@ -43,8 +43,8 @@ LEAVES = 2048  # of a provider, unless told
 LEAF_BYTES = 64 << 10
 STRATEGIES = ("prioritised", "on_demand", "gradual", "all_at_once")
 STOP = "stop, checkpoint, restore"
-# What a worker of an engine in Python gets: 20 us a record, with a function of its user. (The loop
-# of migration_worker.py alone could do some twenty times as much.)
+# What a worker of an engine in Python can take: 20 us per record, with a function of its user. (The
+# loop of migration_worker.py alone could do some twenty times as much.)
 RECORDS_PER_SECOND = 50_000
 
 
@@ -109,7 +109,7 @@ class Bench:
         )
 
     def background(self) -> None:
-        """All leaves, nothing else to do, beside a bare stream."""
+        """All leaves with no other load, beside a bare stream."""
         size = self.sizes.moved
         ratios, ours, bares = [], [], []
         with Remote(Source) as source:
@@ -166,7 +166,7 @@ class Bench:
         )
 
     def _moved(self, address: str, n: int, **options: str) -> int:
-        """Bytes over the wire, both ways, as somebody in between counts them."""
+        """Bytes over the wire, both ways, counted by a Meter in between."""
         meter = Meter(address)
         with target() as kv:
             kv.fetch_from(meter.address, key_groups=KEY_GROUPS, **options).wait()
@@ -180,8 +180,9 @@ class Bench:
         """A provider that serves beside one that does not, and one that has taken over its state
         beside one that restored it.
 
-        Which memory a provider happened to get matters more than what is measured here. So those of
-        the first pair change roles, those of the second are decoded alike, and all are made anew.
+        Which memory a provider happens to get matters more than what is measured here. So the
+        providers of the first pair change roles, those of the second pair are decoded in the same
+        way, and all are made anew in each round.
         """
         n = self.sizes.steady
         found: dict[tuple[str, str], list[float]] = {}
@@ -284,7 +285,7 @@ class Bench:
         }
         plot(waits, RESULTS / f"{self.report.name}.png")
         for run in (run for runs in waits["runs"].values() for run in runs):
-            del run["slots"]  # thousands of samples: the picture has them
+            del run["slots"]  # thousands of samples, which the picture shows
         self.report.series["waits"] = waits
 
     def _wait(self, strategy: str, load: Load) -> Waits:

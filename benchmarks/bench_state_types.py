@@ -52,13 +52,13 @@ from plot_state_types import plot
 import statekit as sk
 
 Times = dict[str, list[float]]
-_OF_ALL = ("split+merge", "encode")  # of all entries; the other operations are of one key
+_OF_ALL = ("split+merge", "encode")  # done on all entries; other operations are about one key
 
 
 @dataclass(frozen=True)
 class Sizes:
     keys: int = 100_000
-    sample: int = 10_000  # of the keys, drawn at random, are used in a round
+    sample: int = 10_000  # how many keys, drawn at random, are used in a round
     rounds: int = 7
     batch: int = 1_000_000
     moved: int = 1_000_000
@@ -79,7 +79,7 @@ def in_ns(times: Times) -> dict[str, float]:
 
 
 def compared(report: Report, what: str, value: float) -> None:
-    """A ratio of times that nothing is promised about."""
+    """A ratio of times about which nothing is promised."""
     report.series.setdefault("for comparison, x the time", {})[what] = value
     print(f"     {what}: {value:.3g}x the time", flush=True)
 
@@ -106,7 +106,7 @@ def contender_for(
     writes = operation in ("set", "update")
 
     def prepare() -> dict[str, Any]:
-        if operation == "update":  # what the last round changed is put back
+        if operation == "update":  # undoes the changes of the last round
             before = list(fresh_entries(keeper.of, ids)) if keeper.keeps_objects else pairs
             keeper.run("set", before, keeper.begin(True))
         return keeper.begin(writes)
@@ -123,7 +123,7 @@ def four_questions(report: Report, sizes: Sizes) -> None:
             say(f"{of.name}: loading {sizes.keys:,} keys")
             for keeper in keepers:
                 keeper.load(fresh_entries(of, range(sizes.keys)))
-            gc.freeze()  # else each round's collection looks at a million objects of the dict's
+            gc.freeze()  # else each round's garbage collection goes over a million objects of dict
             for operation in (*OPERATIONS, *_OF_ALL):
                 found = [contender_for(keeper, operation, ids) for keeper in keepers]
                 contenders = [contender for contender in found if contender is not None]
@@ -144,7 +144,7 @@ def four_questions(report: Report, sizes: Sizes) -> None:
 
 
 def promises_of(report: Report, of: StateType, operation: str, times: Times) -> None:
-    """The rows that one operation of one type gives."""
+    """Adds the rows of one operation on one type."""
     figures = in_ns(times)
     if of.name == "value int" and operation in ("get", "set", "update"):
         verb = "add" if operation == "update" else operation
@@ -164,8 +164,8 @@ def promises_of(report: Report, of: StateType, operation: str, times: Times) -> 
 def dataclass_forms(report: Report, sizes: Sizes) -> None:
     """A dataclass against each way to keep it with msgpack.
 
-    The promise is held against the map of fields: like statekit's form it names the fields, so a
-    class may gain, lose and reorder them. An array is shorter and faster, and cannot.
+    The promise is about the map of fields: like statekit's form it names the fields, so a class may
+    gain, lose and reorder them. An array is shorter and faster, but does not allow that.
     """
     of = STATE_TYPES[1]
     ids = sample_ids(sizes.keys, sizes.sample)
@@ -258,8 +258,8 @@ def large_containers(report: Report, sizes: Sizes) -> None:
 def batches(report: Report, sizes: Sizes) -> None:
     """Arrow keys against every quick way to do the same with a dict.
 
-    The dict gets its keys as a list of str for free. Each round has str objects of its own, as a
-    stream has; for comparison, also objects whose hashes an earlier round has computed.
+    The dict gets its keys as a list of str for free. Each round has new str objects, as in a
+    stream. For comparison, there are also objects whose hashes were computed in an earlier round.
     """
     n = sizes.batch
     names = user_keys(np.random.default_rng(2).permutation(n).tolist())
@@ -314,7 +314,7 @@ def batches(report: Report, sizes: Sizes) -> None:
 
 
 def beyond_memory(report: Report, sizes: Sizes) -> None:
-    """beyond_memory.py in processes of their own, by turns."""
+    """Runs beyond_memory.py in a process for each contender, in turns."""
     runs: dict[str, list[dict[str, float]]] = {"statekit": [], "rocksdict": []}
     for at in range(sizes.beyond_rounds):
         for name, found in runs.items():
@@ -353,7 +353,7 @@ def one_by_one(source: Any, halves: list[Any], entries: int) -> None:
 
 
 def split_and_merge(report: Report, sizes: Sizes) -> None:
-    """The one by one side moves a fiftieth of the keys; its time is scaled."""
+    """Moving entries one by one is measured with a fiftieth of the keys, and scaled."""
     n = sizes.moved
     sample = n // 50
     for of in STATE_TYPES:

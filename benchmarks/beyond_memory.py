@@ -5,11 +5,11 @@ round:
 
     python benchmarks/beyond_memory.py statekit|rocksdict BUDGET_BYTES OPERATIONS [COMMIT [TIMES]]
 
-COMMIT: sync=0 and a commit every so many operations, 0 for none at all. TIMES: the size of the
-state, in budgets, instead of four.
+COMMIT: with sync=0 and a commit every COMMIT operations; 0 for no commits at all. TIMES: the size
+of the state, in budgets, instead of four.
 
-Prints JSON: ns per read-modify-write, and how far resident memory grew over what it was after the
-imports and the making of the keys, at most during the operations and at most in all.
+Prints JSON: ns per read-modify-write, and how far resident memory grew beyond its size after the
+imports and the making of the keys: the maximum during the operations, and the maximum in all.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ import statekit as sk
 KEY_BYTES, VALUE_BYTES = 12, 100
 TIMES_BUDGET = 4
 _CHUNK = 10_000
-_WARM_TIMES = 10  # as many operations before: then few keys are met for the first time
+_WARM_TIMES = 10  # this many times the operations before measuring: then few keys are new
 _STEP = 10_000  # operations between two looks at resident memory
 
 
@@ -89,8 +89,8 @@ def open_committing(path: str, budget: int, every: int) -> Steps:
 def tuned_rocksdict(path: str, budget: int) -> Any:
     """RocksDB with the same memory for its block cache and write buffers, all in one cache.
 
-    Tuned as the home is: with filters and indexes in one piece, which do not fit into a cache of
-    this size, a read takes five times as long.
+    Tuned like the home of statekit: if filters and indexes are in one piece, they do not fit into a
+    cache of this size, and a read takes five times as long.
     """
     cache = rocksdict.Cache(budget)
     table = rocksdict.BlockBasedOptions()
@@ -139,7 +139,7 @@ def main() -> None:
     warm = zipf_keys(entries, _WARM_TIMES * operations, 2)
     timed = zipf_keys(entries, operations, 3)
     sk.open("memory:").value("warm", bytes).put_many(["k"], [b"v"])
-    ctypes.CDLL(None).malloc_trim(0)  # or what follows would hide in memory that was freed
+    ctypes.CDLL(None).malloc_trim(0)  # else growth would go unnoticed, in memory that was freed
     before = memory_figure("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/state"

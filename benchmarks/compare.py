@@ -31,13 +31,13 @@ class Contender:
 
 @dataclass
 class Row:
-    """One line of the report: `value` is held against `floor`."""
+    """One line of the report: `value` is compared with `floor`."""
 
     what: str
     value: float
     unit: str
-    floor: float | None  # None: it is told, and not held against anything
-    at_most: bool = False  # the floor is a ceiling
+    floor: float | None  # None: the value is reported, and not compared
+    at_most: bool = False  # the floor is really a ceiling
     figures: dict[str, float] = field(default_factory=dict)  # what the value was made from
 
     @property
@@ -87,7 +87,7 @@ def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
 
 
 class Report:
-    """Prints rows as they come and writes them, with the machine they hold for, as JSON."""
+    """Prints rows as they come and writes them as JSON, with the machine they were measured on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -99,7 +99,7 @@ class Report:
         print(row, flush=True)
 
     def write(self, keep: bool = False) -> Path:
-        """Writes results/<name>.json. keep: what was not measured now stays as it was."""
+        """Writes results/<name>.json. keep: rows that were not measured now stay as they were."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         rows = [asdict(row) | {"holds": row.holds} for row in self.rows]

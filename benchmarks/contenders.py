@@ -1,10 +1,10 @@
 """What typed state is compared with, and on which types of state.
 
 Every contender keeps the same entries under the same str keys, in its best ordinary form: stores of
-bytes get msgpack and `key.encode()`, stores on files lie in memory (/dev/shm) and never sync,
-databases with transactions do a whole round in one. What is timed for a single key is one statement
-in a loop, written out here for each contender and compiled as timeit does, so no contender pays for
-a function call that another one does not make:
+bytes get msgpack and `key.encode()`, the files of stores lie in memory (/dev/shm) and are never
+synced, databases with transactions do a whole round in one. For a single key, one statement in a
+loop is timed. It is written out here for each contender and compiled as timeit does, so no
+contender pays for a function call that another one does not make:
 
     contender            stored under k                          encoded
     statekit             typed state of a memory: provider       by statekit
@@ -35,8 +35,8 @@ from rocksdict import Options, Rdict, WriteBatch
 
 import statekit as sk
 
-_numbers = count()  # of the paths that were given out
-_BATCH = 10_000  # entries that are written at a time when many move
+_numbers = count()  # numbers for the paths that are given out
+_BATCH = 10_000  # entries that are written at a time when many are moved
 
 
 @dataclass
@@ -60,7 +60,8 @@ def make_profile(i: int) -> Profile:
 class StateType:
     """A type of state: its values, and each operation as Python text.
 
-    k is the key, v a whole value; x a value as Python has it; s statekit's typed state.
+    In the text, k is the key, v a whole value, x a value as a Python object, s statekit's typed
+    state.
     """
 
     name: str
@@ -68,8 +69,8 @@ class StateType:
     declare: Callable[[sk.KVProvider], Any]
     pack: str = "packb({})"
     unpack: str = "unpackb({})"
-    change: str = ""  # of x, in place
-    element: str = ""  # of x: reading one part of it; none if the value has no parts
+    change: str = ""  # changes x in place
+    element: str = ""  # reads one part of x; "" if the value has no parts
     native_get: str = "s[k]"
     native_change: str = ""
     native_element: str = ""
@@ -134,8 +135,8 @@ STATE_TYPES = [
 ]
 
 _VALUE = STATE_TYPES[1]
-# Other ways to keep a dataclass with msgpack. Only the map of fields, as above, survives a field
-# that is added, taken away or moved; statekit's form does too.
+# Other ways to keep a dataclass with msgpack. Only the map of fields, as above, can be read after a
+# field was added, removed or moved; so can statekit's form.
 DATACLASS_FORMS = {
     "array": dataclasses.replace(
         _VALUE,
@@ -174,7 +175,7 @@ class Keeper(ABC):
 
     name: ClassVar[str]
     encodes = True  # values are packed with msgpack before they are stored
-    keeps_objects = False  # what is stored is the caller's object itself
+    keeps_objects = False  # True: it stores the caller's object itself
     read = "d[k]"
     write = "d[k] = {}"
 
@@ -187,7 +188,7 @@ class Keeper(ABC):
     # ---- Single keys
 
     def statement(self, operation: str) -> str | None:
-        """What is timed; None if this type of state has no such operation."""
+        """The statement that is timed; None if this type of state has no such operation."""
         of = self.of
         pack, unpack = (of.pack, of.unpack) if self.encodes else ("{}", "{}")
         get = unpack.format(self.read)
@@ -201,7 +202,7 @@ class Keeper(ABC):
 
     @abstractmethod
     def begin(self, writes: bool) -> dict[str, Any]:
-        """What the statements need beside NAMES; ends what the round before left open."""
+        """Names that the statements need, besides NAMES. Ends what the last round left open."""
 
     def run(self, operation: str, pairs: list[tuple[str, Any]], names: dict[str, Any]) -> None:
         """Does the operation for each pair; names are from begin()."""
@@ -349,7 +350,7 @@ class RawRocks(Keeper):
             target.write(batch)
 
     def encode(self) -> Any:
-        # A checkpoint of RocksDB's own would link its files and turn nothing into bytes.
+        # RocksDB's own checkpoint would only link its files, and turn nothing into bytes.
         return packb(list(self.d.items()))
 
     def close(self) -> None:
@@ -417,7 +418,7 @@ class Lmdb(Keeper):
 
 class Sqlite(Keeper):
     name = "sqlite3"
-    # The module keeps a prepared statement for each text.
+    # The sqlite3 module keeps a prepared statement for each text.
     read = 'execute("SELECT v FROM t WHERE k=?", (k,)).fetchone()[0]'
     write = 'execute("REPLACE INTO t VALUES (?, ?)", (k, {}))'
 

@@ -1,7 +1,8 @@
-"""The other processes of bench_migration.py: the old owner of the state, and an engine that takes.
+"""The other processes of bench_migration.py: the old owner of the state, and an engine that takes
+it over.
 
 A Remote is an object in a process of its own, so that each side of a hand-over has a GIL and a heap
-to itself. Times are those of the monotonic clock, which all processes of a machine share.
+of its own. Times are those of the monotonic clock, which all processes of a machine share.
 """
 
 import gc
@@ -25,17 +26,17 @@ VALUE_BYTES = 100
 ENTRY_BYTES = VALUE_BYTES + 26  # of an entry in a block: hash, key, two offsets, MessagePack head
 COUNT_BYTES = 24  # of a counter in a block
 CHUNK = 500_000  # keys that are filled in one call
-RECORDS_MAX = 512  # that the engine takes in one step
+RECORDS_MAX = 512  # how many the engine takes in one step
 FETCHES_MAX = 2  # prefetches of the engine on their way
 IDLE_S = 0.0005
-LOOK_SHARE = 10  # of the time the engine looks at parked records: a tenth at most
+LOOK_SHARE = 10  # the engine spends a tenth of its time, at most, on looking at parked records
 SLOT_S = 0.02  # of the plot
 
 _SPAWN = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
 
 
 class Remote:
-    """An object in a process of its own: remote.fill(10) is fill(10) of it there."""
+    """An object in a process of its own: remote.fill(10) calls its fill(10) there."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
@@ -66,7 +67,7 @@ def _answer(pipe: Connection, factory: Callable[[], Any]) -> None:
     while True:
         try:
             name, args = pipe.recv()
-        except EOFError:  # whoever asked is done
+        except EOFError:  # the process that asked is done
             return
         try:
             pipe.send((getattr(target, name)(*args), None))
@@ -78,14 +79,14 @@ def _answer(pipe: Connection, factory: Callable[[], Any]) -> None:
 
 
 class Source:
-    """Has state and serves it; and a bare gRPC server beside it, which only moves bytes."""
+    """Has state and serves it. Beside it there is a bare gRPC server, which only moves bytes."""
 
     def __init__(self) -> None:
         self.kv: sk.KVProvider | None = None
         self.server: grpc.Server | None = None
 
     def fill(self, n: int, is_count: bool = False) -> str:
-        """State of n keys, new; the address at which it is served."""
+        """Makes new state of n keys. Returns the address at which it is served."""
         if self.kv is not None:
             self.kv.close()
         gc.collect()
@@ -100,7 +101,7 @@ class Source:
         self.kv["users"].put_many(keys, [b"u" * VALUE_BYTES] * len(keys))
 
     def serve_bytes(self) -> str:
-        """A bare gRPC server: `get` answers with so many bytes, `stream` with so many pieces."""
+        """A bare gRPC server: `get` gives bytes, `stream` gives pieces, as many as asked for."""
         pieces: dict[int, bytes] = {}
 
         def piece(size: int) -> bytes:
@@ -175,7 +176,7 @@ class Meter:
                     self.bytes += len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
-        except OSError:  # one side has hung up: so does the other
+        except OSError:  # one side has hung up: the other side is closed, too
             source.close()
             target.close()
 
@@ -191,7 +192,7 @@ class Load:
     """Records at a constant rate: keys by Zipf 1.0, the same for the same seed."""
 
     keys: int
-    rate: float  # records a second
+    rate: float  # records per second
     seconds: float
     seed: int
 
@@ -225,12 +226,12 @@ class Waits:
 class Engine:
     """Counts records, one call for each, as an engine does that calls a function of its user.
 
-    Records that cannot be counted yet are parked, their keys prefetched, the others go on. (Parked
-    records are not kept in order: sums do not care.)
+    Records that cannot be counted yet are parked, and their keys are prefetched; the others go on.
+    (Parked records are not kept in order: sums do not depend on it.)
     """
 
     def prepare(self, load: Load) -> None:
-        """All that is not to be measured."""
+        """Does everything that is not to be measured."""
         self.load = load
         self.records = load.draw()
         self.own(sk.open("memory:", owned=()))
@@ -243,7 +244,7 @@ class Engine:
         self.migration: Any = None
 
     def capacity(self, load: Load) -> float:
-        """Records a second that this loop can do, if there is no end of them."""
+        """How many records per second this loop can do if there are always more."""
         self.load = load
         self.records = load.draw()
         self.own(sk.open("memory:"))
@@ -318,7 +319,7 @@ class Engine:
             add(key, 1)
 
     def check(self) -> None:
-        """Every count against NumPy's."""
+        """Compares every count with NumPy's."""
         found = self.counts.get_many(np.arange(self.load.keys)).to_numpy()
         wrong = int((found != np.bincount(self.records, minlength=self.load.keys)).sum())
         if wrong:

@@ -14,7 +14,7 @@ _FLOOR_MS = 0.1  # of the axis
 
 
 def plot(waits: dict[str, Any], path: Path) -> None:
-    """waits: what bench_migration.py has in its results. Shown is the middle run of each."""
+    """waits: what bench_migration.py has in its results. The middle run of each is shown."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -47,7 +47,7 @@ def plot(table: dict[str, dict[str, dict[str, float]]], keys: int, beside: Path)
                 )
             for contender, (color, marker, size) in _STYLES.items():
                 if contender in found:
-                    front = 2 if contender == "statekit" else 3  # it is large: behind the others
+                    front = 2 if contender == "statekit" else 3  # its large marker goes behind
                     axes.scatter(found[contender], at, size, color, marker, zorder=front)
         axes.set_title(_TITLES[name], loc="left", fontsize=11)
         axes.set_xscale("log")

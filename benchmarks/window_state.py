@@ -1,13 +1,13 @@
-"""Write-heavy window state of four times the memory budget: every entry is met once and dropped.
+"""Write-heavy window state of four times the memory budget: each entry is used once, then dropped.
 
 Run by bench_commits.py, in a process of its own for each contender and round:
 
     python benchmarks/window_state.py statekit|rocksdict BUDGET_BYTES OPERATIONS
 
-A window join keeps what came from either side under a key of its own until the window has passed.
-For each record: get of a key that is new, put of 64 bytes, append of 64 bytes to a list under it,
-and both are deleted when the window has moved on. Prints JSON: ns per record, and the growth of
-resident memory.
+A window join keeps the records of both sides, each under a key of its own, until the window has
+passed. For each record: get a key that is new, put 64 bytes under it, append 64 bytes to a list
+under it, and delete both when the window has moved on. Prints JSON: ns per record, and the growth
+of resident memory.
 """
 
 import ctypes

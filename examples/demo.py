@@ -2,10 +2,10 @@
 
     python examples/demo.py [--quick] [--plot PATH]
 
-One worker counts a stream of records that comes at a constant rate, then a second one takes half of
-its key-groups over: once the usual way (stop, write a checkpoint, restore it in both, go on), once
-with kv.fetch_from() while records keep coming. Then the second worker is killed and its last
-checkpoint restored, lazily. All counts are compared with NumPy's each time, key by key.
+One worker counts a stream of records that comes at a constant rate. Then a second worker takes half
+of its key-groups over: once in the usual way (stop, write a checkpoint, restore it in both, go on),
+once with kv.fetch_from() while records keep coming. Then the second worker is killed and its last
+checkpoint is restored, lazily. Each time all counts are compared with NumPy's, key by key.
 """
 
 import argparse
@@ -27,8 +27,8 @@ import statekit as sk
 MOVED = range(64, 128)  # key-groups
 TICK_S = 0.002
 MESSAGE_MAX = 256  # records in one message
-REPLY_S = 60.0  # for a worker to answer
-SHARE_OF_CAPACITY = 0.1  # of what one worker could do: three processes share two cores
+REPLY_S = 60.0  # how long a worker may take to answer
+SHARE_OF_CAPACITY = 0.1  # the load, as a share of one worker's: three processes share two cores
 ZIPF = 1.0  # as in benchmarks/bench_migration.py
 SLOT_S = 0.05  # of the plot
 CALM_MS = 25.0  # a record that waits longer is held up by the hand-over
@@ -40,7 +40,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
 @dataclass(frozen=True)
 class Sizes:
     keys: int = 12_000_000
-    measured: int = 300_000  # records, for the capacity
+    measured: int = 300_000  # records, to measure the capacity
     before_s: float = 4.0
     after_s: float = 5.0
     replayed_s: float = 1.5  # between the checkpoint and the kill
@@ -73,7 +73,7 @@ class Job:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.token = secrets.token_hex(16)  # by which the workers know each other
+        self.token = secrets.token_hex(16)  # by it the workers know each other
         left, right = _SPAWN.Pipe()
         self.workers = [Member(sizes.keys, self.token, left), Member(sizes.keys, self.token, right)]
         with sk.open("memory:") as kv:
@@ -138,7 +138,7 @@ class Job:
             print("\r" + " " * 50, end="\r")
 
     def run_until(self, one: int, name: str) -> list[Any]:
-        """Until a worker says so; records go on meanwhile."""
+        """Goes on sending records until a worker answers."""
         return self.reply(one, name, self.send_due)
 
     def reply(self, one: int, name: str, meanwhile: Callable[[], None] | None = None) -> list[Any]:
@@ -156,11 +156,11 @@ class Job:
     # ---- What is checked
 
     def check(self, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """Every count against NumPy's. What was counted, in that order, and when."""
+        """Compares every count with NumPy's. Returns what was counted, in that order, and when."""
         counts = np.full(self.sizes.keys, -1)
         numbers, times = [], []
         for worker in self.workers:
-            worker.send("report")  # behind all that was sent
+            worker.send("report")  # comes after all records that were sent
         for one in (0, 1):
             done, at, keys, found = self.reply(one, "report")
             counts[keys] = found
@@ -209,7 +209,7 @@ class Outcome:
         return 1000 * (self.done - self.arrived)
 
     def slots(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Per slot of time: its start, records counted a second, the longest wait in ms."""
+        """Per slot of time: its start, records counted per second, the longest wait in ms."""
         first, last = self.arrived[0], self.arrived[-1]
         edges = np.arange(first, last, SLOT_S)
         counted = np.histogram(self.done, [*edges, edges[-1] + SLOT_S])[0] / SLOT_S
@@ -219,15 +219,15 @@ class Outcome:
         return edges, counted, longest
 
     def calm(self) -> float:
-        """When no record was held up any more."""
+        """From when on no record was held up any more."""
         starts, _, longest = self.slots()
         calm = starts[(starts >= self.here) & (longest < CALM_MS)]
         return float(calm[0]) if len(calm) else float(self.arrived[-1])
 
     def phases(self) -> list[tuple[float, float, float]]:
-        """Before, during and after: records a second, p99 and longest wait in ms."""
+        """Before, during and after: records per second, p99 and longest wait in ms."""
         calm, found = self.calm(), []
-        begin = self.arrived[0] * 0.8  # the start of a process is no part of it
+        begin = self.arrived[0] * 0.8  # leaves out the start of the process
         for start, stop, counted in ((begin, 0, 0), (0, calm, self.here), (calm, np.inf, np.inf)):
             waits = self.waits_ms[(self.arrived >= start) & (self.arrived < stop)]
             until = min(counted, self.arrived[-1])
@@ -296,9 +296,9 @@ def hand_over_stopped(job: Job, place: str, began: float) -> float:
 
 
 def kill_and_restore(job: Job, place: str) -> None:
-    """kill -9, a new process, its last checkpoint, and a replay of what came after that."""
+    """kill -9, then a new process restores the last checkpoint and replays what came after it."""
     job.send_due()
-    job.workers[1].send("checkpoint", place, job.sent)  # in line with the records
+    job.workers[1].send("checkpoint", place, job.sent)  # in the same queue as the records
     number, size, offset = job.run_until(1, "checkpointed")
     say(
         f"worker 1 wrote checkpoint {number} while counting: {size / 1e6:.0f} MB, offset {offset:,}"

@@ -1,13 +1,14 @@
-"""A worker of demo.py: an engine in small, which counts records, and never waits for state.
+"""A worker of demo.py: a small engine, which counts records and never waits for state.
 
-Records whose state is not here yet are parked, and their keys prefetched; the others go on. Records
-of key-groups that were handed over are forwarded to the worker that has them now. Records of one
-key are counted in their order throughout:
+Records whose state is not here yet are parked, and their keys are prefetched; the others go on.
+Records of key-groups that were handed over are forwarded to the worker that has them now. Records
+of one key are always counted in their order:
 
-    parked     a record is parked, too, while an earlier one of its key is; and those that can go
-               on do so in the order in which they came
-    strays     the old owner forwards them through one pipe, and a marker after the last of them;
-               until that has come, the new owner holds back what comes to it directly
+    parked     a record is also parked while an earlier record of its key is; those that can go on
+               do so in the order in which they came
+    strays     records that came to the old owner. It forwards them through one pipe, and a marker
+               after the last of them. Until the marker has come, the new owner holds back records
+               that come to it directly
 """
 
 import threading
@@ -31,9 +32,10 @@ NONE = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def run(keys: int, token: str, driver: Connection, other: Connection) -> None:
-    """The process. driver: tells what to do and sends records. other: strays, from and to.
+    """The process. driver: says what to do and sends records. other: the pipe for strays, both
+    ways.
 
-    token: by which the workers know each other.
+    token: by it the workers know each other.
     """
     Worker(keys, token, driver, other).run()
 
@@ -71,7 +73,7 @@ class Worker:
             self.do_chores()
 
     def receive(self) -> None:
-        """Takes in what comes while the worker is busy; as a network would."""
+        """Takes in what comes while the worker is busy, as the buffers of a network would."""
         open_ends = [self.driver, self.other]
         while open_ends:
             for end in wait(open_ends):
@@ -122,7 +124,7 @@ class Worker:
         self.count(numbers, keys)
 
     def is_here(self, keys: np.ndarray) -> np.ndarray:
-        """Of each key: whether its count is in this process."""
+        """For each key: whether its count is in this process."""
         found = np.ones(len(keys), dtype=bool)
         found[np.asarray(self.kv.absent(keys, key=int), dtype=np.int64)] = False
         return found
@@ -134,9 +136,9 @@ class Worker:
             for key in keys.tolist():
                 add(key, 1)
                 done += 1
-        except sk.errors.NotOwnedError:  # handed over this moment
+        except sk.errors.NotOwnedError:  # it was handed over just now
             self.log.append((numbers[:done], monotonic()))
-            sleep(IDLE_S)  # it is told in kv.key_groups a moment later
+            sleep(IDLE_S)  # kv.key_groups shows it a moment later
             self.take(numbers[done:], keys[done:])
             return
         if done:
@@ -180,7 +182,7 @@ class Worker:
     # ---- What the driver says
 
     def on_fill(self, keys: int) -> None:
-        """Anew: a count of 0 for each of so many keys, or nothing at all. Tells where."""
+        """Starts anew, with a count of 0 for each key, or with nothing. Tells its address."""
         self.kv.close()
         self.kv = sk.open("memory:", subgroups=SUBGROUPS, owned=None if keys else ())
         self.reset()
@@ -190,14 +192,14 @@ class Worker:
         self.driver.send(("filled", self.kv.serve(token=self.token).address))
 
     def on_measure(self, numbers: np.ndarray, keys: np.ndarray) -> None:
-        """Records a second that this loop can do."""
+        """How many records per second this loop can do."""
         began = monotonic()
         for at in range(0, len(keys), 256):
             self.take(numbers[at : at + 256], keys[at : at + 256])
         self.driver.send(("measured", len(keys) / (monotonic() - began)))
 
     def on_take_over(self, address: str, groups: range, strategy: str) -> None:
-        """Takes key-groups over from the other worker. Their records are welcome from now on."""
+        """Takes key-groups over from the other worker. Their records may come from now on."""
         self.migration = self.kv.fetch_from(
             address, key_groups=groups, strategy=strategy, token=self.token
         )
@@ -209,12 +211,12 @@ class Worker:
         self.other.send(("marker",))
 
     def on_stop(self, place: str) -> None:
-        """Writes everything down."""
+        """Writes a checkpoint of everything."""
         self.kv.checkpoint(place)
         self.driver.send(("stopped", monotonic()))
 
     def on_checkpoint(self, place: str, offset: int) -> None:
-        """While counting goes on. offset: the next record, for a replay."""
+        """Takes a checkpoint while counting goes on. offset: the next record, for a replay."""
         assert not len(self.parked[0])
         job = self.kv.checkpoint_async(place, metadata={"offset": offset})
         self.checkpoint_job = job, offset
@@ -229,7 +231,7 @@ class Worker:
         self.driver.send(("restored", monotonic(), monotonic() - began))
 
     def on_report(self) -> None:
-        """What was counted, and when; and all counts."""
+        """Reports what was counted, and when, and all counts."""
         if len(self.parked[0]) or self.held:  # not yet
             self.inbox.append(("report",))
             return

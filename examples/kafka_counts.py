@@ -28,7 +28,7 @@ import statekit as sk
 BATCH = 500  # records
 COMMIT_RECORDS, COMMIT_SECONDS = 2000, 1.0  # whichever comes first
 GROUPS = 4  # key-groups of each provider. Few: a partition is never split between workers
-MEMORY = "16MiB"  # of each provider, and a worker has one for each of its partitions
+MEMORY = "16MiB"  # of each provider; a worker has a provider for each of its partitions
 
 
 class Partition:
@@ -78,7 +78,7 @@ class Partition:
 
 
 class CheckpointedPartition(Partition):
-    """The same in memory: what survives is the newest checkpoint."""
+    """The same in memory: only the newest checkpoint survives."""
 
     def open(self) -> None:
         newest = sk.checkpoints(self.place)[-1:]
@@ -95,7 +95,7 @@ class CheckpointedPartition(Partition):
 
 
 def amount_of(record: Any) -> int:
-    """What a record adds. It stands for a service that is asked and fails now and then."""
+    """What a record adds. This stands for asking a service that fails now and then."""
     if random.random() < 1 / 5000:
         raise ConnectionError("the service is away")
     return int(record.value())
@@ -109,10 +109,10 @@ def work(
     folder: Path,
     to_end: bool,
 ) -> None:
-    """Reads partitions, all unless told which, from where their state is."""
+    """Reads these partitions, or all, each from the offset that its state has."""
     settings = {
         "bootstrap.servers": brokers,
-        "group.id": "kafka-counts",  # must be given, and is not used
+        "group.id": "kafka-counts",  # must be given, but is not used
         "enable.auto.commit": False,
         "auto.offset.reset": "error",  # if records are gone, say so
         "enable.partition.eof": True,
@@ -140,7 +140,7 @@ def work(
             for number, records in batches.items():
                 try:
                     parts[number].add(records)
-                except ConnectionError as error:  # with half a batch in the state
+                except ConnectionError as error:  # half of the batch is in the state
                     parts[number].rollback()
                     consumer.seek(position(number))
                     ended.discard(number)

@@ -1,8 +1,9 @@
 """The demo of kafka_counts.py: workers on a mock of Kafka are killed, and must still be right.
 
-The mock is the one that confluent-kafka brings, in a process of its own. In each round the four
-partitions are dealt out anew to one or two workers, and all of them are killed with SIGKILL
-at a random moment. The last round is left to end; then collections.Counter says what is right.
+The mock is the one that comes with confluent-kafka, in a process of its own. In each round the four
+partitions are dealt out anew to one or two workers, and all of these are killed with SIGKILL at a
+random moment. The last round runs to its end. Then collections.Counter says what the totals must
+be.
 """
 
 import os
@@ -18,7 +19,7 @@ from kafka_counts import CheckpointedPartition, Partition
 
 TOPIC, PARTITIONS = "clicks", 4  # as many as a topic of the mock has
 RECORDS, KEYS = 30_000, 5_000
-KILLS, LINES_MAX = 4, 20  # rounds; workers are killed when they have said so many lines at most
+KILLS, LINES_MAX = 4, 20  # rounds; workers are killed after this many lines of output at most
 PYTHON = [sys.executable, *(f"-W{option}" for option in sys.warnoptions)]
 
 
@@ -32,7 +33,7 @@ def serve_mock() -> None:
 
 
 def produce(brokers: str, rng: random.Random) -> Counter[str]:
-    """Fills the topic; what the totals must be in the end."""
+    """Fills the topic. Returns what the totals must be in the end."""
     producer = kafka.Producer({"bootstrap.servers": brokers})
     expected: Counter[str] = Counter()
     for _ in range(RECORDS):
@@ -47,7 +48,10 @@ def produce(brokers: str, rng: random.Random) -> Counter[str]:
 def run_workers(
     command: list[str], shares: list[list[int]], lines_max: int | None
 ) -> tuple[int, list[str]]:
-    """Runs a worker for each share of the partitions; how many were killed, and what all said."""
+    """Runs a worker for each share of the partitions.
+
+    Returns how many were killed, and what all of them printed.
+    """
     end, start = os.pipe()
     workers = []
     for share in shares:

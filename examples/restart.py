@@ -56,7 +56,7 @@ def work(place: Path) -> None:
 
 
 def run_until_killed(place: Path, batches: int | None) -> bool:
-    """Runs the child and kills it after so many batches; True if it got to the end."""
+    """Runs the child and kills it after `batches` batches. True if it got to the end."""
     command = [sys.executable, __file__, str(place)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

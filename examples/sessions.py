@@ -1,10 +1,10 @@
 """Sessions: clicks of a user belong together until the user is silent for a while, in event time.
 
-Clicks arrive out of order, by up to DISORDER_MS, so the watermark follows the latest click at that
-distance. A user may therefore have several open sessions, and a click that comes late may
-join two of them. Each session has a timer at the moment when it can no longer grow; when the
-watermark reaches it, the session is over and is given out. Sorting the whole stream says
-whether it is right.
+Clicks arrive out of order, by up to DISORDER_MS, so the watermark stays that far behind the latest
+click. A user may therefore have several open sessions, and a click that comes late may join two of
+them. Each session has a timer at the moment from which on it can no longer grow. When the watermark
+reaches that moment, the session is over and is given out. Sorting the whole stream says whether it
+is right.
 
     python examples/sessions.py
 """

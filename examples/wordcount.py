@@ -35,7 +35,7 @@ def batches() -> Iterator[list[str]]:
 
 
 def column(words: list[str]) -> Any:
-    """Words as a batch is fastest with: an Arrow array."""
+    """Words in the form with which a batch is fastest: an Arrow array."""
     return words if pyarrow is None else pyarrow.array(words, pyarrow.string())
 
 

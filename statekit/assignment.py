@@ -34,7 +34,7 @@ def assign(key_groups: int, workers: int) -> list[range]:
 def group_ranges(groups: KeyGroups, key_groups: int | None = None) -> tuple[range, ...]:
     """Key-groups as ascending ranges with gaps between them; each may be given once.
 
-    key_groups: how many there are; ArgumentError for one beyond.
+    key_groups: how many key-groups there are; ArgumentError for one beyond them.
     """
     parts: list[range] = []
     try:
@@ -66,7 +66,7 @@ def group_ranges(groups: KeyGroups, key_groups: int | None = None) -> tuple[rang
 
 
 def subtract(ranges: tuple[range, ...], gone: tuple[range, ...]) -> tuple[range, ...]:
-    """The key-groups of `ranges` that are not in `gone`, where some may be twice."""
+    """The key-groups of `ranges` that are not in `gone`. `gone` may name a key-group twice."""
     holes = sorted(gone, key=lambda part: part.start)
     found = []
     at = 0

@@ -4,8 +4,8 @@ Measured on a dataclass of five fields (CPython 3.11, ns): msgspec encodes it in
 it in 550; msgpack needs 640 and 900 for the same map. So msgspec does the work, and tests read
 the result with msgpack.
 
-What is stored comes back as it was: a value is looked at before it goes in (fit.py). Scalars by
-their class, records by a generated function, items of containers each as if alone.
+What is stored comes back as it was: every value is checked before it goes in (fit.py). A scalar is
+checked by its class, a record by a generated function, an item of a container as if it were alone.
 
 A *shape* is the part of a type that stays alive in the store: lists, dicts and sets from the
 root down. Below it everything is a value, read and written as a whole.
@@ -60,7 +60,8 @@ class Codec:
         self.type = kind
         self.encode = encode
         self.decode = decode
-        # Exact values are encoded as msgspec packs them. None for types where that is not so.
+        # How to tell values that may be encoded just by packing them with msgspec (exact values).
+        # None for types that have no such values.
         self.fit = fit
         self._decode_array: Decode | None = None
 
@@ -69,7 +70,7 @@ class Codec:
         if self._decode_array is None:
             self._decode_array = Decoder(list[_storable(self.hint)]).decode  # type: ignore[misc]
         values: list[Any] = self._decode_array(data)
-        # An array among the keys of any type was a tuple: nothing else could be one.
+        # Any is the type of keys: an array was a tuple, since no other key is stored as an array.
         return [_tupled(value) for value in values] if self.type == "any" else values
 
     def __repr__(self) -> str:
@@ -108,7 +109,7 @@ def _storable(hint: Any) -> Any:
     return Any if hint is object else dict[str, Any] if hint is dict else hint
 
 
-# ---- Values. Scalars have encoders of their own: theirs is the hottest path there is.
+# ---- Values. Scalars have encoders of their own, because theirs is the hottest path of all.
 
 
 def _encode_int(value: Any) -> bytes:
@@ -158,7 +159,10 @@ _SCALAR_ENCODERS: dict[str, Encode] = {
 
 
 def _encoder(fit: Fit) -> Encode:
-    """Packs what is exact; converts all else first, which says what is wrong, and where."""
+    """Packs an exact value as it is, and converts any other first.
+
+    The conversion raises an error that says what is wrong, and where.
+    """
     test, scope = fit.source or ("is_exact(value)", {"is_exact": fit.is_exact})
     scope = {**scope, "convert": fit.convert, "pack": pack, "VALUE_FAULTS": VALUE_FAULTS}
     lines = [
@@ -179,7 +183,7 @@ def _proving_encoder(fit: Fit, decode: Decode) -> Encode:
 
     def is_same(back: Any, value: Any, data: bytes) -> bool:
         try:
-            # Sets come in any order, hence the second look.
+            # The members of a set come in any order, so equal values may have different bytes.
             return encode(back) == data or bool(convert(back) == convert(value))
         except VALUE_FAULTS:
             return False
@@ -271,7 +275,7 @@ def make_shape(hint: Any) -> Shape:
 
 
 def _check_member(kind: Type) -> None:
-    """SchemaError for a type whose values C does not take for keys of a map."""
+    """SchemaError for a type whose values C does not accept as keys of a map."""
 
     def is_scalar(part: Type) -> bool:
         if isinstance(part, list) and part[0] == "union":
@@ -294,13 +298,15 @@ def _check_member(kind: Type) -> None:
 
 
 # A container is its head and its items, each encoded as it would be alone. Two short cuts lead to
-# the same bytes: scalars are packed together and msgspec looks through the result; items that are
-# exact are packed together. What is neither (True for an int, a NumPy number, a set) is encoded one
-# by one.
+# the same bytes: scalars are packed together, and msgspec checks the result; exact items are packed
+# together. If neither works (True for an int, a NumPy number, a set), items are encoded one by one.
 
 
 def _packer_at_once(hint: Any, *kinds: Type) -> Callable[[Any], bytes | None]:
-    """What packs a whole container of scalars; it gives None for one that is to be looked at."""
+    """A function that packs a whole container of scalars at once.
+
+    It returns None for a container whose items have to be looked at one by one.
+    """
     if not all(isinstance(kind, str) and kind in _AT_ONCE for kind in kinds):
         return lambda container: None
     check = Decoder(hint).decode
@@ -308,7 +314,8 @@ def _packer_at_once(hint: Any, *kinds: Type) -> Callable[[Any], bytes | None]:
     def pack_and_check(container: Any) -> bytes | None:
         try:
             data = pack(container)
-            # Equal too: msgspec packs Color.RED as "red", and an array of numbers as bytes.
+            # The type alone does not tell: msgspec packs Color.RED as "red", and an array of
+            # numbers as bytes. So the result must be equal to the container, too.
             return data if check(data) == container else None
         except VALUE_FAULTS:
             return None
@@ -316,8 +323,8 @@ def _packer_at_once(hint: Any, *kinds: Type) -> Callable[[Any], bytes | None]:
     return pack_and_check
 
 
-# As msgspec is to check them: ints of 64 bits have a sign here. No floats: it takes ints for them
-# that no float is equal to.
+# The types that msgspec is to check. An int has 64 bits, one of them for the sign. Floats are left
+# out: msgspec would accept an int as a float although no float is equal to it.
 _AT_ONCE: dict[str, Any] = {
     "int": Annotated[int, msgspec.Meta(ge=INT_MIN, le=INT_MAX)],
     "str": str,
@@ -327,7 +334,7 @@ _AT_ONCE: dict[str, Any] = {
 
 
 def _item(step: str, codec: Codec, value: Any, role: str = "") -> bytes:
-    """A part of a container, encoded; an error learns where it is."""
+    """A part of a container, encoded. `step` is added to the path of an error."""
     try:
         return codec.encode(value)
     except VALUE_FAULTS as fault:
@@ -373,7 +380,7 @@ def _dict_encoder(kind: Type, key: Codec, value: Codec) -> tuple[Encode, Fit | N
             return data
         if keys_exact(entries) and values_exact(entries.values()):
             return pack(entries)
-        # Two keys that are encoded alike (1 and True) are one, and the last value counts.
+        # Two keys with the same bytes (1 and True) are one key, and the last value counts.
         pairs = {
             _item("", key, one, "a key"): _item(f"[{shorten(one)}]", value, other)
             for one, other in entries.items()
@@ -400,7 +407,7 @@ def _set_encoder(kind: Type, member: Codec) -> Encode:
 
 
 def _all_exact(fit: Fit | None) -> Callable[[Any], bool]:
-    """What tells whether all items may be packed as they are."""
+    """A function that tells whether all items may be packed as they are."""
     if fit is None:
         return lambda items: False
     look = all_exact(fit)
@@ -409,7 +416,7 @@ def _all_exact(fit: Fit | None) -> Callable[[Any], bool]:
         try:
             return look(items)
         except VALUE_FAULTS:
-            return False  # encoding them one by one finds out
+            return False  # encoding the items one by one finds out what is wrong
 
     return are_exact
 
@@ -441,7 +448,7 @@ def _has_sets(shape: Shape) -> bool:
 
 
 def _stored_hint(hint: Any, shape: Shape) -> Any:
-    """The hint with the sets of the live part as dicts."""
+    """The hint, in which the sets of the live part have become dicts."""
     hint = unwrapped(hint)
     args = typing.get_args(hint)
     if isinstance(shape, SetShape):
@@ -482,7 +489,7 @@ def as_misfit(fault: Exception, value: Any, codec: Codec) -> MisfitError:
             value, codec.type, "is nested too deeply or contains itself", "Make it flatter."
         )
     try:
-        codec.encode(value)  # a state of numbers has not asked the codec yet
+        codec.encode(value)  # a state of numbers stores without the codec: now it tells more
     except MisfitError as misfit:
         return misfit
     except VALUE_FAULTS as other:

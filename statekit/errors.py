@@ -60,8 +60,8 @@ class StateKitError(Exception):
 
     `state` names the state concerned, `key` is the Python key and `record` the position in a
     batch; each is None where there is none. `status` is the native code, 0 if none. A batch that
-    failed half-way has `statuses`, one byte per record: those that are 0 took effect, and of the
-    records of any one key they are the first ones.
+    failed half-way has `statuses`, one byte per record: records with 0 took effect. If a batch has
+    several records of one key, the ones that took effect are the first ones.
     """
 
     status: int = 0
@@ -112,7 +112,7 @@ class CorruptBlockError(StateKitError, ValueError):
 
 
 class SchemaError(StateKitError, TypeError):
-    """The state exists with another kind or key type."""
+    """The state exists with another kind or key type, or its type is none that can be stored."""
 
 
 class OccupiedError(StateKitError):
@@ -120,7 +120,7 @@ class OccupiedError(StateKitError):
 
 
 class MissingPackageError(StateKitError, ImportError):
-    """A package that statekit does without, unless one asks for what it is needed for."""
+    """An optional package is missing, and what was asked for needs it."""
 
 
 class CheckpointError(StateKitError):
@@ -171,14 +171,14 @@ class HomeLockedError(HomeError):
 
 
 class PeerError(StateKitError, ConnectionError):
-    """Another process answered what cannot be used, or what it was asked could not be done."""
+    """Another process gave an answer that cannot be used, or could not do what it was asked."""
 
 
 class PeerLostError(PeerError):
     """Another process does not answer. What came from it before stays usable.
 
-    `peer` is its address, `leaf` the leaf that was wanted (None: not about one), and `seconds`
-    how long it was tried.
+    `peer` is its address, `leaf` the leaf that was wanted (None: the call was not about a leaf),
+    and `seconds` for how long the call was tried.
     """
 
     def __init__(
@@ -226,8 +226,8 @@ class UnknownEntryError(StateKitError):
     """The entry is not here, and neither is its whole leaf: only the leaf's home can tell.
 
     This is not "there is no such key": it says that the answer lies elsewhere, so it is not
-    a LookupError. A single-key call has the key in `keys`. A batch call did everything else
-    it was asked for: `records` are the positions it could not do, `statuses` has one byte per
+    a LookupError. A single-key call has the key in `keys`. A batch call has done all other
+    records: `records` are the positions that it could not do, `statuses` has one byte per
     record (0 done, 1 missing, 2 unknown) and `result` is what the call would have returned.
     """
 
@@ -250,11 +250,12 @@ class UnknownEntryError(StateKitError):
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """The keys concerned, one per record; made when asked for, there may be millions."""
+        """The keys concerned, one per record. Made when asked for: there may be millions."""
         return self._keys()
 
     def __str__(self) -> str:
-        # A provider raises and catches this with every miss: nobody reads most of them.
+        # A provider raises and catches this error with every miss, and mostly nobody reads it. So
+        # the message is made when it is read.
         message = self.args[0]
         return message if isinstance(message, str) else str(message())
 
@@ -263,7 +264,7 @@ class _Case(NamedTuple):
     error: type[StateKitError]
     what: str
     advice: str
-    is_late: bool = False  # found when the work had begun: say that nothing came of it
+    is_late: bool = False  # found after the work had begun: say that nothing was changed
 
 
 _CASES: dict[int, _Case] = {
@@ -357,10 +358,11 @@ def shorten(value: object) -> str:
     >>> shorten("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
-    # A huge key is cut before repr, which would build all of it.
+    # A huge key is cut before repr() is called, which would build the whole text.
     if isinstance(value, str | bytes) and len(value) > 2 * _REPR_CHARS_MAX:
         value = value[:_REPR_CHARS_MAX] + value[-_REPR_CHARS_MAX:]  # type: ignore[operator]
-    # Nor is all of a huge list built; and what has no repr must not hide what went wrong with it.
+    # Nor is the whole text of a huge list built. And if repr() fails, that must not hide the error
+    # that this text is for.
     try:
         is_long = isinstance(value, _CONTAINERS) and len(value) > 2 * _REPR_CHARS_MAX
         text = reprlib.repr(value) if is_long else repr(value)
@@ -373,13 +375,13 @@ def shorten(value: object) -> str:
 
 
 class InProcess:
-    """What stands for something in this process, and cannot be copied or pickled.
+    """Base of objects that stand for something in this process: they cannot be copied or pickled.
 
     A copy would go on using what its original has closed or given away.
     """
 
     __slots__ = ()
-    _instead = ""  # what to do
+    _instead = ""  # what to do instead
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise KindError(
@@ -437,7 +439,7 @@ def unknown_entry(state: str, key: Any) -> UnknownEntryError:
 
 
 def closed_error(state: str | None = None) -> ClosedError:
-    """The exception for using what was closed."""
+    """The exception for using a provider or store that was closed."""
     return ClosedError(f"the provider or store is closed{where(state)}. Open another one.")
 
 
@@ -445,7 +447,7 @@ def temporary_failed(error: OSError) -> StorageError:
     """The exception for a temporary file that cannot be made, written or read."""
     try:
         place = repr(tempfile.gettempdir())
-    except OSError:  # there is none that can be written to
+    except OSError:  # there is no directory that can be written to
         place = "the system's directory for them"
     return StorageError(
         f"a temporary file in {place} cannot be used: {error.strerror or error}. "
@@ -454,13 +456,13 @@ def temporary_failed(error: OSError) -> StorageError:
 
 
 def clear_frames(error: BaseException) -> None:
-    """Drops the local variables of the calls that an error, or a cause of it, came through.
+    """Drops the local variables of the calls that an error, or one of its causes, passed through.
 
-    An error that is kept must not keep what those calls worked on. CPython before 3.12.3 may even
-    crash on collecting a circle of frames and memoryviews (gh-77894).
+    An error that is kept must not keep alive what those calls worked on. CPython before 3.12.3 may
+    even crash when it collects a cycle of frames and memoryviews (gh-77894).
     """
     pending: list[BaseException | None] = [error]
-    seen: set[int] = set()  # causes may go in a circle
+    seen: set[int] = set()  # causes may form a cycle
     while pending:
         one = pending.pop()
         if one is not None and id(one) not in seen:

@@ -15,7 +15,7 @@ from statekit.schema import Type, show
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
-# What a value that does not fit may raise on its way: from converting, packing or decoding it.
+# What converting, packing or decoding a value may raise if the value does not fit.
 VALUE_FAULTS = (
     TypeError,
     ValueError,  # UnicodeEncodeError and msgspec.ValidationError are ValueErrors
@@ -48,7 +48,7 @@ class MisfitError(TypeError):
         super().__init__(why)
         self.value = value
         self.type = kind
-        self.why = why  # "" if it is of another class
+        self.why = why  # "" if the value is just of another class
         self.advice = advice
         self.is_too_large = False  # a number that has more than 64 bits
         self.role = ""  # "a key", "a member": of what the path leads to
@@ -60,7 +60,7 @@ class MisfitError(TypeError):
         self.role = self.role or role
 
     def problem(self) -> str:
-        """What is wrong, to follow the value in a sentence."""
+        """What is wrong: the words that follow the value in a sentence."""
         if self.why:
             return self.why
         given, wanted = type(self.value).__name__, show(self.type)
@@ -69,7 +69,7 @@ class MisfitError(TypeError):
         return f"is of type {given}, not {wanted}"
 
     def place(self) -> str:
-        """Where it is in what was given; "" for the whole of it."""
+        """Where the value is in what was given; "" if it is all that was given."""
         at = "".join(reversed(self.path))
         if not at and not self.role:
             return ""
@@ -81,20 +81,20 @@ class MisfitError(TypeError):
 
 
 class Fit(NamedTuple):
-    """How values of one type are looked at before they are packed."""
+    """How values of one type are checked before they are packed."""
 
     kind: Type
-    is_exact: Callable[[Any], bool]  # may raise VALUE_FAULTS: then it is not
+    is_exact: Callable[[Any], bool]  # may raise VALUE_FAULTS: then the value is not exact
     convert: Callable[[Any], Any]  # gives what is packed in its place, or raises MisfitError
-    # If these classes are all it takes to be exact, a look at a whole container costs no call for
-    # each of its items.
+    # If a value is exact whenever it is of one of these classes: the classes. Then checking a whole
+    # container costs no call for each of its items.
     classes: frozenset[type] | None = None
-    # The source of is_exact(value) and the names in it, for who wants to write it into a function.
+    # The source of is_exact(value) and the names in it, for callers that generate a function.
     source: tuple[str, dict[str, Any]] | None = None
 
 
 def view_copy(value: Any) -> Any:
-    """A plain copy of a live view; the value itself if it is none."""
+    """A plain copy of a live view; the value itself if it is not a view."""
     copy = getattr(value.__class__, "_plain", None)
     return value if copy is None else copy(value)
 
@@ -173,7 +173,7 @@ def convert_str(value: Any) -> str:
 def convert_bytes(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
-        if data == value:  # else it is a view of numbers
+        if data == value:  # else it is a memoryview of numbers
             return data
     raise MisfitError(value, "bytes")
 
@@ -301,11 +301,11 @@ _ANY = "None, bool, int, float, str, bytes, an aware datetime, or lists and dict
 
 
 def is_exact_any(value: Any) -> bool:
-    """Whether it comes back equal. A NaN does not, so a list with one has to be converted."""
+    """Whether a value comes back equal. A NaN does not, so a list with one has to be converted."""
     if value.__class__ in _ANY_SCALARS:
         return True
     if value.__class__ is datetime:
-        return value.tzinfo is UTC  # other zones may be equal, or in the fold, not
+        return value.tzinfo is UTC  # it comes back in UTC: not equal if another zone is in a fold
     try:
         return bool(_decode_any(pack(value)) == value)
     except VALUE_FAULTS:
@@ -402,7 +402,7 @@ def _forgotten(value: Any) -> MisfitError:
 
 
 def converted(step: str, convert: Callable[[Any], Any], value: Any, role: str = "") -> Any:
-    """Converts a part of a value; an error learns where it is."""
+    """Converts a part of a value. `step` is added to the path of an error."""
     try:
         return convert(value)
     except MisfitError as misfit:

@@ -3,10 +3,10 @@
     STATEKIT_FAILPOINTS="storage.pack.fsync=error;storage.manifest.link=kill@2" python job.py
 
     text     entry [";" entry ...]
-    entry    name "=" action ["@" n]       acts at the n-th visit, 1 if not given, and only there
+    entry    name "=" action ["@" n]       acts at the n-th visit only (n = 1 if not given)
     action   error       OSError(EIO) is raised at the place
              kill        the process gets SIGKILL: nothing is flushed, closed or cleaned up
-             delay:MS    the thread sleeps so many milliseconds
+             delay:MS    the thread sleeps for MS milliseconds
              short       the place writes half of what it should, then the disk is full
 
 A module names its points when it is imported (register) and passes them with visit(). They are
@@ -45,7 +45,7 @@ class _Entry(NamedTuple):
     delay_ms: int  # of delay, else 0
 
 
-is_on = False  # for places that are passed so often that even the call of visit() counts
+is_on = False  # public: places that are passed very often test it, and save the call of visit()
 _lock = threading.Lock()
 _names: set[str] = set()
 _visits: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def visits() -> dict[str, int]:
 
 
 def visit(name: str) -> str | None:
-    """Passes a fail point: does what configure() asked for, and answers "short" for the caller."""
+    """Passes a fail point: does what configure() asked for. "short" is left to the caller."""
     if not is_on:
         return None
     assert name in _names, f"the fail point {name} was not registered"
@@ -157,13 +157,13 @@ def _native_counts() -> dict[str, int]:
 
 
 def _configure_native(entries: list[_Entry]) -> None:
-    """Hands the library its entries. Of several for one of its points it keeps the last."""
+    """Hands the library its entries. If several name the same point, the library keeps the last."""
     set_point = _native("sk_failpoint_set")
     if set_point is None:
         return
     _native_before.clear()
     _native_before.update(_native_counts())
-    # Not those that STATEKIT_C_FAILPOINTS has set: they are not ours.
+    # Points that STATEKIT_C_FAILPOINTS has set are left alone: they are not ours.
     while _native_set:
         set_point(_native_set.pop().encode(), 0, 0, 0)
     for entry in entries:

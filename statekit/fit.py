@@ -1,16 +1,18 @@
 """Fits: whether a value is of a type, so that what is read is what was written.
 
-A value is *exact* if it comes back from MessagePack as it is: its class is the type's, and so at
-every depth. Then it is packed as it stands. Any other value is *converted*, if something exact is
-equal to it: True is 1, a NumPy number is a number, a Counter is a dict, a view is a copy of what
-it shows. All else is refused, with the place where it does not fit: an instance of a subclass of
-your dataclass would lose its own fields, a TypedDict its extra keys, a tuple in an Any its class.
+A value is *exact* if it comes back from MessagePack as it is: its class is the one that the type
+names, and the same holds for its parts, at every depth. An exact value is packed as it stands. Any
+other value is *converted* if something exact is equal to it: True becomes 1, a NumPy number becomes
+a number, a Counter a dict, a view a copy of what it shows. Everything else is refused, with an
+error that names the place where it does not fit: an instance of a subclass of your dataclass would
+lose its own fields, a TypedDict its extra keys, a tuple in an Any its class.
 
-An aware datetime is the same moment in UTC; its zone is not kept (docs/states/value.md).
+An aware datetime is stored as the same moment in UTC; its zone is not kept (docs/states/value.md).
 
-What cannot be told from the class of a value alone is proved by decoding it (`is_odd`): classes
-whose instances change on their way in, constraints of msgspec, and records inside themselves,
-which might be nested too deeply to be read.
+For some types the class of a value does not tell enough. Their values are proved: encoded, and
+decoded again to compare (`is_odd`). These are classes whose instances change when they are made,
+types with constraints of msgspec, and records that contain records of their own class, which might
+be nested too deeply to be read.
 """
 
 import dataclasses
@@ -69,7 +71,7 @@ class _Item(NamedTuple):
 
 
 class _Compiler:
-    """Makes the fits of a type. Records that are inside themselves are found by their class."""
+    """Makes the fits of a type. A record that contains its own class is found in `records`."""
 
     def __init__(self, is_member: bool) -> None:
         self.is_member = is_member
@@ -116,7 +118,7 @@ class _Compiler:
             cell = self.records[cls]
             if cell:
                 return cell[0]
-            self.is_odd = True  # it is inside itself
+            self.is_odd = True  # the class is inside itself
             return Fit(kind, lambda value: cell[0].is_exact(value), lambda v: cell[0].convert(v))
         cell = self.records[cls] = []
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -139,7 +141,7 @@ class _Compiler:
 
 
 def all_exact(fit: Fit) -> Callable[[Any], bool]:
-    """What tells whether all items of a container are exact."""
+    """A function that tells whether all items of a container are exact."""
     if fit.classes is not None:
         classes = fit.classes
         return lambda items: set(map(type, items)) <= classes
@@ -157,7 +159,7 @@ _decode_ints = Decoder(list[Annotated[int, msgspec.Meta(ge=INT_MIN, le=INT_MAX)]
 
 
 def _are_ints(items: Iterable[Any]) -> bool:
-    # Packing and unpacking all of them is several times as fast as a call for each.
+    # Packing and unpacking all items at once is several times as fast as a call for each.
     numbers = items if items.__class__ is list else list(items)
     return bool(_decode_ints(pack(numbers)) == numbers)
 
@@ -181,7 +183,7 @@ def _set_fit(kind: Type, item: Fit) -> Fit:
         members = view_copy(value)
         if not isinstance(members, set | frozenset):
             raise MisfitError(value, kind)
-        # As a list: dataclasses are converted to dicts, which a set cannot have.
+        # As a list: dataclasses are converted to dicts, which cannot be members of a set.
         return sorted([converted("", item.convert, one, "a member") for one in members], key=repr)
 
     return Fit(kind, lambda value: value.__class__ is set and are_exact(value), convert)
@@ -233,7 +235,10 @@ def _tuple_fit(kind: Type, parts: list[_Item]) -> Fit:
 
 
 def _record_fit(kind: Type, cls: Any, fields: list[_Item], form: Any) -> Fit:
-    """A dataclass or NamedTuple: of this very class, for a subclass has more to it."""
+    """The fit of a dataclass or NamedTuple.
+
+    Only instances of this very class fit: a subclass may have more fields.
+    """
 
     def convert(value: Any) -> Any:
         if value.__class__ is not cls:
@@ -267,7 +272,7 @@ def _other_class(value: Any, kind: Type, cls: type) -> MisfitError:
 def _compiled(
     kind: Type, cls: type, parts: list[_Item], convert: Callable[[Any], Any], also: str = ""
 ) -> Fit:
-    """Writes and compiles the test: several times as fast as a loop over the parts.
+    """Writes the test's source and compiles it: several times as fast as a loop over the parts.
 
     For a dataclass with `url: str`, `at: int` and `tags: list[str]` it is
 
@@ -363,7 +368,7 @@ def _union_fit(kind: Type, members: list[Fit]) -> Fit:
             try:
                 return member.convert(value)
             except MisfitError as misfit:
-                # The one that came furthest knows best what is wrong.
+                # The member that got furthest into the value knows best what is wrong.
                 if found is None or (len(misfit.path), bool(misfit.why)) > (
                     len(found.path), bool(found.why)
                 ):  # fmt: skip
@@ -386,7 +391,7 @@ def _is_exact(fit: Fit, value: Any) -> bool:
 
 
 def _changes_itself(cls: Any) -> bool:
-    """Whether instances of a dataclass may become others when they are made of their fields."""
+    """Whether an instance of a dataclass, made anew from its fields, may differ from the first."""
     if hasattr(cls, "__post_init__") or cls.__new__ is not object.__new__:
         return True
     if cls.__setattr__ is not object.__setattr__ and not cls.__dataclass_params__.frozen:

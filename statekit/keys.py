@@ -24,7 +24,7 @@ from statekit.errors import ArgumentError, KeyTypeError, native_error, shorten, 
 
 KeyType: TypeAlias = str | type | GenericAlias
 
-# What the encoders below raise for a key that does not fit; key_error() says it in words.
+# What the encoders below raise for a key that does not fit. key_error() makes a message of it.
 KEY_FAULTS = (TypeError, ValueError, OverflowError, struct.error)
 
 _LETTERS: dict[object, str] = {str: "s", bytes: "b", int: "i"}
@@ -164,7 +164,7 @@ def leaf_of(key_type: KeyType, key: Any, key_groups: int = 128, subgroups: int =
 
 
 def leaf_of_encoded(codec: KeyCodec, data: bytes, leaves: int) -> int:
-    """The leaf of an encoded key in a store of so many leaves."""
+    """The leaf of an encoded key, in a store that has `leaves` leaves."""
     out = ffi.new("uint64_t *")
     status = lib.sk_key_hash(codec.native, data, len(data), out)
     if status:
@@ -228,7 +228,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {"s": bytes.decode, "b": bytes, "
 
 
 def _tuple_encoder(parts: str) -> Callable[[Any], bytes]:
-    """Writes and compiles the function: several times as fast as a loop over the parts.
+    """Writes the encoder's source and compiles it: several times as fast as a loop over the parts.
 
     For "(si)" it is
 

@@ -1,7 +1,7 @@
 """The kinds of the native store: what Python must know of each (csrc/kind.h is C's side).
 
-A new kind is a row here. If it has no handle of its own in statekit/native/store.py, it has that of
-bytes: encoded values go in and come out, and C checks them.
+A new kind is a row here. If it has no handle of its own in statekit/native/store.py, it uses the
+handle of bytes: encoded values go in and come out, and C checks them.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ EncodedKind: TypeAlias = Literal["bytes"]  # those with the handle of bytes
 
 class KindRow(NamedTuple):
     number: int  # in C, and in blocks
-    type: str = ""  # value states of this type (statekit/schema.py) are of the kind; rest is bytes
+    type: str = ""  # value states of this type (schema.py) have this kind; all others have bytes
     code: Literal["q", "d", ""] = ""  # of a number: its letter in struct and memoryview
     head: int = 0  # of a number: the MessagePack byte before it in a row of a home
     may_expire: bool = True

@@ -1,7 +1,7 @@
 """Metrics: what a provider counts, and how Prometheus reads it.
 
-Operations are counted in C, in memory that each of them touches anyway; fetches, spills and
-batches are counted here, where they are slow enough for it.
+Operations are counted in C, in memory that each of them touches anyway. Fetches, spills and batches
+are counted here: they are so slow that counting in Python does not matter.
 
     from statekit.metrics import prometheus_collector
     prometheus_client.REGISTRY.register(prometheus_collector(kv, worker="3"))
@@ -95,7 +95,7 @@ class MovedMetrics:
     leaves_out: int = 0
     bytes_in: int = 0  # of blocks
     bytes_out: int = 0
-    leaves_fetched: int = 0  # of those that came: because somebody touched them
+    leaves_fetched: int = 0  # of leaves_in: those that came because somebody touched them
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class PrometheusCollector:
         self._labels = labels
 
     def describe(self) -> list[Any]:
-        """Nothing: what there is to collect depends on the states, which come later."""
+        """Nothing: what there is to collect depends on the states, which are declared later."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -179,7 +179,7 @@ class PrometheusCollector:
 
         try:
             metrics = self._read()
-        except ClosedError:  # a provider that is gone has nothing to say
+        except ClosedError:  # a closed provider has no metrics
             return
         names, values = list(self._labels), list(self._labels.values())
         for name, (kind, text) in _PER_STATE.items():

@@ -100,19 +100,22 @@ class StateSchema(NamedTuple):
 
 
 def value_kind(stored: Type) -> str:
-    """What a value state must know of its kind: "i64" or "f64", with which it computes; or "bytes",
-    which stands for all that is encoded, of whatever kind (StateSchema.kind)."""
+    """The kind of a value state, as far as the state has to know it.
+
+    "i64" or "f64" for numbers, with which it can compute; "bytes" for everything that is stored
+    encoded, whichever native kind it has (StateSchema.kind).
+    """
     kind = VALUE_KINDS.get(stored, "bytes") if isinstance(stored, str) else "bytes"
     return kind if KINDS[kind].code else "bytes"
 
 
 def describe(hint: Any) -> Type:
-    """The type that a hint stands for. SchemaError if it is none that can be stored."""
+    """The type that a hint stands for. SchemaError if it cannot be stored."""
     return _describe(hint, {})
 
 
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired)
-_ALIAS: Any = getattr(typing, "TypeAliasType", ())  # of Python 3.12: `type UserId = int`
+_ALIAS: Any = getattr(typing, "TypeAliasType", ())  # since Python 3.12: `type UserId = int`
 
 
 def unwrapped(hint: Any) -> Any:
@@ -221,7 +224,7 @@ def _describe_class(cls: type, open_records: dict[Any, str]) -> Type:
 
 def _fields(cls: type) -> dict[str, tuple[Any, bool]] | None:
     """The fields of a record class: their hints, and whether a value must be given."""
-    # TypedDicts nest what they say about a field: Required[...] may be wherever it wants.
+    # In a TypedDict, Required[...] may stand at any depth in the type of a field.
     is_record = dataclasses.is_dataclass(cls) or typing.is_typeddict(cls)
     if not is_record and not (issubclass(cls, tuple) and hasattr(cls, "_fields")):
         return None
@@ -278,8 +281,8 @@ def show(stored: Type) -> str:
 def refusal(stored: Type, asked: Type) -> str | None:
     """Why what is stored cannot be read as what is asked for; None if it can.
 
-    Allowed: a new field with a default, a field that is gone, int where float is asked for. (Not in
-    a set, or as the key of a map: these are found by their bytes.)
+    Allowed: a new field with a default, a field that is gone, int where float is asked for. (But
+    members of a set and keys of a map may not change at all: they are found by their bytes.)
     """
     if stored == asked:
         return None
@@ -301,7 +304,7 @@ def _refuse_parts(stored: list[Any], asked: list[Any]) -> str | None:
 
 def _refuse_union(stored: list[Any], asked: list[Any]) -> str | None:
     if sorted(stored[1:], key=show) == sorted(asked[1:], key=show):
-        return None  # the order of the members says nothing
+        return None  # the order of the members does not matter
     return _refuse_parts(stored, asked)
 
 
@@ -327,7 +330,7 @@ def _refuse_fields(stored: list[Any], asked: list[Any]) -> str | None:
 
 
 def _refuse_row(stored: list[Any], asked: list[Any]) -> str | None:
-    # The fields of a NamedTuple are stored by position: what is there must stay in its place.
+    # The fields of a NamedTuple are stored by position: the stored ones must keep their places.
     before, after = list(stored[2]), list(asked[2])
     if after[: len(before)] != before:
         return f"the fields of {asked[1]} are stored by position, and only new ones at the end fit"
@@ -340,7 +343,7 @@ def _refuse_enum(stored: list[Any], asked: list[Any]) -> str | None:
 
 
 def _refuse_ref(stored: list[Any], asked: list[Any]) -> str | None:
-    # The record it stands for is compared where it is described; by name, so it must be that one.
+    # The record that a ref names is compared where it is described. So only the names count here.
     return None if stored[1] == asked[1] else f"{stored[1]} cannot become {asked[1]}"
 
 

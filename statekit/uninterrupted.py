@@ -1,13 +1,14 @@
 """Work that Ctrl-C cannot cut in two, and finalizers that cut no other work in two.
 
-Signals are handled by the main thread, between any two instructions of Python: in the middle of a
+Python handles signals in the main thread, between any two instructions: in the middle of a
 `finally`, or between a call that takes a lock and the line that takes note of it. No order of lines
-is safe from that. But other threads are: an interrupt never comes up there. So what must be done as
-a whole is done by another thread while the caller waits, and an interrupt ends the waiting. What
-comes of the work is undone then, in its own thread, as if nobody had asked for it.
+is safe from that. But other threads are safe: an interrupt is never raised in them. So work that
+must be done as a whole is done by another thread while the caller waits, and an interrupt only ends
+the waiting. The result of the work is then undone in that thread, as if nobody had asked for it.
 
-Finalizers are run wherever memory is allocated: also while this very thread holds locks, or has
-changed a half of something. What takes locks itself must not be done there, nor waited for.
+Finalizers run wherever memory is allocated, so they may run while this very thread holds locks, or
+has changed one half of something. A finalizer must not take locks there, nor wait for somebody who
+takes them.
 """
 
 import _thread
@@ -23,10 +24,13 @@ T = TypeVar("T")
 def uninterrupted(
     work: Callable[[Callable[[], bool]], T], undo: Callable[[T], object] = lambda _: None
 ) -> T:
-    """What work(is_abandoned) gives. If the caller is interrupted before it has it, undo(that).
+    """Returns the result of work(is_abandoned).
 
-    is_abandoned: tells whether nobody waits any more; work that takes long looks now and then, and
-    raises. An interrupt is raised here when the work has ended, one way or the other.
+    If the caller is interrupted before it has the result, undo(result) is called. The interrupt is
+    raised here once the work has ended, successfully or not.
+
+    is_abandoned: a function that tells whether nobody waits any more. Work that takes long should
+    call it now and then, and raise if it says so.
     """
     if threading.current_thread() is not threading.main_thread():
         return work(lambda: False)
@@ -42,13 +46,16 @@ def uninterrupted(
         raise
 
 
-_finalizing: dict[int, "_thread.LockType"] = {}  # held by threads of their own until they end
+_finalizing: dict[int, "_thread.LockType"] = {}  # one per thread of finalize(), held until it ends
 os.register_at_fork(after_in_child=_finalizing.clear)  # a child has no such threads
 _BUSY = ("statekit", "threading")  # packages that hold locks
 
 
 def finalize(work: Callable[[], object]) -> None:
-    """For __del__: does it now, or in another thread if this one is in the middle of something."""
+    """For __del__: runs `work` now, or in another thread if this one is in the middle of something.
+
+    It is, if a function of statekit or threading is among its callers.
+    """
     frame = sys._getframe(1).f_back
     while frame is not None:
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _BUSY:
@@ -70,10 +77,10 @@ def _finalize(work: Callable[[], object], busy: "_thread.LockType") -> None:
 
 
 def await_finalizers() -> None:
-    """Waits for what finalize() has left to other threads."""
+    """Waits for the work that finalize() has left to other threads."""
     for busy in [*_finalizing.values()]:
         with busy:
-            pass  # it has ended
+            pass  # that thread has ended
 
 
 class _Task(Generic[T]):
@@ -82,10 +89,10 @@ class _Task(Generic[T]):
     ) -> None:
         self._work = work
         self._undo = undo
-        self._lock = threading.Lock()  # of the next three
+        self._lock = threading.Lock()  # guards the next three
         self._is_begun = False
         self._is_abandoned = False
-        self._results: list[T] = []  # one, once it is there and nobody has abandoned it
+        self._results: list[T] = []  # one, once the work is done, unless it was abandoned
         self._error: BaseException | None = None
         self._is_over = threading.Event()
 
@@ -114,11 +121,11 @@ class _Task(Generic[T]):
             try:
                 raise error
             finally:
-                del error  # else it, its traceback and we would keep each other
+                del error  # else the error, its traceback and this frame would form a cycle
         return self._results[0]
 
     def abandon(self) -> None:
-        """Undoes what there is, or has the thread do so; then nothing of it goes on."""
+        """Undoes the result, or has the thread undo it. Afterwards nothing of the work goes on."""
         with self._lock:
             self._is_abandoned = True
             results, self._results = self._results, []

@@ -3,8 +3,8 @@
 `Model` has, per key-group, the state as it is and as it was committed, in plain dicts. `World` has
 the providers: siblings on one home, one in memory, one on another home. Both do the same steps.
 
-Homes are real ones or a `DiskHome`, which forgets in a crash what was not flushed: any part of it,
-as its contract allows. `Faults` stands in front of any of them and makes the n-th call fail.
+Homes are real ones or a `DiskHome`. In a crash it forgets any part of what was not flushed, as its
+contract allows. `Faults` stands in front of any home and makes the n-th call fail.
 """
 
 import random
@@ -29,7 +29,7 @@ Entries = dict[str, dict[str, Any]]  # state -> key -> value
 
 
 class DiskHome(Home):
-    """Rows in a dict, of which only those are safe that were flushed."""
+    """Rows in a dict. Only rows that were flushed are safe."""
 
     places: ClassVar[dict[str, "DiskHome"]] = {}
 
@@ -48,7 +48,7 @@ class DiskHome(Home):
         return cls.places.setdefault(url.place, cls(is_atomic))
 
     def crash(self, rng: random.Random) -> None:
-        """Loses what is not safe, or a part of it."""
+        """Loses what is not safe, all or a part of it."""
         with self.lock:
             survive = rng.choice([0.0, 0.5, 1.0])
             steps: list[dict[Row, bytes | None]] = []
@@ -121,8 +121,9 @@ class Crash(BaseException):
     """The process ends here: nobody handles it."""
 
 
-#: What becomes of the n-th call: it fails before it did anything; in the middle; afterwards; it is
-#: done and a signal comes; the process ends before it, in the middle of it, after it.
+#: What happens to the n-th call: it fails before it has done anything, in the middle, or
+#: afterwards; it is done and a signal comes; the process ends before it, in the middle of it, or
+#: after it.
 KINDS = ("error", "torn", "late", "interrupt", "crash", "crash-torn", "crash-late")
 
 
@@ -147,7 +148,7 @@ class Faults:
         self.is_on = was_on
 
     def begin(self, name: str) -> bool:
-        """Whether this is the call; raises if it does not happen at all."""
+        """Whether this is the call that goes wrong. Raises if it is not to happen at all."""
         if self.is_dead:
             raise Crash
         if not self.is_on:
@@ -162,7 +163,7 @@ class Faults:
         return True
 
     def end(self, name: str) -> None:
-        """Of the call that goes wrong after it was done, or half done."""
+        """For a call that goes wrong after it was done, or half done."""
         if self.kind == "interrupt":
             raise KeyboardInterrupt
         if self.kind.startswith("crash"):
@@ -315,7 +316,7 @@ class Kept:
 
     def __init__(self, entries: Entries | None = None, position: Any = None) -> None:
         self.entries = empty() if entries is None else deepcopy(entries)
-        self.position = position  # None: committed without, or never
+        self.position = position  # None: committed without a position, or never
 
 
 class Model:
@@ -374,7 +375,7 @@ def spill(kv: sk.KVProvider, is_all: bool = True) -> None:
         residence._hand = 0
         residence._write_back(1 << 62 if is_all else 2000, cold=False)
         residence._evict(1 << 62)
-        residence._evict(1 << 62)  # what was used lately goes at the second pass
+        residence._evict(1 << 62)  # entries that were used lately are dropped at the second pass
 
 
 def pending_rows(kv: sk.KVProvider) -> int:
@@ -389,7 +390,7 @@ def check_now(kv: sk.KVProvider, model: Model) -> None:
 
 
 def check_equal(found: Entries, expected: Entries) -> None:
-    """As `assert found == expected`, but says what differs and nothing else."""
+    """Like `assert found == expected`, but says only what differs."""
     wrong = [
         f"{name}[{key!r}] is {_short(found[name], key)}, expected {_short(expected[name], key)}"
         for name in expected
@@ -404,7 +405,7 @@ def _short(entries: dict[str, Any], key: str) -> str:
 
 
 def check_position(kv: sk.KVProvider, model: Model, home: str) -> None:
-    """`positions` is what the key-groups were committed with, each in one place."""
+    """`positions` has what the key-groups were committed with, and each key-group once."""
     found: dict[int, Any] = {}
     for ranges, position in kv.positions:
         for group in (group for part in ranges for group in part):

@@ -4,8 +4,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# No deadline: the machine is shared, and no test may depend on time. A failure prints what
-# reproduces it. STATEKIT_HYPOTHESIS=nightly tries much more.
+# No deadline: the machine is shared, and no test may depend on time. A failure prints how to
+# reproduce it. STATEKIT_HYPOTHESIS=nightly tries much more.
 settings.register_profile(
     "ci",
     deadline=None,

@@ -193,7 +193,7 @@ def example() -> str:
 
 
 def split_page(page: str) -> tuple[str, str, str]:
-    """What is before the example, the example, what is behind it."""
+    """The page in three parts: before the example, the example, after it."""
     head, rest = page.split(BEGIN)
     body, tail = rest.split(END)
     return head + BEGIN, body, END + tail

@@ -1,9 +1,9 @@
 """Ctrl-C at every line: runs a step again and again, each time interrupted at another place.
 
-A signal is handled by the main thread, between two instructions of Python. So KeyboardInterrupt
-can come up at any line, in a `finally` and an `except` too, and between a call and the assignment
-of what it returned. `each_point` runs a step once to see which places of some files it comes by,
-and then once for each place, with the interrupt there:
+The main thread handles signals, between two instructions of Python. So KeyboardInterrupt can be
+raised at any line, also in a `finally` or an `except`, and between a call and the assignment of
+what it returned. `each_point` runs a step once to see which places of some files it passes, and
+then once for each place, with the interrupt there:
 
     def make() -> KVProvider: ...                 a fresh thing to work on
     def step(kv: KVProvider) -> None: ...         what is interrupted
@@ -12,14 +12,14 @@ and then once for each place, with the interrupt there:
     for run in each_point(make, step, check, files=[statekit.checkpoint]):
         ...                                       (or list(...), if check says it all)
 
-A place is a line (or with calls=True also each return from a call) and how often it was visited
-before: the first few visits and the last one count, since a loop over leaves would not end else.
-Other threads are not interrupted, as they are not in life. What hangs afterwards (a lock that was
-not released) ends the process with all tracebacks on stderr.
+A place is a line (with calls=True also each return from a call) together with the number of earlier
+visits. The first few visits and the last one are tried: with all of them, a loop over leaves would
+take for ever. Other threads are not interrupted, as in real life. If something hangs afterwards (a
+lock that was not released), the process ends with all tracebacks on stderr.
 
-One kind of line is left out: that of a `with` whose block has ended, before it calls __exit__.
-There the interpreter looks for no signal, so `with lock:` is safe; a trace function is called
-there, and what it raises would leave the lock locked.
+One kind of line is left out: the line of a `with` whose block has ended, before it calls __exit__.
+The interpreter does not look for signals there, so `with lock:` is safe. But a trace function is
+called there, and if it raised, the lock would stay locked.
 """
 
 import dis
@@ -37,8 +37,8 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 NIGHTLY = os.environ.get("STATEKIT_NIGHTLY", "") not in ("", "0")
-VISITS_MAX = 2  # of a place that are tried, and the last one in addition
-HANG_SECONDS = 300.0  # of one run and its check: then it is for ever
+VISITS_MAX = 2  # how many visits of a place are tried, in addition to the last one
+HANG_SECONDS = 300.0  # if one run and its check take longer, it hangs
 
 File = str | Path | ModuleType
 
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What became of one run. Not interrupted: it did not come by the place, or swallowed it."""
+    """The outcome of one run. If not interrupted, it did not pass the place or swallowed it."""
 
     place: Place
     is_interrupted: bool
@@ -75,14 +75,14 @@ def each_point(
     visits_max: int = VISITS_MAX,
     every: int = 1,
 ) -> Iterator[Run]:
-    """Interrupts a step at every place that it comes by. An error of `check` names the place.
+    """Interrupts a step at every place that it passes. An error of `check` names the place.
 
-    files: those whose lines count; a module, a package with all that is in it, or a path.
-    every: only every so many of the places.
+    files: those whose lines count: a module, a package with everything in it, or a path.
+    every: try only every n-th of the places.
     """
     wanted = _Files(files)
     gc.collect()
-    gc.freeze()  # what other tests have left needs no look each time
+    gc.freeze()  # so that each collection need not go over what other tests have left
     try:
         places = _places(make, step, check, wanted, calls, visits_max)[::every]
         yield from _runs(make, step, check, wanted, places)
@@ -102,7 +102,7 @@ def _runs(
         try:
             subject = make()
             run = _interrupted(step, subject, wanted, place)
-            gc.collect()  # what only the traceback had kept
+            gc.collect()  # frees what only the traceback had kept alive
             check(subject, run)
         except BaseException as error:
             error.add_note(f"interrupted {place}")
@@ -120,7 +120,7 @@ def _places(
     calls: bool,
     visits_max: int,
 ) -> list[Place]:
-    """All places that the step comes by, in their order."""
+    """All places that the step passes, in their order."""
     subject = make()
     check(subject, Run(Place(step.__code__, 0), False, step(subject)))  # imports what it needs
     subject = make()
@@ -187,7 +187,7 @@ class _Tracing:
         self._files = files
         self._visit = visit
         self._calls = calls
-        self._last: dict[FrameType, int] = {}  # the instruction that was carried out last
+        self._last: dict[FrameType, int] = {}  # the instruction that was executed last
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
@@ -211,9 +211,9 @@ class _Tracing:
         elif event == "opcode":
             last = self._last.get(frame, -1)
             self._last[frame] = frame.f_lasti
-            # The interpreter looks for signals after calls, and at loops and beginnings, which
-            # are lines too. What it raises comes from the call; what we raise, from the instruction
-            # that follows, which may be outside of a `try` that the call is in.
+            # The interpreter looks for signals after calls, and where loops and functions begin,
+            # which are lines, too. Its exception comes from the call. Ours comes from the next
+            # instruction, which may be outside of a `try` that the call is in.
             code = frame.f_code
             if (
                 last >= 0
@@ -243,7 +243,7 @@ def _handler(code: CodeType, offset: int) -> int | None:
 
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
-    """Where a block of a `with` has ended and __exit__(None, None, None) is about to be called."""
+    """Where the block of a `with` has ended and __exit__(None, None, None) is called next."""
     found = set()
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
     for at in range(len(steps) - 3):
@@ -252,7 +252,8 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
         )
         if is_none and steps[at + 3].opname == "CALL" and steps[at + 3].arg == 2:
             found.add(steps[at].offset)
-            # Before it, what is returned is put below; or a block ends that does nothing last.
+            # An instruction before it may belong to the end: SWAP puts the result of a `return`
+            # below, NOP ends a block that does nothing last.
             if at and steps[at - 1].opname in ("SWAP", "NOP"):
                 found.add(steps[at - 1].offset)
     return frozenset(found)

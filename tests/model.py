@@ -71,7 +71,7 @@ def array_body(packed: bytes) -> tuple[int, bytes]:
 
 
 class Missing(Exception):
-    """There is no such path: the call does nothing and says so."""
+    """There is no such path: the call does nothing, and its answer says so."""
 
 
 class BadPath(Exception):
@@ -79,7 +79,7 @@ class BadPath(Exception):
 
 
 class BadValue(Exception):
-    """The argument, or what the root would become, does not fit."""
+    """The argument does not fit, or the root would not fit afterwards."""
 
 
 def _position(step: bytes, length: int) -> int:
@@ -124,7 +124,7 @@ class Edit:
         self.taken: bytes | None = None
 
     def created(self, level: int) -> Tree:
-        """What shape says to put where nothing is, from this level down."""
+        """What the shape says to create where nothing is, from this level down."""
         if len(self.shape) <= self.depth or self.op in ("delete", "pop", "take"):
             raise Missing
         steps = [*self.path[level : self.depth], *([self.name] if self.op == "set" else [])]
@@ -252,8 +252,8 @@ def image_of_model(model: dict[str, dict[Any, Any]]) -> Image:
 
 
 def entries_of(blocks: bytes) -> list[tuple[str, bytes, bytes | None]]:
-    """(state, encoded key, encoded value or None for a deletion) of all blocks, which are checked:
-    sorted, whole, and of states the store should have."""
+    """(state, encoded key, encoded value or None for a deletion) of all blocks. The blocks are
+    checked: sorted, whole, and of states that the store should have."""
     found = []
     for block in Block.each(blocks):
         block.check()
@@ -267,7 +267,7 @@ def entries_of(blocks: bytes) -> list[tuple[str, bytes, bytes | None]]:
 
 
 def apply_blocks(image: Image, blocks: bytes) -> None:
-    """Blocks over an image: later wins, deletions delete."""
+    """Applies blocks to an image: later ones win, deletions delete."""
     for name, key, value in entries_of(blocks):
         if value is None:
             image[name].pop(key, None)
@@ -289,7 +289,7 @@ def declare(store: Store) -> dict[str, Any]:
 
 
 class Stranger:
-    """Of no type that can be stored; with a name that is the same in every process."""
+    """An object that cannot be stored. Its repr is the same in every process."""
 
     def __repr__(self) -> str:
         return "stranger"

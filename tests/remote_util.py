@@ -48,7 +48,7 @@ from statekit.schema import StateSchema
 
 SCHEMA = StateSchema("visits", "value", "s", "int")
 TOKEN = "0123456789abcdef-token"
-LONG_S = 120.0  # of what is sure to come, however busy the machine is
+LONG_S = 120.0  # time-out for what is sure to come, however busy the machine is
 
 
 def cut(leaf: int, epoch: int, content: bytes, chunk: int = CHUNK_BYTES) -> Iterator[Piece]:
@@ -221,7 +221,7 @@ def _pem(cert: x509.Certificate) -> bytes:
 
 
 class ServerProcess:
-    """A Service of leaves 0 to 7, each 64 KiB, that is really elsewhere."""
+    """A Service of leaves 0 to 7, each 64 KiB, in a process of its own."""
 
     def __init__(self, address: str = "127.0.0.1:0", token: str = "", **limits: Any) -> None:
         told = json.dumps({"address": address, "token": token, "limits": limits})

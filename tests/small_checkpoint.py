@@ -25,7 +25,7 @@ SCHEMAS = (
 
 
 class Files(dict[str, bytes]):
-    """As much of a Storage as reading takes, on a dict of files."""
+    """As much of a Storage as reading needs, on a dict of files."""
 
     shown = url = "dict:"
 
@@ -96,7 +96,7 @@ class Line:
     def take(
         self, new: dict[int, bytes], *, full: bool = True, packs: int = 1, **more: Any
     ) -> Checkpoint:
-        """One more, of blocks by leaf; full ones replace a leaf's chain, others go on top."""
+        """One more checkpoint, of blocks by leaf: full ones replace a chain, others go on top."""
         self.number += 1
         if full:
             self.chains = {}

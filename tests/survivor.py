@@ -2,10 +2,10 @@
 
     python survivor.py FOLDER REDIS WAY [with]
 
-Every provider is at version 1, which is committed or in a checkpoint; then all of it is changed to
-version 2, more of it than memory holds. The one named "async" has asked for a checkpoint of that.
-Then the program ends, in one of WAYS; where a signal is to end it, it says "ready" and waits.
-With "with", all of that happens inside of with statements.
+Every provider is at version 1, which is committed or in a checkpoint. Then all of it is changed to
+version 2, which is more than memory holds. The provider named "async" has asked for a checkpoint of
+version 2. Then the program ends, in one of WAYS; if a signal is to end it, it says "ready" and
+waits. With "with", all of that happens inside of with statements.
 """
 
 import gc
@@ -95,7 +95,7 @@ WAYS = {"end": lambda: None, "exit": exit_with_3, "exception": fail, "signal": w
 
 
 def main(folder: str, redis: str, way: str, is_with: bool) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to ignored
     kept = [prepare(place, folder, redis) for place in PLACES]
     if way == "close":
         for kv in kept:
@@ -103,7 +103,7 @@ def main(folder: str, redis: str, way: str, is_with: bool) -> None:
     elif way == "del":
         kept.clear()
         gc.collect()
-        os.kill(os.getpid(), signal.SIGKILL)  # so that nothing else can have done it
+        os.kill(os.getpid(), signal.SIGKILL)  # by the program itself, so that nothing runs after it
     elif is_with:
         with ExitStack() as stack:
             for kv in kept:

@@ -1,5 +1,5 @@
-"""A leaf as one whole: what is here over its base. The oracle is a dict to which all is applied in
-the order in which it happened.
+"""A leaf as one whole: what is here over its base. The oracle is a dict to which all changes are
+applied in the order in which they happened.
 """
 
 import random
@@ -12,7 +12,7 @@ from statekit.residence.assemble import Assembly, rows_over
 from statekit.schema import StateSchema
 
 SEEDS = range(20)
-KEYS = [f"k{at}" for at in range(200)]  # many: of few a delta would be a full block
+KEYS = [f"k{at}" for at in range(200)]  # many: with few keys a delta would be a full block
 SCHEMAS = [StateSchema("n", "value", "s", "int"), StateSchema("t", "value", "s", "bytes")]
 
 
@@ -24,7 +24,7 @@ def store_of_one() -> Store:
 
 
 class Life:
-    """Changes in rounds; of each round the blocks, the last of them being what is here."""
+    """Changes in rounds, and the blocks of each round. The last round is what is here."""
 
     def __init__(self, seed: int, rounds: int) -> None:
         rng = random.Random(seed)

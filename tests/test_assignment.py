@@ -1,4 +1,4 @@
-"""Key-groups as ranges: what is joined and taken out, against sets of numbers."""
+"""Key-groups as ranges: joining and subtracting them, against sets of numbers."""
 
 from itertools import pairwise
 from typing import Any

@@ -458,7 +458,7 @@ def test_depth_32_is_kept_and_33_is_refused_however_it_is_reached(kind: str) -> 
 
 
 def test_keys_whose_hashes_agree_in_all_but_the_lowest_24_bits() -> None:
-    """One leaf of the largest store, one place in its table: 40 bits are all that they see."""
+    """One leaf of the largest store and one place in its table: these depend on 40 bits only."""
     store = Store(2**16, 16)
     state = store.state("s", "i64", int)
     keys = [key_with_hash(0xABCDEF0123 << 24 | n * 8191 % 2**24) for n in range(2000)]
@@ -476,8 +476,8 @@ def test_keys_whose_hashes_agree_in_all_but_the_lowest_24_bits() -> None:
 
 
 def test_keys_of_one_hash_are_told_apart_by_their_bytes() -> None:
-    """Tuples fold their parts: the hash of the first is the seed of the second, so another
-    first part with a second one made to fit gives the same 64 bits."""
+    """Tuples fold their parts: the hash of the first part is the seed of the second. So another
+    first part, with a second part made to fit, gives the same 64 bits."""
     one = (1, 100)
     target = key_hash(tuple[int, int], one)
     two = (2, key_with_hash(target, seed=key_hash(int, 2)))

@@ -168,7 +168,7 @@ def test_leaves_that_came_by_merge_are_in_the_next_checkpoint(tmp_path: Path) ->
 
 
 def test_a_checkpoint_is_one_moment_of_concurrent_writers(tmp_path: Path) -> None:
-    """Each writer raises `first` and then `second` of its key: a cut has first - second in 0, 1."""
+    """Each writer counts up `first`, then `second` of a key: they always differ by 0 or 1."""
     kv = sk.open("memory:")
     first, second = kv.value("first", int, default=0), kv.value("second", int, default=0)
     stop = threading.Event()
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_one_moment_of_concurrent_writers(tmp_path: Path) -> Non
             twos = dict(back.value("second", int).items())
             assert all(ones[key] - twos.get(key, 0) in (0, 1) for key in ones)
             assert set(twos) <= set(ones)
-            # a writer is between its two calls for one key at most
+            # At any moment, a writer is between its two calls for one key at most.
             for seed in range(3):
                 ahead = sum(
                     ones[key] - twos.get(key, 0) for key in ones if key.startswith(f"{seed}-")
@@ -277,7 +277,7 @@ def test_closing_lets_a_checkpoint_finish(tmp_path: Path) -> None:
 def test_what_was_alive_at_the_watermark_of_a_checkpoint_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
-    """Although it expires, and is looked for, swept and flushed, before its leaf is written."""
+    """Even if it expires and is read, swept and flushed before its leaf is written."""
     with sk.open(home.format(tmp_path), key_groups=8, subgroups=4) as kv:
         seen = kv.value("seen", int, ttl=sk.TTL(10, time="event"))
         kv.advance_watermark(1000)
@@ -298,7 +298,7 @@ def test_what_was_alive_at_the_watermark_of_a_checkpoint_is_in_it(
             assert going.wait(60)
             at = job_watermark = kv._residence.store.time("event")
             assert at is not None
-            # not advance_watermark(), which sweeps: the reads come first
+            # Not advance_watermark(), which sweeps: here the reads come first.
             kv._residence.store.set_time("event", at + 100_000)
             assert all(seen.get(key) is None for key in list(oracle)[:50])
             kv.sweep()
@@ -336,7 +336,7 @@ def test_periodic_checkpoints_go_on_after_a_failure(tmp_path: Path) -> None:
     with kv.checkpoint_every(place, seconds=0.01) as periodic:
         while not periodic.taken:
             pass
-        for attempt in itertools.count():  # a checkpoint may make it anew in between
+        for attempt in itertools.count():  # a checkpoint may make the directory anew in between
             place.rename(tmp_path / f"aside{attempt}")
             with suppress(IsADirectoryError):
                 place.write_text("in the way")
@@ -396,7 +396,7 @@ def test_equal_state_gives_equal_files_but_for_the_owner(
     entries = {f"k{i}": [f"v{i}"] * (i % 7) for i in range(400)}
     for place, seed in (("one", 1), ("two", 2)):
         kv = small()
-        if seed == 1:  # the order in which they are declared says nothing
+        if seed == 1:  # the order in which they are declared does not matter
             kv.value("counts", int)
         lists = kv.list("lists", str)
         counts = kv.value("counts", int)
@@ -466,7 +466,7 @@ def test_of_two_writers_at_a_time_the_slower_one_fails_and_harms_nothing(
     assert [taken.number for taken in sk.checkpoints(tmp_path)] == [others]
     assert restored(tmp_path) == {"a": 1}
     kv.value("counts", int)["b"] = 2
-    with pytest.raises(FencedError):  # the place is the other's
+    with pytest.raises(FencedError):  # the place belongs to the other provider
         kv.checkpoint(tmp_path)
     other.value("counts", int)["b"] = 3
     assert other.checkpoint(tmp_path).number == others + 1
@@ -478,7 +478,7 @@ def test_a_writer_that_finds_checkpoints_of_another_takes_their_place(tmp_path: 
     kv.value("counts", int)["a"] = 1
     other.value("counts", int)["b"] = 2
     kv.checkpoint(tmp_path)
-    other.checkpoint(tmp_path)  # it is the next one; the first one is replaced
+    other.checkpoint(tmp_path)  # it publishes next, and so replaces the first provider
     with pytest.raises(FencedError):
         kv.checkpoint(tmp_path)
     assert [json.dumps(taken.manifest.base) for taken in sk.checkpoints(tmp_path)] == [

@@ -13,7 +13,7 @@ INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 
 def passed_through(place: Path, kv: sk.KVProvider, **options: Any) -> sk.KVProvider:
-    """What a provider holds, by way of a checkpoint."""
+    """A provider restored from a checkpoint of this one."""
     kv.checkpoint(place, **options)
     kv.close()
     return sk.restore(place)

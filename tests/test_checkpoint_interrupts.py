@@ -22,7 +22,7 @@ from statekit.storage import open_storage
 from statekit.uninterrupted import uninterrupted
 
 ENTRIES = {f"k{i}": i for i in range(50)}
-EVERY = 1 if NIGHTLY else 5  # of the places
+EVERY = 1 if NIGHTLY else 5  # every fifth place is tried
 SECONDS_MAX = 60.0
 
 
@@ -31,8 +31,8 @@ class Scene(NamedTuple):
 
     kv: sk.KVProvider
     place: Path
-    files: set[str]  # that the process has open
-    made: list[Any]  # what the step gave
+    files: set[str]  # those that the process has open
+    made: list[Any]  # what the step returned
 
 
 def open_files() -> set[str]:
@@ -41,12 +41,12 @@ def open_files() -> set[str]:
         try:
             found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
         except OSError:
-            continue  # that of the listing
+            continue  # the descriptor of the listing itself
     return found
 
 
 def quiet() -> None:
-    """Until no thread of statekit runs that ends by itself."""
+    """Waits until all threads of statekit that end by themselves have ended."""
     for thread in threading.enumerate():
         if thread.name.startswith("statekit-") and thread is not threading.current_thread():
             thread.join(SECONDS_MAX)
@@ -145,7 +145,7 @@ def test_an_interrupted_poll_leaves_no_trace(tmp_path: Path) -> None:
 
     def check(scene: Scene, run: Run) -> None:
         for every in [*scene.kv._checkpointer._periodic]:
-            every.stop()  # that was interrupted before it was in the `with`
+            every.stop()  # it was interrupted before the `with` had it
         check_untouched(scene, run)
 
     runs = list(each_point(scenes(tmp_path), step, check, files=[statekit], every=EVERY))

@@ -25,7 +25,7 @@ texts = st.text(max_size=3)
 
 
 class Lives(RuleBasedStateMachine):
-    """One provider at a time; what it holds is what the dicts hold, whatever it went through."""
+    """One provider at a time. It always holds what the dicts hold."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A process that was replaced publishes nothing more; whoever starts anew is never locked out.
+"""A process that was replaced publishes nothing more; one that starts anew is never locked out.
 
-The oracle: what the newest generation has acknowledged is what a restore gives.
+The oracle: a restore gives what the newest generation has acknowledged.
 """
 
 import errno
@@ -51,7 +51,7 @@ def near(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 class Held:
-    """A checkpoint that is held up after it has looked and before it writes."""
+    """A checkpoint that is held up after it has looked at the place and before it writes."""
 
     def __init__(self, kv: sk.KVProvider, place: str, **options: Any) -> None:
         enter = writer.Attempt.__enter__
@@ -92,7 +92,7 @@ def numbers(place: str) -> list[int]:
     return [one.number for one in sk.checkpoints(place)]
 
 
-# ---- The stale one is refused
+# ---- A process that was replaced is refused
 
 
 def test_a_replaced_process_cannot_publish(place: str) -> None:
@@ -127,7 +127,7 @@ def test_a_replaced_process_leaves_no_packs_behind(tmp_path: Path) -> None:
 def test_it_is_refused_also_if_it_had_begun_before_it_was_replaced(
     place: str,
 ) -> None:
-    """It looked when nobody had replaced it; the creation of its number decides."""
+    """It looked before it was replaced; then the exclusive creation of its number decides."""
     old = small(a=1)
     old.checkpoint(place)
     counts(old)["a"] = 50
@@ -149,7 +149,7 @@ def test_it_is_refused_also_if_its_number_was_published_and_collected_meanwhile(
         for value in (2, 3):
             counts(new)["a"] = value
             new.checkpoint(near)
-    for number in (1, 2):  # as a collection does that does not see the lock
+    for number in (1, 2):  # as a collection does if it does not see the lock
         open_storage(near).delete([manifest_name(number)])
     with pytest.raises(FencedError):
         held.go_on()
@@ -218,7 +218,7 @@ def test_other_places_of_a_replaced_process_are_its_own(near: str, tmp_path: Pat
 
 
 def test_racing_processes_never_publish_an_older_generation_above_a_newer_one(near: str) -> None:
-    """Six at once, each restores and publishes what it can: along the numbers, none goes back."""
+    """Six at once restore and publish what they can: with the numbers, generations never fall."""
     small(a=1).checkpoint(near)
     start = threading.Barrier(6)
     failures: list[BaseException] = []
@@ -267,7 +267,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reserved:
-    """A checkpoint that is held up when its manifest has a name and no contents."""
+    """A checkpoint that is held up when its manifest has a name but no contents yet."""
 
     def __init__(self, kv: sk.KVProvider, place: Path) -> None:
         look = publishing.Publisher._look_again
@@ -299,7 +299,7 @@ def test_a_successor_that_finishes_first_wins_over_who_passed_it_over(tmp_path: 
     counts(new)["a"] = 2
     counts(old)["a"] = 50
     successor = Reserved(new, tmp_path)  # 2 has a name
-    stale = Held(old, str(tmp_path), base=None)  # it has passed over 2, and means to be 3
+    stale = Held(old, str(tmp_path), base=None)  # it has passed over 2, and tries to become 3
     assert successor.go_on().number == 2
     with pytest.raises(FencedError):
         stale.go_on()
@@ -385,7 +385,7 @@ def test_damage_to_its_own_newest_manifest_locks_no_running_process_out(tmp_path
 
 
 def test_an_unreadable_manifest_of_another_process_is_not_published_over(tmp_path: Path) -> None:
-    """It may have been that of a successor: nobody knows."""
+    """It may be that of a successor: nobody knows."""
     kv = small(a=1)
     kv.checkpoint(tmp_path)
     with sk.restore(tmp_path) as other:

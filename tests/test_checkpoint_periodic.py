@@ -1,4 +1,4 @@
-"""Checkpoints one after the other: taken between records, told about when they fail, cleaned up."""
+"""Periodic checkpoints: taken between records, failures reported, older ones removed."""
 
 import errno
 import gc
@@ -47,7 +47,7 @@ def numbers(place: Path) -> list[int]:
 
 
 class Clock:
-    """The time as these tests tell it."""
+    """A clock that these tests set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -253,7 +253,7 @@ def test_poll_takes_one_when_it_is_due_and_never_by_itself(tmp_path: Path, clock
 def test_every_polled_checkpoint_is_of_one_record_and_has_its_offset(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """A record changes two states and then counts: no cut shows a half of that."""
+    """A record changes two states and then its offset: no checkpoint has only half of that."""
     kv = small()
     first, second = kv.value("first", int, default=0), kv.value("second", int, default=0)
     offset = 0
@@ -358,7 +358,7 @@ def test_a_base_that_is_gone_makes_the_next_one_full_at_once(
         job = every.poll()
         assert job is not None
         assert job._done.wait(SECONDS_MAX)
-        assert every.poll() is not None  # though it is not time
+        assert every.poll() is not None  # though it is not time for it
     assert (every.taken, every.failed, list(every.errors)) == (1, 0, [])
     assert restored(tmp_path) == {"a": 1}
 
@@ -367,7 +367,7 @@ def test_a_base_that_is_gone_makes_the_next_one_full_at_once(
 
 
 def take(every: sk.PeriodicCheckpoints, clock: Any) -> None:
-    """The next one, and a look at what became of it."""
+    """Takes the next one, and looks at its outcome."""
     clock.now = max(clock.now, every._due)
     if (job := every.poll()) is not None:
         assert job._done.wait(SECONDS_MAX)
@@ -411,7 +411,7 @@ def test_a_failure_is_logged_once_for_each_cause_and_given_to_on_error(
         assert kv.metrics().checkpoints.taken == 1
         faults.append(OSError(errno.ENOSPC, "No space left on device"))
         take(every, clock)
-        assert "No space left" in caplog.records[-1].getMessage()  # it was gone in between
+        assert "No space left" in caplog.records[-1].getMessage()  # the cause was gone in between
         faults.clear()
         every.stop()
     assert restored(tmp_path) == {"a": 1}

@@ -1,7 +1,7 @@
 """Faults of checkpoints that a review has proved, each with the property that did not hold.
 
-Nothing here waits for time to pass: where two things must happen in an order, one waits for an
-event of the other.
+Nothing here waits for time to pass: if two things must happen in an order, one waits for an event
+of the other.
 """
 
 import errno
@@ -38,7 +38,7 @@ from statekit.residence.residence import Residence
 from statekit.storage import fsspec as remote
 from statekit.storage import local, open_storage
 
-SECONDS_MAX = 60  # that an event may take before the test fails
+SECONDS_MAX = 60  # how long an event may take before the test fails
 
 
 def small(**entries: int) -> sk.KVProvider:
@@ -85,7 +85,7 @@ def before_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> No
 
 
 def later(place: str, **values: int) -> sk.KVProvider:
-    """A provider of a later generation than that of any stranger in a place that was wiped."""
+    """A provider whose generation is later than any stranger's in a place that was wiped."""
     small(**values).checkpoint(place)
     kv = sk.restore(place, lazy=False)
     kv.value("counts", int)
@@ -209,7 +209,7 @@ def test_a_checkpoint_published_while_garbage_is_collected_keeps_its_packs(
     assert restored(tmp_path) == {f"k{i}": i for i in range(100)} | {"k0": 5}
 
 
-# ---- Failures that others must survive
+# ---- Failures that must not harm others
 
 
 def test_a_checkpoint_that_cannot_be_started_is_over_for_whoever_waits_for_it(
@@ -246,7 +246,7 @@ class Calls:
             return {"call": self._count}
 
     def wait_for_more(self, calls: int = 2) -> None:
-        """Until one was taken, and the next was begun."""
+        """Waits until one was taken, and the next has begun."""
         with self._more:
             until = self._count + calls
             assert self._more.wait_for(lambda: self._count >= until, SECONDS_MAX)
@@ -440,7 +440,7 @@ def test_jobs_that_are_done_and_periods_that_were_stopped_are_not_kept(tmp_path:
     assert periodic() is None
 
 
-# ---- How far it is, and what it costs the caller
+# ---- Progress, and what it costs the caller
 
 
 def test_leaves_that_did_not_change_count_as_done_once_the_snapshot_was_read(
@@ -490,7 +490,7 @@ def test_progress_rises_while_leaves_are_copied_that_are_not_loaded_yet(
     with sk.restore(tmp_path / "one") as back:
         back.value("counts", int)["k1"] = 2
         back.checkpoint(tmp_path / "two")
-    assert len(fractions) == 31  # all leaves but the one that was changed, which is loaded
+    assert len(fractions) == 31  # one per leaf, but not for the changed leaf, which is loaded
     assert fractions == sorted(fractions)
     assert fractions[0] < 0.1 < 0.9 < fractions[-1] < 1
 
@@ -605,7 +605,7 @@ def test_metadata_that_fail_or_are_none_are_errors_of_that_checkpoint_only(tmp_p
 
     def metadata() -> dict[str, Any]:
         calls()
-        found: dict[str, Any] = answers.pop()  # IndexError in the end
+        found: dict[str, Any] = answers.pop()  # IndexError when there are no more
         return found
 
     kv = small(a=1)
@@ -693,7 +693,7 @@ def test_a_state_cleared_while_its_entries_are_at_home_stays_cleared(tmp_path: P
             values[f"k{i}"] = str(i)
         kv.flush()
         kv.checkpoint(tmp_path / "place")
-        kv._residence.store.evict(1 << 40)  # what a lack of memory does
+        kv._residence.store.evict(1 << 40)  # as a lack of memory does
         values.clear()
         kv.checkpoint(tmp_path / "place")
     with sk.restore(tmp_path / "place", lazy=False) as back:
@@ -710,7 +710,7 @@ def test_a_time_to_live_that_was_added_runs_on_over_restarts(
     start = Loading.start
     left = []
     for restart in range(1, 4):
-        monkeypatch.setattr(Loading, "start", lambda self: None)  # declared before it is loaded
+        monkeypatch.setattr(Loading, "start", lambda self: None)  # states are declared first
         kv = sk.restore(tmp_path)
         values = kv.value("v", int, ttl=sk.TTL(10, time="event"))
         monkeypatch.setattr(Loading, "start", start)
@@ -723,9 +723,10 @@ def test_a_time_to_live_that_was_added_runs_on_over_restarts(
 
 
 class _WordsToEnd:
-    """The queue of an attempt's writers, where a thread ends at each word before the next is said.
+    """The queue of an attempt's writers. At each None, a thread ends before the next None is put.
 
-    And the one that has ended is then the next to be looked at, whoever the word was meant for.
+    And the thread that has ended is the one to be looked at next, whichever thread the None was
+    meant for.
     """
 
     def __init__(self, attempt: Any) -> None:

@@ -48,7 +48,7 @@ class Spot(NamedTuple):
 
 
 def run(*args: str | Path, code: int = 0) -> str:
-    """A command's stdout; it must end with this code, and without a traceback."""
+    """The stdout of a command, which must end with this code, and without a traceback."""
     result: Result = CliRunner().invoke(app, [str(arg) for arg in args], prog_name="statekit")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -577,7 +577,7 @@ def test_rescale_merge_regroup_compact_keep_the_state(place: Path, tmp_path: Pat
 
 
 def test_on_a_storage_that_is_no_directory(place: Path, tmp_path: Path) -> None:
-    """memory:// stands for all that fsspec brings: nothing is mapped there."""
+    """memory:// stands for all storages of fsspec: nothing can be mapped there."""
     out = f"memory://{tmp_path.name}"
     run("rescale", place, "--workers", "2", "--out", f"{out}/w")
     run("merge", f"{out}/w", "--out", f"{out}/m")

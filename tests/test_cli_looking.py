@@ -500,7 +500,7 @@ def test_damage_of_a_manifest_names_its_checkpoint(line: Path) -> None:
 
 
 def test_damage_that_no_checkpoint_has_is_told_as_such(line: Path) -> None:
-    """compact() refers to what it need not fold, so one pack may be used in part only."""
+    """compact() refers to segments that it need not fold, so a pack may be used only in part."""
     run("compact", f"{line}@3", "--force")
     made = open_checkpoint(line, 5)
     first = open_checkpoint(line, 1)

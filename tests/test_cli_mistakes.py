@@ -185,7 +185,7 @@ def test_a_mistake_is_told_and_changes_nothing(
 
 
 def test_a_mark_at_the_start_of_a_text_file_is_passed_over(tmp_path: Path) -> None:
-    """Some programs write one, so that others know it for UTF-8."""
+    """Some programs write a BOM, by which others recognize UTF-8."""
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfid,n\n1,5\n")
     (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"id": "1", "n": 5}\n')
     for name in ("a.csv", "b.jsonl"):
@@ -208,7 +208,7 @@ def test_floats_that_there_are_not_are_refused(text: str) -> None:
 
 
 def test_many_key_groups_for_few_entries_take_little_time(tmp_path: Path) -> None:
-    """A slice of a leaf for each of a million leaves: only those with entries are made."""
+    """With a million new leaves, slices are made only for those that have entries."""
     place = take_two(tmp_path / "ck")
     run("regroup", place, "--key-groups", str(1 << 20), "--out", tmp_path / "many")
     assert open_checkpoint(tmp_path / "many").key_group_count == 1 << 20
@@ -219,7 +219,7 @@ def test_what_cannot_be_read_is_damage_among_other(tmp_path: Path) -> None:
     place = take_two(tmp_path / "ck")
     first, second = open_checkpoint(place, 2).manifest.packs
     (place / first.name).unlink()
-    (place / first.name).mkdir()  # as good as a disk that fails: it cannot be read
+    (place / first.name).mkdir()  # like on a failing disk, it cannot be read
     (place / second.name).unlink()
     found = run_json("verify", place, code=3)
     assert [one["checkpoints"] for one in found["damage"]] == [[1, 2], [2]]
@@ -294,7 +294,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(line: str, place: Path) -> "subprocess.CompletedProcess[str]":
     line = line.replace("statekit", f"{sys.executable} -m statekit").replace("CK", f"{place}/ck")
     command = ["bash", "-o", "pipefail", "-c", line]
-    # Without a buffer Python takes a write that wrote a part for a whole one: not so here.
+    # Without a buffer, Python takes a partial write for a complete one. The program must not.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=environment
@@ -308,7 +308,7 @@ def shell(line: str, place: Path) -> "subprocess.CompletedProcess[str]":
         ("statekit inspect CK --limit 5000 | head -1", {141}),
         ("statekit inspect CK --limit 5000 --json | head -1", {141}),
         ("statekit export CK --to csv --state names --out - | head -1", {141}),
-        # A line, which a pipe may take before its reader ends: then all went as ever.
+        # One line: a pipe may accept it before its reader ends. Then the exit code is as usual.
         ("statekit diff CK@1 CK | true", {141, 1}),
         ("statekit diff CK CK | true", {141, 0}),
         ("statekit verify CK | true", {141, 0}),
@@ -370,7 +370,7 @@ def test_text_is_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
 
 
 def _hear_interrupts() -> None:
-    """Who starts the tests in the background may have SIGINT ignored, which is inherited."""
+    """If the tests were started in the background, SIGINT may be ignored, which is inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -398,7 +398,7 @@ SIGNALS = [(signal.SIGINT, 130, b"statekit: interrupted\n"), (signal.SIGTERM, 14
 def test_a_command_that_is_interrupted_leaves_nothing_behind(
     wide: Path, tmp_path: Path, number: int, code: int, message: bytes
 ) -> None:
-    """In the middle: it has begun to write to stdout, which takes no more than a pipe holds."""
+    """It is interrupted in the middle of writing to stdout, a pipe that is full."""
     before = files(wide)
     home = f"rocksdb:{wide}/h"
     args = ["export", home, "--to", "csv", "--state", "names", "--out", "-"]
@@ -417,7 +417,7 @@ def test_a_command_that_is_interrupted_leaves_nothing_behind(
 def test_an_import_that_is_interrupted_publishes_nothing(
     tmp_path: Path, number: int, code: int, message: bytes
 ) -> None:
-    """In the middle: it has read more than a pipe holds of a file that goes on."""
+    """It is interrupted in the middle of reading a file: a pipe that never ends."""
     (tmp_path / "aside").mkdir()
     os.mkfifo(tmp_path / "rows.csv")
     args = ["import", tmp_path / "rows.csv", "--into", tmp_path / "new", "--state", "s"]
@@ -427,7 +427,7 @@ def test_an_import_that_is_interrupted_publishes_nothing(
             rows.write("id,n\n")
             for at in range(50_000):
                 rows.write(f"user-{at},{at}\n")
-            rows.flush()  # all but what a pipe holds was read
+            rows.flush()  # now all has been read, except what a pipe holds
             process.send_signal(number)
             _, stderr = process.communicate(timeout=WAIT_S)
         assert (process.returncode, stderr) == (code, message)

@@ -175,7 +175,7 @@ def test_discarded_state_is_gone_on_both_sides() -> None:
 
 @contextmanager
 def held_up(monkeypatch: pytest.MonkeyPatch, leaves: int) -> Iterator[threading.Event]:
-    """Departures stand still after so many leaves, until the event is set."""
+    """Departures stand still after `leaves` leaves, until the event is set."""
     go = threading.Event()
     read = sk.Departure.read
 
@@ -240,7 +240,7 @@ def test_what_is_complete_is_written_when_the_peer_is_lost(
     assert "written: checkpoint 1" in out
     found = contents(tmp_path / "part")
     assert found.items() <= EXPECTED.items()
-    assert found.keys() >= part(range(12)).keys()  # of 16 leaves each: 192 have come at least
+    assert found.keys() >= part(range(12)).keys()  # at least 192 leaves, 16 for each key-group
 
 
 def test_what_cannot_be_written_there_is_written_elsewhere(
@@ -263,7 +263,7 @@ def test_what_cannot_be_written_there_is_written_elsewhere(
 
 
 def test_each_signal_counts_however_late_it_is_noticed() -> None:
-    """Also in the middle of a look: the handler takes no lock."""
+    """Even in the middle of take(): the handler takes no lock."""
     ending = serving._Ending()
     assert not ending.wait(0)
     before = signal.signal(signal.SIGALRM, lambda *_: ending.ask())
@@ -281,7 +281,7 @@ def test_a_server_that_ends_too_early_says_so(place: Path) -> None:
         while "takes" not in line_of(server):
             pass
         server.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):  # it waits for what is on its way
+        with pytest.raises(subprocess.TimeoutExpired):  # it waits for leaves that are on their way
             server.wait(0.3)
         _, err, code = end(server)
     assert code == 1
@@ -316,7 +316,7 @@ def test_tls_with_certificates_of_both_sides(place: Path, tmp_path: Path) -> Non
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """One of 127.0.0.1, signed by itself, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,7 +1,7 @@
 """A home that goes wrong at its n-th call, for every n and in every way, while scripts commit.
 
-In the same process: nothing is lost, and doing the step again works. After a crash there and then:
-the home is exactly at the last commit that was acknowledged, or at the one that was going on.
+In the same process, nothing is lost, and doing the step again works. After a crash at that moment,
+the home is exactly at the last acknowledged commit, or at the one that was being made.
 """
 
 import os
@@ -58,7 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that was evicted is more than a batch."""
+    """Makes everything that was evicted count as more than a batch."""
     monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 400)
     monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 400)
 
@@ -91,7 +91,7 @@ class Stage:
         return self.owner(GROUP_OF[key])[name]
 
     def check_now(self, *models: Model) -> None:
-        """All is there once, as in one of the models."""
+        """Everything is there once, as in one of the models."""
         owned = sorted(group for kv in self.parts.values() for group in groups_of(kv))
         assert owned == [*range(GROUPS)]
         found = empty()
@@ -107,9 +107,9 @@ def _check_any(found: Entries, expected: list[Entries]) -> None:
 
 
 class Step(NamedTuple):
-    """do: to the providers; may be done again. note: what that means, to the model.
+    """do: acts on the providers; may be repeated. note: does the same to the model.
 
-    is_loose: if it fails, each key-group may be as before or after it.
+    is_loose: if it fails, each key-group may be as it was before the step or as after it.
     """
 
     name: str
@@ -331,7 +331,7 @@ MODELS = {name: models_of(script) for name, script in SCRIPTS.items()}
 
 
 def play(name: str, inner: str, nth: int, kind: str, rng: random.Random) -> list[str]:
-    """A script with a fault at the n-th call (0: none); the calls. Everything is checked here."""
+    """Plays and checks a script with a fault at the n-th call (0: none). Returns the calls."""
     script, models = SCRIPTS[name], MODELS[name]
     place = uuid.uuid4().hex
     faults = Faults()
@@ -345,7 +345,7 @@ def play(name: str, inner: str, nth: int, kind: str, rng: random.Random) -> list
             step.do(stage)
         except (HomeError, KeyboardInterrupt):
             faults.is_on = False
-            if (at + nth) % 2:  # the process ends without having tried again
+            if (at + nth) % 2:  # the process ends without trying again
                 crash(stage, faults, inner, rng)
                 check_reopened(stage, before, after)
                 return faults.calls
@@ -410,7 +410,7 @@ def positions_of(model: Model) -> dict[int, Any]:
 
 
 def kinds_of(call: str, is_atomic: bool) -> Iterator[str]:
-    """The faults of a call that differ."""
+    """The faults that make a difference for a call."""
     for kind in KINDS:
         is_read = call in ("get", "load", "snapshot")
         if kind.endswith("late") and is_read and kind != "late":
@@ -471,7 +471,7 @@ def test_a_fault_at_calls_of_a_real_home_costs_nothing_that_was_committed(
 
 @pytest.mark.parametrize("is_atomic", [True, False])
 def test_a_crash_in_a_merge_of_two_homes_leaves_one_owner(is_atomic: bool) -> None:
-    """At any call: all is at one home, and the other has nothing of it, or says whose it is."""
+    """At any call: one home has it all, and the other has nothing of it, or says whose it is."""
 
     def play_merge(nth: int, kind: str) -> list[str]:
         faults = Faults()
@@ -504,7 +504,7 @@ def test_a_crash_in_a_merge_of_two_homes_leaves_one_owner(is_atomic: bool) -> No
                 )
         a, b = (sk.open(url) for url in urls)
         found = [dict(kv.value("counts", int).items()) for kv in (a, b)]
-        if found == [{}, {}]:  # it was on its way: the old owner says so, and has it all
+        if found == [{}, {}]:  # it was on its way: the old owner has it all, and says so
             a.close()
             a = sk.open(urls[0], reclaim=True)
             found[0] = dict(a.value("counts", int).items())

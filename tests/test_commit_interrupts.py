@@ -1,7 +1,7 @@
 """Ctrl-C at every line of what moves state between memory and home (tests/interrupts.py).
 
-Whatever was interrupted, the state is as it was before the call or as it is after it, everything
-works, doing it again works, and a crash there and then leaves the home at a commit.
+Whatever was interrupted, the state is as before the call or as after it, everything works, doing it
+again works, and a crash at that moment leaves the home at a commit.
 """
 
 import uuid
@@ -22,7 +22,7 @@ from statekit.residence import commits, fetch, residence, scan, transfer, writeb
 KEYS = [f"key-{at}" for at in range(12)]
 RESIDENCE = [residence, writeback, fetch, commits, scan, transfer]
 FILES = [*RESIDENCE, ledger_module, provider_module, uninterrupted_module.__file__]
-EVERY = 1 if NIGHTLY else 7  # of the places
+EVERY = 1 if NIGHTLY else 7  # every seventh place is tried
 HOMES = ["phases", "atomic", "atomic-phases"]
 
 
@@ -98,7 +98,7 @@ def make_on(home: str) -> Callable[[], Stage]:
 
 
 def check_ends(stage: Stage, now: dict[str, Any], *committed: tuple[dict[str, Any], Any]) -> None:
-    """Works, can be committed, and a crash before that leaves one of the commits."""
+    """Everything works and can be committed, and a crash before that leaves one of the commits."""
     parts = [*stage.parts.values()]
     assert sorted(group for kv in parts for group in groups_of(kv)) == [0, 1]
     assert read(parts) == now
@@ -188,7 +188,7 @@ def test_a_rollback(home: str) -> None:
 
 
 def test_a_clear(home: str) -> None:
-    """Of each leaf before or after it; and it does not come back or go later."""
+    """Each leaf is as before or as after it; entries do not come back or vanish later."""
 
     def check(stage: Stage, run: Run) -> None:
         (kv,) = stage.parts.values()
@@ -206,7 +206,7 @@ def test_a_clear(home: str) -> None:
 
 
 def test_a_close(home: str) -> None:
-    """Either it goes on, or it refuses since all is committed; closing again works."""
+    """Either the provider goes on, or it is closed and all is committed; closing again works."""
 
     def check(stage: Stage, run: Run) -> None:
         (kv,) = stage.parts.values()
@@ -227,7 +227,7 @@ def test_a_close(home: str) -> None:
 
 
 def test_a_split(home: str) -> None:
-    """Either there are two that have it all, or it is undone."""
+    """Either there are two providers that have it all together, or it is undone."""
 
     def check(stage: Stage, run: Run) -> None:
         for made in run.result or ():

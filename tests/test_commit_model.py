@@ -1,7 +1,7 @@
 """Random lives of providers against a plain model: commits, rollbacks, crashes, splits, merges.
 
-Everything leaves memory again and again between commits. After each step that matters, what is
-read is what the model has now; after a crash, what the model had committed.
+Everything leaves memory again and again between commits. After each important step, reading gives
+what the model has now; after a crash, what the model had committed.
 """
 
 import itertools
@@ -64,13 +64,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of a leaf are learned when a few were asked for in vain."""
+    """The keys of a leaf are learned after a few keys were asked for in vain."""
     monkeypatch.setattr(fetch, "_VAIN_MIN", 2)
 
 
 @pytest.fixture(params=["in one step", "in two phases"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a home that is atomic commits what was evicted before."""
+    """The way in which an atomic home commits what was evicted before."""
     if request.param == "in two phases":
         monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 700)
         monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 700)
@@ -258,13 +258,13 @@ class Life:
         if same:
             return
         for group in groups:
-            if home != "memory":  # it is there as it came, without a commit
+            if home != "memory":  # it is durable as it came, without a commit
                 self.model.kept.setdefault(home, {})[group] = Kept(self.model.now[group])
             if there != "memory":
                 self.model.kept[there][group] = Kept()
 
     def close(self) -> None:
-        """Closes one that is left with nothing, or all, in any order, and opens them again."""
+        """Closes a provider that owns nothing, or all in any order, and opens them again."""
         for kv, home in [*self.parts]:
             if not groups_of(kv) and len(self.parts) > 1:
                 self.parts.remove((kv, home))
@@ -297,7 +297,7 @@ class Life:
         return found
 
     def reopen(self, held: dict[str, list[int]]) -> None:
-        """Whatever was in memory is gone; whoever takes it finds nothing of it."""
+        """Opens providers anew. What was in memory is gone: those key-groups are empty."""
         self.parts.clear()
         self.lost_count += 1
         lost, held["memory"] = held["memory"], []

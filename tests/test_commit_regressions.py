@@ -1,4 +1,4 @@
-"""Ways in which commits, arrivals and fetches once went wrong, each as small as it can be."""
+"""Ways in which commits, arrivals and fetches once went wrong, each as a small test."""
 
 import socket
 import threading
@@ -23,7 +23,7 @@ FEW = {"key_groups": 4, "subgroups": 1}
 
 
 class Shaky(DiskHome):
-    """A home of which some calls fail: those that a test names."""
+    """A home some of whose calls fail: those that a test names."""
 
     places: ClassVar[dict[str, DiskHome]] = {}
     fails: ClassVar[dict[str, Any]] = {}  # by the name of the call: what says whether it fails
@@ -97,7 +97,7 @@ def test_a_home_that_was_given_its_key_groups_back_says_so_when_a_commit_is_ackn
 
 
 class Logged(DiskHome):
-    """After a failed write it shows what was before; opened again, by flush(), what its log has."""
+    """After a failed write it shows the old rows; reopened, by flush(), the rows in its log."""
 
     places: ClassVar[dict[str, DiskHome]] = {}
     is_failing = False
@@ -133,7 +133,7 @@ register_home("logged", Logged.open)
 
 
 def test_a_commit_that_failed_and_is_in_the_log_counts_before_it_is_rolled_back() -> None:
-    """As RocksDB: a batch whose fsync failed is not to be seen, and is after a reopening."""
+    """As with RocksDB: a batch whose fsync failed cannot be seen, until the home is reopened."""
     kv = sk.open("logged:a?atomic=1", **FEW)
     home = kv._residence.home
     assert isinstance(home, Logged)
@@ -162,7 +162,7 @@ def test_a_home_whose_committed_rows_are_still_pending_is_not_empty(tmp_path: Pa
         patch.setattr(
             ledger_module.Ledger, "_move", lambda *_: (_ for _ in ()).throw(HomeError(""))
         )
-        kv.commit({"o": 1})  # made, though its rows are not in place
+        kv.commit({"o": 1})  # the commit is made, though its rows are not in place yet
     kv._let_go()
     with pytest.raises(ArgumentError, match="is not empty"):
         sk.restore(tmp_path / "ck", home="shaky:a")
@@ -173,7 +173,7 @@ def test_a_home_whose_committed_rows_are_still_pending_is_not_empty(tmp_path: Pa
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_arrival_of_which_the_end_is_not_known_is_void(times: int) -> None:
-    """Its record is written and the answer lost; then that it is void cannot be written either."""
+    """Its record is written but the answer is lost; then writing that it is void fails, too."""
     a = sk.open("shaky:a?atomic=1", owned=range(2), **FEW)
     b = sk.open("shaky:b?atomic=1", owned=range(2, 4), **FEW)
     for kv in (a, b):
@@ -280,7 +280,7 @@ def test_what_a_home_has_said_is_not_installed_after_room_was_made(tmp_path: Pat
     def change_first(limit: Any) -> None:
         if not changed:
             changed.append(asked)
-            residence.store.limit(0)  # or it would have to wait for us
+            residence.store.limit(0)  # otherwise it would have to wait for us
             writer = threading.Thread(target=texts.__setitem__, args=(asked, "written"))
             writer.start()
             writer.join(SECONDS_MAX)
@@ -385,13 +385,13 @@ def test_a_scan_begins_again_if_the_server_was_started_anew(
         assert len(set(asked)) == 1
         assert asked[0]
         assert next(runs) == "2"
-        assert cursors.count(0) == 3  # at first, when the server was known, and for the new one
+        assert cursors.count(0) == 3  # scans begun: first, for the known server, for the new one
         assert sorted(found) == sorted(f"k{i}".encode() for i in range(3000))
         kv.close()
 
 
 class SlowNetwork:
-    """Between a client and a server: what is sent up old connections may arrive late."""
+    """Stands between a client and a server: what old connections send may arrive late."""
 
     def __init__(self, port: int) -> None:
         self._server = (HOST, port)
@@ -419,12 +419,12 @@ class SlowNetwork:
             threading.Thread(target=_pump, args=(server, client, None), daemon=True).start()
 
     def hold(self) -> None:
-        """What is sent up the connections that there are is kept, and not lost."""
+        """From now on, what is sent to the server on present connections is held, not lost."""
         for passes in self._are_held:
             passes.clear()
 
     def release(self) -> None:
-        """It arrives."""
+        """What was held arrives."""
         for passes, up in zip(self._are_held, self._upward, strict=True):
             if not passes.is_set():
                 passes.set()

@@ -60,7 +60,7 @@ def fill(kv: sk.KVProvider, value: int, keys: Sequence[str] = KEYS) -> None:
 
 
 def values(kv: sk.KVProvider) -> dict[str, set[Any]]:
-    """What fill() was called with, and how often it took effect."""
+    """For each state, the values that fill() has put, and the number of entries."""
     return {
         "counts": {*kv["counts"].values(), len(kv["counts"])},
         "texts": {*kv["texts"].values(), str(len(kv["texts"]))},
@@ -254,7 +254,7 @@ def test_siblings_have_positions_of_their_own_until_they_commit_as_one(url: str)
         texts = {key: kv["texts"][key] for key in KEYS}
         assert {texts[key] for key in owned_keys(kv, LEFT)} == {"2"}
         assert {texts[key] for key in owned_keys(kv, RIGHT)} == {"3"}
-        kv.flush()  # keeps what each was committed with
+        kv.flush()  # keeps the position of each
         for part in {kv, other}:
             part._let_go()
         kv = other = opened(url)
@@ -275,7 +275,7 @@ def test_key_groups_at_the_same_position_are_at_one(url: str) -> None:
 
 
 def test_records_that_others_have_made_obsolete_are_deleted(url: str) -> None:
-    """However key-groups are shared out over the years, a home has a few records."""
+    """However often key-groups are shared out anew, a home has only a few records."""
     kv = opened(url)
     rng = random.Random(5)
     ledger = kv._residence.ledger
@@ -297,7 +297,7 @@ def test_records_that_others_have_made_obsolete_are_deleted(url: str) -> None:
 def test_two_siblings_that_commit_at_once_do_not_undo_each_other(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One finds the other's commit half done, waits for it, and must not do it again."""
+    """One finds the other's commit half done. It waits for it, and must not do it again."""
     monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", 100)
     monkeypatch.setattr(commits, "_COMMIT_BYTES_MIN", 100)
     kv = opened(url)
@@ -431,7 +431,7 @@ def test_key_groups_that_went_after_the_commit_do_not_come_back(url: str) -> Non
     memory.close()
 
 
-# ---- Beside a hand-over to another process (here: to a provider that knows of this one by address)
+# ---- During a hand-over to another process (here: to a provider that knows only the address)
 
 
 @pytest.fixture
@@ -509,7 +509,7 @@ def test_what_comes_back_after_a_rollback_is_as_it_went_and_can_be_rolled_back(
 
 @pytest.fixture
 def held_attempt(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Checkpoints that freeze the state at once, and read it when the event says so."""
+    """Checkpoints freeze the state at once, but read it only when the event is set."""
     may_write = threading.Event()
     enter = Attempt.__enter__
 
@@ -570,7 +570,7 @@ def test_a_checkpoint_has_the_moment_at_which_it_was_taken(
 def test_the_next_checkpoint_after_a_rollback_has_what_was_rolled_back_to(
     url: str, tmp_path: Path
 ) -> None:
-    """It refers to one whose state was undone."""
+    """It is based on a checkpoint whose state was undone."""
     kv = opened(url)
     place = tmp_path / "checkpoints"
     fill(kv, 1)
@@ -601,7 +601,7 @@ def test_the_next_checkpoint_after_a_rollback_has_what_was_rolled_back_to(
 def test_a_scan_misses_nothing_that_a_commit_moves_meanwhile(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a state that was cleared: what is in place counts again once the commit is made."""
+    """For a state that was cleared: rows in place count again once the commit is made."""
     monkeypatch.setattr("statekit.homes.rocksdb._PAGE_ROWS", 2)
     for bytes_max in (1 << 20, 100):
         monkeypatch.setattr(commits, "_COMMIT_BYTES_MAX", bytes_max)
@@ -654,7 +654,7 @@ def test_a_scan_that_begins_before_a_commit_sees_all(url: str) -> None:
 
 
 def test_rollback_works_on_a_home_that_can_only_be_read(tmp_path: Path) -> None:
-    """A full disk: what is pending cannot be deleted, and does no harm."""
+    """On a full disk, pending rows cannot be deleted, but do no harm."""
     inner, place, faults = f"disk:{uuid.uuid4().hex}", uuid.uuid4().hex, Faults()
     FaultyHome.places[place] = (inner, faults)
     kv = opened(f"faulty:{place}?memory=256KiB")
@@ -683,7 +683,7 @@ def test_rollback_works_on_a_home_that_can_only_be_read(tmp_path: Path) -> None:
 
 
 def test_an_arrival_whose_record_may_be_there_does_not_void_a_later_one(url: str) -> None:
-    """The write of the record fails when it is done; then a part of the key-groups comes."""
+    """The write of the record fails after it was done; then some of the key-groups come."""
     place, faults = uuid.uuid4().hex, Faults()
     FaultyHome.places[place] = (url.replace("&memory=256KiB", ""), faults)
     faulty = f"faulty:{place}?memory=256KiB"
@@ -707,7 +707,7 @@ def test_an_arrival_whose_record_may_be_there_does_not_void_a_later_one(url: str
 
 
 def test_a_home_lasts_for_more_generations_than_four_bytes_count(url: str) -> None:
-    """Each state that is cleared ends one per leaf: 2^32 of them are a few days."""
+    """Clearing a state uses up one per leaf, so 2^32 would last for a few days only."""
     kv = opened(url)
     fill(kv, 1)
     kv.commit({"at": 1})

@@ -35,7 +35,7 @@ def sent(orders: list[Any], kind: type) -> dict[str, Any]:
 
 
 def store(coordinator: Coordinator, orders: list[Any]) -> list[Any]:
-    """Every write succeeds; what is ordered in the end."""
+    """Lets every write succeed. Returns what is ordered in the end."""
     done: list[Any] = []
     while orders:
         order = orders.pop(0)

@@ -31,7 +31,7 @@ def small(compression: str | None = None) -> tuple[Files, list[bytes]]:
 
 
 def write_small(folder: str, compression: str | None) -> dict[str, Any]:
-    """Through the public API; what the state was."""
+    """Writes a checkpoint through the public API. Returns what the state was."""
     with sk.open("memory:", key_groups=2, subgroups=2) as kv:
         visits = kv.value("visits", int)
         tags = kv.list("tags", str, key=int, ttl=sk.TTL(60, time="event"))
@@ -97,7 +97,7 @@ def test_the_small_checkpoint_is_good_and_small(compression: str | None) -> None
 def test_every_flipped_bit_is_noticed(compression: str | None) -> None:
     files, _ = small(compression)
     flips = 0
-    known = open_checkpoint(files.storage()).manifest  # read once: half of the time
+    known = open_checkpoint(files.storage()).manifest  # read once, to save half of the time
     names = [name for name in files if compression is None or name.endswith(".pack")]
     for name in names:
         data = files[name]
@@ -120,7 +120,7 @@ def test_every_truncation_is_noticed(compression: str | None) -> None:
 
 
 def test_restoring_notices_flips_and_truncations_too(tmp_path: Path) -> None:
-    """The same through restore(), in every file at every third byte: a bit of it, or the end."""
+    """The same through restore(): at every third byte of every file, a flipped bit or the end."""
     good = write_small(str(tmp_path), None)
     with sk.restore(tmp_path, lazy=False) as kv:
         assert contents(kv) == good

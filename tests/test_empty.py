@@ -1,4 +1,4 @@
-"""What is empty costs little memory: providers and stores of many leaves."""
+"""Empty providers, and stores of many leaves, take little memory."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ import pytest
 from statekit._native import lib
 
 KIB_MAX = 100  # of an empty provider with 128 x 16 leaves and two states
-#: Of a store with 2^20 leaves, of which one is used. If it touched all of them, they would take
-#: more than 64 MiB. (The pages of arrays that are looked at are most of it: about 140 KiB.)
+#: For a store with 2^20 leaves, one of which is used. If it touched all leaves, they would take
+#: more than 64 MiB. (Most of it, about 140 KiB, is pages of arrays that are looked at.)
 KIB_MILLION_MAX = 256
 
 _PROGRAM = """
@@ -43,7 +43,7 @@ _OWNER = """
     kv.list("clicks", str)
     return kv
 """
-# As a provider with a home has it, and as one does that was just split.
+# The store of a provider with a home, and that of one that was just split.
 _STORE = """
     store = statekit.Store()
     store.write_back()

@@ -103,7 +103,7 @@ def test_new_keys_are_not_asked_for_once_the_keys_are_told() -> None:
         life.store.home_keys(life.state, leaf, [*life.home[leaf]])
     for key in range(1000, 3000):
         assert life.find(key) is None
-    assert life.asked < 100  # some of the 2,000 look as if they were there
+    assert life.asked < 100  # the filter lets only some of the 2,000 missing keys pass
     assert all(life.find(key) == key for key in range(200))
 
 

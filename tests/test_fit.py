@@ -81,7 +81,7 @@ class Cart:
 
 @dataclasses.dataclass
 class Derived:
-    """Its __post_init__ makes the same of the same fields."""
+    """Its __post_init__ gives the same result for the same fields."""
 
     width: int
     area: int = dataclasses.field(init=False)
@@ -92,7 +92,7 @@ class Derived:
 
 @dataclasses.dataclass
 class Counting:
-    """Its __post_init__ makes something else of what was stored."""
+    """Its __post_init__ changes what was stored."""
 
     count: int
 
@@ -185,7 +185,7 @@ def same(a: Any, b: Any) -> bool:
 def equal(a: Any, b: Any) -> bool:
     """The same, whatever the classes."""
     if isinstance(a, dt.datetime) and isinstance(b, dt.datetime) and a.tzinfo is not None:
-        return a.timestamp() == b.timestamp()  # in the fold, Python has no two that are equal
+        return a.timestamp() == b.timestamp()  # Python finds no two datetimes in a fold equal
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         is_tuple = isinstance(a, tuple), isinstance(b, tuple)
         return is_tuple[0] == is_tuple[1] and len(a) == len(b) and all(map(equal, a, b))
@@ -307,7 +307,7 @@ TYPES: st.SearchStrategy[Typed] = st.recursive(
 
 
 def write(kv: sk.KVProvider, hint: Any, value: Any, number: int) -> Callable[[sk.KVProvider], Any]:
-    """Writes a value in all the ways there are; what reads them again."""
+    """Writes a value in all ways. Returns a function that reads it in all ways."""
     declare: dict[str, Callable[[sk.KVProvider], Any]] = {
         "value": lambda kv: kv.value(f"value {number}", hint),
         "put_many": lambda kv: kv.value(f"put_many {number}", hint),
@@ -449,10 +449,10 @@ def test_a_value_is_stored_as_something_equal_or_refused(hint: Any) -> None:
             assert equal(back, value), (value, back)
             state.put_many(["key"], [value])
             assert same(state.pop("key"), back), value
-            state["key"] = back  # and it is of the type, so it stays as it is
+            state["key"] = back  # what was read is of the type, so it stays as it is
             assert same(state.pop("key"), back)
         if hint in (list, dict, set) or getattr(hint, "__origin__", None) in (list, dict, set):
-            continue  # live ones take whatever list(), dict() and set() take
+            continue  # live containers accept whatever list(), dict() and set() accept
         try:
             maps["key"]["a"] = value
         except (BadValueError, OverflowStateError):

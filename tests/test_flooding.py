@@ -137,7 +137,7 @@ def test_crafted_keys_stay_cheap_and_correct(kind: str, batch: bool) -> None:
         leaf_of(int, keys[0], GROUPS, SUBGROUPS)
     )
 
-    # Half of them go, which leaves no long chains behind; then the rest, and the memory.
+    # Deleting half of them leaves no long chains behind. Deleting the rest frees the memory.
     assert sum(state.delete_many(keys[::2])) == COUNT // 2
     check_costs(state, keys)
     for key in keys[1::2]:
@@ -168,7 +168,7 @@ def test_crafted_keys_that_arrive_in_blocks_stay_cheap() -> None:
 
 
 def test_map_keys_cannot_be_crafted_at_all() -> None:
-    """Maps place their keys by a secret hash: keys that collide in XXH64 are as good as others.
+    """Maps place their keys by a secret hash: keys that collide in XXH64 are like any others.
 
     Probes inside a map are not counted, so this only shows that nothing depends on the hash."""
     store = new_store()

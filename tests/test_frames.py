@@ -46,7 +46,7 @@ def small_frames() -> bytearray:
 
 
 def each_frame(frames: Any) -> list[tuple[int, int, int]]:
-    """(offset, checksum, size) by the rules of a pack, and nothing of csrc."""
+    """(offset, checksum, size) by the rules of a pack, without using csrc."""
     found, at = [], 0
     while at < len(frames):
         checksum, size = struct.unpack_from("<IQ", frames, at + 4)
@@ -124,7 +124,7 @@ def test_frames_grow_and_are_viewed_without_a_copy() -> None:
 def test_viewed_frames_cannot_change_and_a_view_outlives_them() -> None:
     frames = Frames()
     frames.append(b"0123456789")
-    part = frames.view()[2:5]  # all views count, those made from others too
+    part = frames.view()[2:5]  # all views count, also those made from other views
     with pytest.raises(BufferError):
         frames.append(b"x")
     with pytest.raises(BufferError):
@@ -286,7 +286,7 @@ def test_a_rewrite_that_cannot_be_is_refused() -> None:
 
 def test_a_retyped_state_has_its_entries_in_the_new_type() -> None:
     store = new_store()
-    keys = ["k" * n for n in range(1, 40)]  # some fit a slot with a stamp, some without, some none
+    keys = ["k" * n for n in range(1, 40)]  # fit a slot with a stamp, only without, or not at all
     store.state("n", "i64").put_many(keys, list(range(39)))
     state = store.retype("n", "f64", timed=True)
     assert state is store.state("n", "f64", timed=True)

@@ -223,7 +223,7 @@ def test_causes_are_in_it_if_their_effects_are(url: str) -> None:
             thread.start()
         try:
             before: dict[str, int] = {}
-            for turn in range(1000):  # enough for writers on a busy machine to need the home
+            for turn in range(1000):  # so many that writers need the home even on a busy machine
                 if turn >= 6 and kv.metrics().states["filler"].spills:
                     break
                 with kv._residence.freeze() as frozen:
@@ -253,7 +253,7 @@ def test_expired_rows_are_left_out(url: str) -> None:
         short["k7"] = "young"
         store.set_time("processing", 61_000)
         with kv._residence.freeze() as frozen:
-            # the scratch store of the frozen state has the system's clock: set it like ours
+            # The scratch store of the frozen state uses the system's clock: set it like ours.
             assert frozen._assembly is not None
             frozen._assembly._scratch.set_time("processing", 61_000)
             assert image_of(frozen) == {"short": {"k7": "young"}}
@@ -271,7 +271,7 @@ def test_sweeping_does_not_reach_into_it(url: str) -> None:
             assert kv.sweep() == 400
             assert len(short) == 0
             found = image_of(frozen)["short"]
-            # Memory's snapshot may leave out what has expired since (csrc/ttl.c), and nothing else.
+            # Memory's snapshot may leave out what has expired since (csrc/ttl.c), but nothing else.
             assert found.items() <= keep.items()
             assert len(found) > 200
 

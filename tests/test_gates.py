@@ -62,7 +62,7 @@ FATES = ("expected", "absent", "partial", "whole", "shut", "away")
 
 
 def waiting_store(now: int, fates: list[str], early: list[str]) -> tuple[Store, dict[str, Any]]:
-    """A store with leaves of such fates; whole and partial ones have some entries already."""
+    """A store whose leaves have these fates. Whole and partial leaves have some entries already."""
     store, states = open_store(now)
     for leaf, fate in enumerate(fates):
         if fate != "whole":
@@ -295,7 +295,7 @@ class Gates(RuleBasedStateMachine):
                     with pytest.raises(NotOwnedError):
                         states[name].get_encoded(key)
                 elif fates[leaf] in ("whole", "partial") and name != "x" and key in early:
-                    assert states[name].get_encoded(key) == encoded(name, 77)  # newer: it stays
+                    assert states[name].get_encoded(key) == encoded(name, 77)  # newer, so it stays
                 elif fates[leaf] == "whole":
                     assert states[name].get_encoded(key) is None
                 elif name in some and key in wanted:
@@ -303,7 +303,7 @@ class Gates(RuleBasedStateMachine):
                 else:
                     with pytest.raises(UnknownEntryError):
                         states[name].get_encoded(key)
-        # the same leaf by leaf
+        # The same, leaf by leaf.
         single, _ = waiting_store(self.model.now, fates, early)
         for leaf in touched:
             mine = [key.encode() for key in wanted if leaf_by_key(key) == leaf]

@@ -1,4 +1,4 @@
-"""What the participant asks for is carried out, all of it: the shell drops no action."""
+"""Everything that the participant asks for is carried out: the shell drops no action."""
 
 import threading
 from collections import Counter
@@ -34,7 +34,7 @@ from statekit.protocol.participant import Participant
 
 SECONDS_MAX = 120.0
 KEYS = [f"k{i}" for i in range(500)]
-#: What the participant is asked or told, and answers with actions.
+#: Methods of the participant that return actions.
 ASKED = (
     *("on", "own", "fence", "take", "declare_dead"),
     *("begin", "abort", "make_way", "taken_back", "send"),
@@ -78,10 +78,10 @@ def test_an_action_that_nobody_has_heard_of_is_an_error(stack: ExitStack) -> Non
 
 
 class Recorder:
-    """What participants have asked for, and what their shells took on."""
+    """What participants have asked for, and what their shells have carried out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # By type too: an action is a tuple, and equal to those of others with the same fields.
+        # By type, too: an action is a tuple, and equal to other actions with the same fields.
         self.asked: Counter[tuple[type, Action]] = Counter()
         self.taken: Counter[tuple[type, Action]] = Counter()
         for name in ASKED:
@@ -99,7 +99,7 @@ class Recorder:
     def _listening(self, method: Any) -> Any:
         def ask(*arguments: Any, **named: Any) -> Any:
             depth = getattr(self._depth, "now", 0)
-            self._depth.now = depth + 1  # one calls another: begin() is called by on(), say
+            self._depth.now = depth + 1  # methods call each other: on() calls begin(), say
             try:
                 found = method(*arguments, **named)
             finally:
@@ -130,7 +130,7 @@ def test_all_that_participants_ask_for_in_hand_overs_is_taken_on(
     again = b.fetch_from(here, key_groups=[0], strategy="on_demand")
     (departure,) = (one for one in a.migrations if one.id == again.id)
     departure.abort()
-    again.wait(SECONDS_MAX)  # learns that it was taken back
+    again.wait(SECONDS_MAX)  # the target learns that it was taken back
     migration.wait(SECONDS_MAX)
     back = a.fetch_from(there, key_groups=[1], strategy="on_demand")
     back.abandon()
@@ -141,5 +141,5 @@ def test_all_that_participants_ask_for_in_hand_overs_is_taken_on(
     wanted = {AddToPart, Drop, Expect, Fence, Install, Reopen, Send, Serve, Shut, TakeBack}
     assert kinds >= wanted | {Unexpect, WritePart}
     assert not kinds & {Lost, Restore}
-    # Threads that report what has come may be between the two. Serve is read out.
+    # Threads that report what has come may be between asking and doing. Serve is read out later.
     wait_until(lambda: {kind for kind, _ in recorder.asked - recorder.taken} <= {Serve})

@@ -1,4 +1,4 @@
-"""A hand-over that begins: an answer that is late or lost costs nothing, many leaves are cheap."""
+"""The beginning of a hand-over: an answer may be late or lost, and many leaves are cheap."""
 
 import sys
 import threading
@@ -51,10 +51,10 @@ ALL = dict(sorted((key, i) for i, key in enumerate(KEYS)))
 
 
 class Held:
-    """Calls of Begin that outlast their time-out, though no clock is looked at.
+    """Calls of Begin that outlast their time-out, without looking at a clock.
 
-    The caller gives up when the source has the call, and the call goes on without it: it is held
-    there, before it is done or after, until the test lets it go on.
+    The caller gives up when the source has the call. The call is held at the source, before or
+    after it is done, until the test lets it go on.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
@@ -78,7 +78,7 @@ class Held:
         def ask(channel: PeerChannel, asked: Any, **options: Any) -> Any:
             if not self.is_impatient:
                 return call(channel, asked, **options)
-            # A channel of its own, for who gives up closes the other.
+            # A channel of its own, because the caller that gives up closes the other one.
             own = PeerChannel(channel.address, timeout_s=SECONDS_MAX)
             thread = threading.Thread(target=call, args=(own, asked))
             thread.start()
@@ -94,7 +94,7 @@ class Held:
         assert self._release.wait(SECONDS_MAX)
 
     def fail(self, target: sk.KVProvider, address: str, **options: Any) -> None:
-        """fetch_from() as it is when the answer does not come."""
+        """fetch_from() must fail as it does when the answer does not come."""
         self.is_impatient = True
         with pytest.raises(PeerLostError) as caught:
             target.fetch_from(address, **options)
@@ -113,13 +113,13 @@ class Held:
 def test_a_plain_retry_goes_on_with_what_was_begun(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, where: str, is_over: bool
 ) -> None:
-    """The request is late, or the answer is; the next try comes after it, or before."""
+    """The request or the answer is late; the next try comes after it, or before it."""
     source, target, address = pair(stack)
     held = Held(monkeypatch, where)
     held.fail(target, address)
     if is_over:
         held.let_go()
-        assert source.key_groups == ()  # what made it look as if there were nothing to fetch
+        assert source.key_groups == ()  # this made it look as if there were nothing to fetch
     migration = target.fetch_from(address)
     held.let_go()
     migration.wait(SECONDS_MAX)
@@ -132,7 +132,7 @@ def test_a_plain_retry_goes_on_with_what_was_begun(
 def test_nobody_who_retries_waits_for_a_slow_begin_twice(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it takes: the same hand-over is not begun anew with each try."""
+    """However long it takes, the same hand-over is not begun anew with each try."""
     source, target, address = pair(stack)
     held = Held(monkeypatch, "before")
     begun: list[str] = []
@@ -193,7 +193,7 @@ def test_what_is_asked_for_next_may_be_something_else(
     target.fetch_from(address, key_groups=groups).wait(SECONDS_MAX)
     assert target.key_groups == (groups,)
     wait_until(lambda: not target.migrations, SECONDS_MAX)
-    if groups.start >= 4:  # that is still open
+    if groups.start >= 4:  # the hand-over of these is still open
         target.fetch_from(address, key_groups=range(4)).wait(SECONDS_MAX)
     assert content(source, target) == ALL
 
@@ -220,7 +220,7 @@ def test_another_base_is_not_taken_for_the_first(
     held = Held(monkeypatch, "after")
     held.fail(target, address, base=str(tmp_path))
     held.let_go()
-    migration = target.fetch_from(address)  # without one: what comes must not be changes to it
+    migration = target.fetch_from(address)  # without a base: what comes must not be changes to one
     migration.wait(SECONDS_MAX)
     assert not migration.is_based
     assert content(target) == ALL | {key: ALL[key] + 1000 for key in KEYS[:10]}
@@ -244,7 +244,7 @@ def test_a_source_that_was_started_anew_is_asked_anew(
 def test_what_cannot_be_taken_over_is_the_old_owners_again(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer came, but could not be used, and what was given back did not arrive at first."""
+    """The answer came but could not be used, and the first attempts to give back did not arrive."""
     source, target, address = pair(stack)
     accept, tries = NewOwnerShell._accept, []
 
@@ -279,10 +279,10 @@ def test_a_begin_that_comes_again_after_all_was_taken_back_begins_nothing(
 
 
 def test_who_has_had_a_leaf_before_takes_it_from_one_who_was_opened_anew(stack: ExitStack) -> None:
-    """It remembers epochs that the new owner, who has lost or never had them, must pass."""
+    """It remembers epochs. The new owner, which has lost or never had them, must exceed them."""
     other = opened(stack, owned=())
     others_address = other.serve().address
-    for _ in range(4):  # each there and back makes the epochs higher
+    for _ in range(4):  # each time there and back makes the epochs higher
         source, target, address = pair(stack)
         target.fetch_from(address, strategy="all_at_once").wait()
         other.fetch_from(target.serve().address, strategy="all_at_once").wait()
@@ -362,7 +362,7 @@ def test_no_step_of_beginning_is_done_leaf_by_leaf(
 def test_timers_in_more_places_than_a_message_can_name_are_no_obstacle(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaves between them are brought early too, then."""
+    """Then leaves between them are fetched early, too."""
     from statekit.migration import departure
 
     monkeypatch.setattr(departure, "RANGES_MAX", 3)

@@ -1,7 +1,8 @@
 """A home remembers who owns what: key-groups that were handed over do not come back by themselves.
 
-The old owner has a home (RocksDB, Redis), the new one is memory. A crash is a copy of the home's
-directory as it is at that moment, or a real kill -9; the oracle is a dict of what was flushed.
+The old owner has a home (RocksDB, Redis), the new owner is in memory. A crash is a copy of the
+home's directory as it is at that moment, or a real kill -9. The oracle is a dict of what was
+flushed.
 """
 
 import json
@@ -58,7 +59,7 @@ class RocksHome:
         return f"rocksdb:{self.path}?memory=4MiB"
 
     def crashed(self) -> str:
-        """The URL of what a process that dies now leaves behind."""
+        """The URL of the home that a process leaves behind if it dies now."""
         copy = self._directory / f"copy-{next(self._numbers)}"
         shutil.copytree(self.path, copy)
         return f"rocksdb:{copy}?memory=4MiB"
@@ -98,7 +99,7 @@ def record_of(kv: sk.KVProvider) -> HomeRecord:
 
 
 def wait_freed(kv: sk.KVProvider) -> None:
-    """Until the old owner has forgotten what others have."""
+    """Waits until the old owner has forgotten what others have."""
     wait_until(lambda: not kv._residence.shut_leaves, SECONDS_MAX)
 
 
@@ -140,7 +141,7 @@ def test_it_is_durable_before_the_new_owner_may_use_anything(
 
     def looking(peer: Any, call: Any) -> Any:
         reply = begin(peer, call)
-        with sk.open(home.crashed()) as dead:  # killed with the answer in its hands
+        with sk.open(home.crashed()) as dead:  # killed just before it gives its answer
             found.append(dead.key_groups)
         return reply
 
@@ -169,7 +170,7 @@ def test_it_is_one_write_for_all_leaves(
     if when == "done":
         migration.wait(SECONDS_MAX)
         wait_freed(a)
-        assert len(writes) <= 1 + GROUPS  # what is deleted, some key-groups at a time
+        assert len(writes) <= 1 + GROUPS  # rows are deleted some key-groups at a time
 
 
 _OLD_OWNER = """
@@ -203,7 +204,7 @@ def test_an_old_owner_that_is_killed_after_the_hand_over_owns_nothing(
         assert again.key_groups == ()
     with pytest.raises(NotOwnedError, match=r"key-groups 0-7 .*reclaim=True"):
         sk.open(home.url, owned=range(8))
-    # It may have deleted some of it by then, or nothing yet. It never pretends.
+    # It may have deleted some of it by then, or nothing yet. But it never claims to own it.
     with ExitStack() as inner:
         inner.enter_context(suppress(NotOwnedError))
         assert content(inner.enter_context(sk.open(home.url, reclaim=True))) == ALL
@@ -257,7 +258,7 @@ def test_records_of_earlier_versions_are_read(stack: ExitStack, home: RocksHome)
         kept = a._residence.home
         assert kept is not None
         described = json.loads(kept.read_meta() or b"")
-    assert not {"given", "deleted", "leases"} & described.keys()  # as they were written so far
+    assert not {"given", "deleted", "leases"} & described.keys()  # the record is as it used to be
     with sk.open(home.url) as again:
         assert content(again) == ALL
 
@@ -331,7 +332,7 @@ def test_what_has_come_back_is_there_after_a_crash(
 def test_the_home_says_so_before_what_is_back_can_be_used(
     stack: ExitStack, home: RocksHome, way: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever a key-group is the provider's, the record does not say that it is another's."""
+    """Whenever the provider owns a key-group, the record does not say that another owns it."""
     a = filled(stack, home.url)
     checked: list[tuple[range, ...]] = []
     take_over = sk.KVProvider._take_over
@@ -350,7 +351,7 @@ def test_the_home_says_so_before_what_is_back_can_be_used(
 
 
 def test_epochs_of_leases_survive_a_restart(stack: ExitStack, home: RocksHome) -> None:
-    """Or a former peer would take the next offers for old ones, one after the other."""
+    """Otherwise a former peer would mistake the next offers for old ones, one after the other."""
     b = opened(stack, owned=())
     with ExitStack() as inner:
         a = filled(inner, home.url)
@@ -382,7 +383,7 @@ def test_epochs_survive_with_siblings_and_without_a_hand_over_in_between(
             b.fetch_from(a.serve().address, key_groups=HIGH).wait(SECONDS_MAX)
             a._as_peer()._server.close()  # type: ignore[union-attr]
             a.merge(b)
-    with sk.open(home.url):  # who does nothing about it
+    with sk.open(home.url):  # a provider that does nothing about it
         pass
     with sk.open(home.url) as again:
         (sibling,) = again.split([HIGH])
@@ -398,7 +399,7 @@ def test_what_was_handed_over_is_taken_back_as_it_was_at_the_last_flush(
     stack: ExitStack, home: RocksHome
 ) -> None:
     a, b = filled(stack, home.url), opened(stack, owned=())
-    a.value("n", int).put_many(KEYS, [-1] * len(KEYS))  # and not flushed
+    a.value("n", int).put_many(KEYS, [-1] * len(KEYS))  # these are not flushed
     b.fetch_from(a.serve().address, key_groups=HIGH, strategy="on_demand")
     left = home.crashed()
     with sk.open(left, reclaim=True) as again:
@@ -456,7 +457,7 @@ def test_rows_are_deleted_only_after_the_home_says_so(
     clear, cleared = kept.clear_leaves, []
 
     def looking(leaves: range, states: int) -> None:
-        if leaves.start < 2**20:  # rows in place, not what is pending
+        if leaves.start < 2**20:  # rows in place, not pending rows
             deleted = {group for part in record_of(a).deleted for group in part}
             assert {leaf // SUBGROUPS for leaf in leaves} <= deleted
             cleared.extend(leaves)
@@ -512,7 +513,7 @@ class Broken:
 
     def __init__(self, kept: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_broken = False
-        self.is_written = False  # the next time, all the same
+        self.is_written = False  # True: the next record is written although the call fails
         write = kept.write_meta
 
         def failing(meta: bytes, expected: bytes | None) -> bool:
@@ -551,7 +552,7 @@ def test_a_hand_over_that_the_home_cannot_record_does_not_begin(
     assert content(a) == ALL
     if is_written:
         with pytest.raises(HomeError, match="the disk is full"):
-            a.flush()  # reopening would say that they are another's
+            a.flush()  # if reopened, the home would say that they belong to another
     disk.is_broken = False
     a.flush()
     with sk.open(home.crashed()) as again:

@@ -1,6 +1,6 @@
 """Faults that a review of hand-overs has proved, each with the sequence that showed it.
 
-Two key-groups of one leaf each, so that leaves are large and windows wide.
+There are two key-groups of one leaf each, so that leaves are large and races are easy to hit.
 """
 
 import threading
@@ -62,7 +62,7 @@ def test_a_leaf_that_came_back_is_not_freed_when_it_goes_again(stack: ExitStack)
     there, here = b.serve().address, a.serve().address
     busy(a, True)
     b.fetch_from(here).wait(SECONDS_MAX)
-    a.fetch_from(there).wait(SECONDS_MAX)  # a still had the memory of the first time
+    a.fetch_from(there).wait(SECONDS_MAX)  # a still had the leaf's memory from the first time
     migration = b.fetch_from(here, strategy="on_demand")
     busy(a, False)
     janitor = a._as_peer()._janitor
@@ -76,7 +76,7 @@ def test_a_leaf_that_came_back_is_not_freed_when_it_goes_again(stack: ExitStack)
 def test_a_leaf_that_is_merged_back_is_not_freed_afterwards(
     stack: ExitStack, tmp_path: Path, with_home: bool
 ) -> None:
-    """The old owner frees what was handed over a little later: by then it may be back."""
+    """The old owner frees a leaf a little later than it hands it over: it may be back by then."""
     if with_home:
         pytest.importorskip("rocksdict")
     url = f"rocksdb:{tmp_path}/db?memory=4MiB" if with_home else "memory:"
@@ -101,7 +101,7 @@ def test_a_leaf_that_is_merged_back_is_not_freed_afterwards(
 
 
 def test_a_wrong_word_of_a_death_ends_hand_overs_both_ways(stack: ExitStack) -> None:
-    """What comes from the dead is not this provider's any more: nobody brings it."""
+    """Leaves that were to come from the dead are not this provider's any more: nobody has them."""
     a, b = opened(stack, owned=[0]), opened(stack, owned=[1])
     a.value("n", int).put_many(of_group(a, 0), [1] * len(of_group(a, 0)))
     b.value("n", int).put_many(of_group(b, 1), [1] * len(of_group(b, 1)))
@@ -151,7 +151,7 @@ def test_an_earlier_arrival_does_not_fill_what_was_given_back_and_fetched_again(
 
 
 def test_single_entries_come_from_the_process_that_has_the_leaf(stack: ExitStack) -> None:
-    """The first owner still has the memory of a leaf that has gone on, and been changed."""
+    """The first owner still has the memory of a leaf that has moved on and been changed."""
     a, b, c = opened(stack), opened(stack, owned=()), opened(stack, owned=())
     a.value("v", str).put_many(KEYS, ["old" + "x" * 200] * len(KEYS))
     busy(a, True)
@@ -182,7 +182,7 @@ def test_a_memory_limit_between_two_leaves_leaves_no_write_behind(stack: ExitSta
     try:
         there[first] = b"written at c"
     except StateKitError:
-        return  # nothing was let in: fine as well
+        return  # the write was refused, which is right, too
     migration.give_back()
     owner = there if 0 in c.key_groups[0] else values
     assert owner[first] == b"written at c"
@@ -230,7 +230,7 @@ def test_fencing_ends_arrivals(stack: ExitStack) -> None:
 
 
 def test_fencing_ends_an_arrival_that_has_nothing_to_report(stack: ExitStack) -> None:
-    """Its thread waits for something to say, and is woken."""
+    """Its thread waits for something to report, and must be woken."""
     a, b = opened(stack), opened(stack, owned=())
     a.value("n", int).put_many(KEYS, range(len(KEYS)))
     migration = b.fetch_from(a.serve().address, strategy="on_demand")
@@ -385,7 +385,7 @@ def test_fencing_and_the_end_of_an_arrival_do_not_wait_for_each_other(
     monkeypatch.setattr(NewOwnerShell, "forget", forget_slowly)
     monkeypatch.setattr(Residence, "forget_shut", forget_shut_late)
     b.fetch_from(a.serve().address)
-    assert ending.wait(SECONDS_MAX)  # its thread has the residence's lock, and wants the peer's
+    assert ending.wait(SECONDS_MAX)  # its thread has the residence's lock, and waits for the peer's
     thread = threading.Thread(target=b.fence, args=(7,), daemon=True)
     thread.start()
     thread.join(SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Homes: every one passes the conformance suite, and every failure says what and where."""
+"""Homes: every home passes the conformance suite, and every failure says what and where."""
 
 import importlib
 import os
@@ -65,7 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServ
 
 
 def doc_example() -> type[HomeConformance]:
-    """The test class that docs/homes.md ends with, of the home that it shows."""
+    """The test class at the end of docs/homes.md, for the home that is shown there."""
     scope: dict[str, object] = {}
     for block in python_blocks(ROOT / "docs" / "homes.md"):
         if "print(" not in block:
@@ -287,7 +287,7 @@ def test_suite_can_be_imported_without_pytest_and_hypothesis() -> None:
 
 
 def fails(use: Callable[[], object], *parts: str) -> str:
-    """That a call raises HomeError with a message that has all these parts; the message."""
+    """Asserts that a call raises HomeError with all these parts in its message. Returns that."""
     with pytest.raises(HomeError) as caught:
         use()
     message = str(caught.value)
@@ -358,14 +358,14 @@ def test_rocksdb_path_that_is_a_file(tmp_path: Path, below: str) -> None:
 def test_rocksdb_path_without_permission(tmp_path: Path) -> None:
     parent = tmp_path / "closed"
     parent.mkdir(mode=0o500)
-    # Root may do anything, so it becomes nobody, when it has read all of Python that it needs.
+    # Root may do anything. So it becomes nobody, once it has imported all that it needs.
     code = IMPORT + "if os.getuid() == 0: os.setuid(65534)" + OPEN
     done = run_python(code, str(parent / "db"))
     assert re.search(f"HomeError: .*{parent}.*Permission denied.*Make .*writable", done.stderr)
 
 
 def test_rocksdb_on_a_full_disk(tmp_path: Path) -> None:
-    # A limit of a file's size is the disk that is full to this process only.
+    # With a limit on the size of files, the disk is full for this process only.
     path = tmp_path / "db"
     done = run_python(IMPORT + OPEN + FILL_DISK, str(path))
     assert done.returncode == 0, done.stderr
@@ -417,7 +417,7 @@ def test_rocksdb_damage_is_reported_by_every_read(tmp_path: Path) -> None:
     uses = [
         lambda: home.get([(0, 0, b"1")]),
         lambda: home.get([(0, 0, b"1"), (0, 0, b"2")]),
-        lambda: list(home.load(0, 0)),  # not just the rows before the damage
+        lambda: list(home.load(0, 0)),  # raises, instead of giving the rows before the damage
     ]
     for use in uses:
         fails(use, repr(str(path)), "damaged", "checkpoint")
@@ -453,7 +453,7 @@ def test_rocksdb_metrics_and_memory_stay_near_the_cache_size(tmp_path: Path) -> 
     figures = home.metrics()
     assert figures["rocksdb_keys"] == pytest.approx(40_000, rel=0.2)
     assert figures["rocksdb_file_bytes"] > 20 * MIB
-    # memtables are charged to the cache, so they are in this figure
+    # Memtables are charged to the cache, so they are in this figure.
     assert figures["rocksdb_cache_bytes"] < 10 * MIB
     home.close()
 
@@ -829,7 +829,7 @@ def test_redis_lost_connection_is_tried_again_once(server: RedisServer) -> None:
         home._client = flaky = Flaky(client, 2)  # type: ignore[attr-defined]
         fails(use, "Connection closed")
         assert flaky.calls == 2
-    # It may have happened: a second try could not tell.
+    # The write may have happened, and a second try could not tell.
     home._client = flaky = Flaky(client, 1)  # type: ignore[attr-defined]
     fails(lambda: home.write_meta(b"x", None), "Connection closed")
     assert flaky.calls == 1

@@ -1,4 +1,4 @@
-"""The tool that interrupts at every line finds what it is there to find."""
+"""The tool that interrupts at every line finds the bugs that it is meant to find."""
 
 import threading
 

@@ -71,7 +71,7 @@ def test_type_of_a_value_state_gives_its_kind(kind: str) -> None:
 
 
 def test_no_file_asks_which_kind_a_value_is_of_but_those_of_the_kinds() -> None:
-    """So a new kind is a file and a line in the table, and nobody has to look for the rest."""
+    """So a new kind is a file and a line in the table, and nobody has to look for other places."""
     kinds = "|".join(constants())
     own = {path.name for path in sources() if "const sk_kind_ops sk_" in path.read_text()}
     assert {"number.c", "bytes.c", "container.c", "timers.c"} <= own
@@ -82,7 +82,7 @@ def test_no_file_asks_which_kind_a_value_is_of_but_those_of_the_kinds() -> None:
 def test_no_file_compares_the_numbers_of_kinds() -> None:
     for path in sources():
         found = re.findall(r"switch \([^)]*kind\)|\bkind\s*(?:<=?|>=?)(?!>)\s*\w+", code_of(path))
-        # whether there is such a kind
+        # These ask only whether there is such a kind.
         allowed = ["kind > 0", "kind < SK_KINDS_MAX"] if path.name == "kind.h" else []
         assert found == allowed, path.name
 

@@ -1,6 +1,6 @@
-"""Leaving a provider without close(): what is kept, what is not, and that it is said.
+"""Leaving a provider without close(): what is kept, what is not, and the warning about it.
 
-Each case is a program of its own, since most of it happens when one ends.
+Each case is a program of its own, since most of it happens when a program ends.
 """
 
 import os
@@ -30,7 +30,7 @@ kv["counts"]["a"] = 2
 kv["counts"]["b"] = 2
 """
 
-#: Ways to leave it, and the exit code.
+#: Ways to leave a provider, and the exit code.
 WAYS = {
     "end of the script": ("", 0),
     "end, with a reference in a function": ("def f(kept=kv): pass\ndel kv", 0),
@@ -154,7 +154,7 @@ assert sk.open(sys.argv[1]).value("counts", int)["d"] == 4
 def test_a_provider_that_is_collected_in_the_middle_of_another_call_waits_for_its_end(
     tmp_path: Path,
 ) -> None:
-    """Garbage is collected anywhere: also while this thread holds the lock of their home."""
+    """Garbage is collected anywhere, even while this thread holds the lock of the home."""
     code = """
 import threading
 other = sk.open(sys.argv[1].replace("home", "other"))

@@ -1,8 +1,8 @@
 """Random lives of providers, across features, against a plain model: tests/lives says how.
 
-Two short runs, from a seed that is always the same and from one that is not; longer ones with
-STATEKIT_NIGHTLY=1, and `make test-all` goes on for hours. Each is a program of its own: it forks,
-which a process with threads must not.
+There are two short runs, one from a fixed seed and one from a random seed. With STATEKIT_NIGHTLY=1
+they are longer, and `make test-all` goes on for hours. Each is a program of its own, because it
+forks, which a process with threads must not do.
 """
 
 import os
@@ -19,7 +19,7 @@ STEPS = 20_000 if IS_NIGHTLY else 400  # a few minutes, some seconds
 
 
 def play(*arguments: str) -> str:
-    """What a run says. Its failures come with their seeds, steps, and how to see them again."""
+    """What a run prints: failures with their seeds and steps, and how to reproduce them."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.lives", *arguments],
         cwd=ROOT,
@@ -42,11 +42,11 @@ def test_lives_from_any_seed_are_as_the_model_says() -> None:
 
 
 def test_a_life_takes_the_same_steps_every_time() -> None:
-    """As far as they are chosen; what threads do meanwhile is up to them."""
+    """The chosen steps are the same; what threads do meanwhile may differ."""
     first, again = (play("--seed", "12", "--lives", "1", "--trace") for _ in range(2))
 
     def chosen(told: str) -> list[str]:
-        # Names of temporary directories differ, and servers' ports.
+        # Names of temporary directories and ports of servers differ.
         lines = [line for line in told.splitlines() if line[:4].strip().isdigit()]
         return [line[:6] + line[6:].split("lives-")[0].split("redis:")[0] for line in lines]
 

@@ -1,4 +1,4 @@
-"""What random lives (tests/lives) have found, each as small as it could be made."""
+"""What random lives (tests/lives) have found, each as a small test."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ def test_a_look_finds_everything_and_changes_no_byte(home: Path, monkeypatch: An
     with sk.open(f"rocksdb:{home}?look=1") as kv:
         found = kv.value("visits", int)
         assert dict(found.items()) == EXPECTED
-        found["user-1"] = 77  # what is written there is nobody else's
+        found["user-1"] = 77  # what is written there affects nobody else
         kv.value("another", str)["a"] = "b"
         kv.flush()
         assert kv.metrics().states["another"].entries == 1

@@ -68,7 +68,7 @@ def sample(**changes: Any) -> Manifest:
 
 
 def sealed(data: bytes | bytearray) -> bytes:
-    """With the checksum that the contents have."""
+    """The data with the right checksum."""
     return bytes(data[:8]) + crc32c(bytes(data[12:])).to_bytes(4, "little") + bytes(data[12:])
 
 
@@ -78,7 +78,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     assert again == manifest
     assert again.encode() == manifest.encode()
     assert again.schemas == manifest.schemas
-    assert list(again.schemas[1].type[2][2]) == ["y", "x"]  # of a NamedTuple the order counts
+    assert list(again.schemas[1].type[2][2]) == ["y", "x"]  # the order of a NamedTuple's fields
     assert again.bytes == 400 + 400 + 80 + 80 + 80
     assert again.new_bytes == 64 + 80 + 64 + 160
 
@@ -373,7 +373,7 @@ def test_every_form_of_a_state_is_known() -> None:
     for form in ("value", "list", "map", "set", "timers"):
         (schema,) = Manifest.decode(described(states=state(form=form)), NAME).schemas
         assert schema.form == form
-        assert schema.kind  # of schema.py: the forms are the same there
+        assert schema.kind  # schema.py knows the same forms
 
 
 def test_constants_of_the_format() -> None:
@@ -424,7 +424,7 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
 
 
 def check_rules(manifest: Manifest) -> None:
-    """The conditions once more, in words of their own."""
+    """The conditions once more, written independently."""
     assert manifest.number == 9
     owned = {group for part in manifest.owned for group in part}
     assert all(0 <= group < manifest.key_groups for group in owned)
@@ -503,5 +503,5 @@ def test_mutants_with_right_checksums_are_refused_or_valid() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0 < good < MUTANTS  # both happen, or the mutants are no good
+    assert 0 < good < MUTANTS  # if not both happen, the mutants are no good
     assert peak < 4 << 20  # whatever they claim

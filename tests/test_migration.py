@@ -1,7 +1,7 @@
 """Leaves move between providers while both are used: what a user sees of it.
 
-Two providers of this process, over real servers on loopback; processes are in tests/faults. The
-oracle is a dict of what was written.
+Both providers are in this process, with real servers on loopback; tests/faults has real processes.
+The oracle is a dict of what was written.
 """
 
 import operator
@@ -303,7 +303,7 @@ def test_of_a_large_leaf_the_wanted_entries_come_first(stack: ExitStack) -> None
 def test_of_a_leaf_of_which_some_entries_are_here_the_others_are_absent(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reports, "_bring_rest", lambda *_: None)  # the leaves would follow
+    monkeypatch.setattr(Reports, "_bring_rest", lambda *_: None)  # otherwise whole leaves follow
     source, target = (
         stack.enter_context(sk.open("memory:", key_groups=2, subgroups=1, **owned))
         for owned in ({}, {"owned": ()})
@@ -404,7 +404,7 @@ def test_engines_see_what_is_not_here_and_can_ask_for_it(stack: ExitStack) -> No
     mine = keys_of(target, HIGH)
     assert [*target.absent(mine)] == list(range(len(mine)))
     assert not target.is_here(mine[:1])
-    assert not target.absent(keys_of(target, LOW))  # another's: refused, not waited for
+    assert not target.absent(keys_of(target, LOW))  # owned by another: refused, not waited for
     target.prefetch(mine[:10]).result(SECONDS_MAX)
     assert target.is_here(mine[:10])
     target.prefetch(mine).result(SECONDS_MAX)
@@ -700,7 +700,7 @@ def test_a_later_generation_fences_an_earlier_one(stack: ExitStack) -> None:
 
 
 def test_a_stranger_with_a_later_generation_is_refused_and_not_obeyed(stack: ExitStack) -> None:
-    """Neither has shown who it is: only kv.fence() fences."""
+    """Neither side has shown who it is: then only kv.fence() fences."""
     victim, stranger = opened(stack), opened(stack, owned=())
     victim.value("n", int).put_many(KEYS, range(len(KEYS)))
     address = victim.serve().address
@@ -793,7 +793,7 @@ def test_checkpoints_of_both_sides_in_the_middle_have_each_key_once(
         target.checkpoint_async(tmp_path / "target"),
     ]
     for key in touched:
-        numbers.add(key, 1_000_000)  # after it: not in it
+        numbers.add(key, 1_000_000)  # after the checkpoint: not in it
     parts = [parts[0], parts[1].wait(SECONDS_MAX)]
     migration.wait(SECONDS_MAX)
     restored = stack.enter_context(sk.restore(parts, lazy=False))
@@ -843,7 +843,7 @@ def test_parts_of_one_barrier_have_each_leaf_once(
 
 
 def whole(stack: ExitStack, parts: list[Any]) -> list[int]:
-    """What parts of one checkpoint are together, each key-group in one of them."""
+    """What parts of one checkpoint hold together. Each key-group must be in one of them."""
     covered = sorted(group for part in parts for span in part.key_groups for group in span)
     assert covered == list(range(GROUPS))
     restored = stack.enter_context(sk.restore(parts, lazy=False))
@@ -855,7 +855,7 @@ def whole(stack: ExitStack, parts: list[Any]) -> list[int]:
 def test_what_is_back_after_the_barrier_passed_is_in_the_old_owners_part(
     stack: ExitStack, tmp_path: Path, ending: str, with_home: bool
 ) -> None:
-    """It was offered when the barrier passed: neither side had it then."""
+    """It was on offer when the barrier passed, so neither side had it then."""
     if with_home:
         pytest.importorskip("rocksdict")
     url = f"rocksdb:{tmp_path}/db?memory=2MiB" if with_home else "memory:"
@@ -1002,7 +1002,7 @@ def test_a_base_may_lie_elsewhere_for_the_other_side(stack: ExitStack, tmp_path:
     names.put_many(KEYS, KEYS)
     source.checkpoint(tmp_path / "here")
     names[KEYS[0]] = "changed"
-    (tmp_path / "here").rename(tmp_path / "there")  # as it is mounted on another machine
+    (tmp_path / "here").rename(tmp_path / "there")  # as if mounted elsewhere on another machine
     migration = target.fetch_from(address, base=str(tmp_path / "there"))
     migration.wait(SECONDS_MAX)
     assert migration.is_based

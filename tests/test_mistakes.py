@@ -1,4 +1,4 @@
-"""Mistakes that users make, and what they are told: what, where, what to do. Nothing changes."""
+"""Mistakes that users make. The error says what, where and what to do, and nothing changes."""
 
 import copy
 import datetime as dt
@@ -356,7 +356,7 @@ def test_a_mistake_is_named_and_changes_nothing(
     assert world.contents() == before
 
 
-# ---- Batches are what a loop over a dict is
+# ---- Batches do the same as a loop over a dict
 
 S = ["a", "b", "", "ключ", "a", "k" * 40]
 I = [0, 1, -1, 2**62, 1, 7]  # noqa: E741

@@ -59,7 +59,7 @@ GEOMETRIES = [(1, 1), (4, 4), (128, 16)]
 SMALL = 16  # leaves of a store that is compared as a whole after each step
 pack = msgpack.packb
 
-# ---- Strategies. Few distinct keys, so that operations meet; of every length that matters.
+# ---- Strategies. Few distinct keys, so that operations meet, and of every length that matters.
 
 _STRS = ["", "a", "b", "c", "ключ", "k" * 17, "k" * 18, "k" * 19, "l" * 31, "m" * 32, "n" * 300]
 _INTS = [0, 1, 2, 3, -1, I64_MIN, I64_MAX, *range(100, 108)]
@@ -165,7 +165,7 @@ def as_keys(data: st.DataObject, name: str, keys: list[Any]) -> Any:
 
 
 def keys_of(name: str) -> st.SearchStrategy[list[Any]]:
-    """A batch's keys, many of them twice; of ints sometimes hundreds."""
+    """The keys of a batch, many of them twice; sometimes hundreds of int keys."""
     few = st.lists(key_of(name), max_size=24)
     if CODECS[name].text != "i":
         return few
@@ -497,7 +497,7 @@ class StoreMachine(RuleBasedStateMachine):
         for key, amount in zip(keys, amounts, strict=True):
             total = add(kind, after.get(key, initial), amount)
             if total is None:
-                return  # where a batch that fails stops is tested in test_boundaries.py
+                return  # test_boundaries.py tests where a failing batch stops
             after[key] = total
             sums.append(total)
         source = amounts[0] if one and amounts else as_column(data, kind[0], amounts)
@@ -582,7 +582,7 @@ class StoreMachine(RuleBasedStateMachine):
         states = declare(other)
         entries = [(name, key) for name in SPECS for key in self.model[name]]
         random.shuffle(entries)
-        for name in SPECS:  # what comes and goes leaves no trace
+        for name in SPECS:  # entries that come and go leave no trace
             for key in _POOLS[CODECS[name].text]:
                 if key not in self.model[name]:
                     states[name].put_encoded(key, self.encoded_default(name))
@@ -660,7 +660,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def checkpoint(self, data: st.DataObject) -> None:
-        """A base, then deltas over it, make the same store as it was when each was opened."""
+        """A base and the deltas over it give the store as it was when each snapshot was opened."""
         store, since = self.store, None
         if self.replica is None:
             self.replica = self.new_store()
@@ -668,7 +668,7 @@ class StoreMachine(RuleBasedStateMachine):
             changed = store.changed_leaves(self.replica_epoch)
             since = data.draw(st.sampled_from(["all", "each"]), "since")
             epochs: Any = self.replica_epoch
-            if since == "each":  # leaves that did not change need nothing; some are taken whole
+            if since == "each":  # unchanged leaves need nothing; some leaves are taken whole
                 epochs = [self.replica_epoch] * store.leaves
                 epochs[0] = 0
         with store.snapshot(since=epochs if since else None) as snapshot:
@@ -767,9 +767,9 @@ TestStore.settings = settings(stateful_step_count=80)
 class HomeMachine(RuleBasedStateMachine):
     """Leaves that are absent or partial, and a home (dicts) that has what is not in memory.
 
-    The machine plays the provider: where the store says "unknown" it asks the home, one key
-    or the whole leaf at a time, and tries again. Changes go home by write-back, which may fail,
-    also after the home has taken them; clean entries are evicted. Memory over home is the model.
+    The machine plays the provider: if the store says "unknown", it asks the home, one key or the
+    whole leaf at a time, and tries again. Changes go home by write-back, which may fail, even after
+    the home has taken them. Clean entries are evicted. Memory over home must equal the model.
     """
 
     store: Store
@@ -785,7 +785,7 @@ class HomeMachine(RuleBasedStateMachine):
         self.geometry = geometry
         self.model: dict[str, dict[Any, Any]] = {name: {} for name in SPECS}
         self.home: Image = {name: {} for name in SPECS}
-        self.late: list[tuple[int, bytes]] = []  # what the home once said of a leaf
+        self.late: list[tuple[int, bytes]] = []  # earlier answers of the home about a leaf
         self.writing: dict[int, bytes] = {}  # leaf -> delta blocks taken and not confirmed
         self.snapshots: list[tuple[Any, Image, Image]] = []  # snapshot, home then, model then
         for name in self.NAMES if start != "whole" else ():
@@ -931,7 +931,7 @@ class HomeMachine(RuleBasedStateMachine):
     def redo(
         self, data: st.DataObject, name: str, keys: list[Any], call: Callable[[list[int]], Any]
     ) -> dict[int, Any]:
-        """Runs a batch, asks the home for what is unknown, runs that again; results by record.
+        """Runs a batch, asks the home for what is unknown, and runs that again. Results by record.
 
         call: takes the numbers of the records to run, gives one result for each."""
         results: dict[int, Any] = {}
@@ -1050,10 +1050,10 @@ class HomeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(mode=st.sampled_from(["under", "under_all"]))
     def a_late_answer_changes_nothing_in_a_whole_leaf(self, mode: Any) -> None:
-        """The home's answer of long ago must not bring back what was deleted meanwhile."""
+        """An old answer of the home must not bring back what was deleted meanwhile."""
         leaf, blocks = self.late.pop(0)
         if self.store.residency(leaf) != "whole":
-            return  # a provider drops answers that a later question overtook
+            return  # a provider drops answers that were overtaken by a later question
         before = self.store.encode_leaf(leaf)
         self.store.decode_leaf(leaf, blocks, mode)
         for name, encoded, value in entries_of(blocks):
@@ -1100,7 +1100,7 @@ class HomeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), residency=st.sampled_from(["absent", "partial"]))
     def unload(self, data: st.DataObject, residency: Any) -> None:
-        """A leaf that is clean may go; its tombstones let a leaf turn partial at any time."""
+        """A clean leaf may be dropped. Thanks to tombstones, a leaf may become partial any time."""
         leaf = self.draw_leaf(data)
         if residency == "absent":
             self.flush(leaf)
@@ -1110,7 +1110,7 @@ class HomeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), name=st.sampled_from(NAMES), blind=st.booleans())
     def clear(self, data: st.DataObject, name: str, blind: bool) -> None:
-        """Where all is here the home is told by write-back; else it must be cleared as well."""
+        """If a leaf is whole, write-back tells the home; else the home must be cleared, too."""
         leaf = self.draw_leaf(data)
         is_whole = self.store.residency(leaf) == "whole"
         if not blind and not is_whole:
@@ -1127,7 +1127,7 @@ class HomeMachine(RuleBasedStateMachine):
 
     @rule(arrive=st.booleans())
     def move(self, arrive: bool) -> None:
-        """All leaves go to another store, whatever is being written then: nobody confirms it."""
+        """All leaves go to another store. Nobody confirms what is being written at that time."""
         other = Store(*self.geometry)
         leaves = self.store.detach(0, self.store.leaves)
         for blocks in self.writing.values():
@@ -1144,7 +1144,7 @@ class HomeMachine(RuleBasedStateMachine):
         self.snapshots.append((self.store.snapshot(), home, image_of_model(self.model)))
 
     def home_of_leaves_that_are_not_whole(self) -> Image:
-        """What the home still has to say: nothing about leaves that are whole in memory."""
+        """What the home has of leaves that are not whole: the rest of its rows does not count."""
         whole = [self.store.residency(leaf) == "whole" for leaf in range(self.store.leaves)]
         return {
             name: {

@@ -189,7 +189,7 @@ def test_runs_put_neighbours_together_and_keep_chains_in_order() -> None:
         Segment(0, 1, 64, 8, True),
         Segment(1, 0, 72, 8, False),
         Segment(2, 0, 96, 8, False),
-        Segment(3, 1, 80, 8, False),  # goes back: later in its chain, earlier in the file
+        Segment(3, 1, 80, 8, False),  # its chain goes back in the file: to 72
         Segment(3, 1, 72, 8, True),
     ]
     found = [
@@ -212,7 +212,7 @@ def test_rescale_leaves_nothing_if_it_fails(tmp_path: Path) -> None:
     assert caught.value.offset == last.offset
     assert {file.name for file in (tmp_path / "out").rglob("*") if file.is_file()} <= {".lock"}
     good = open_checkpoint(tmp_path / "ck", 1)
-    assert len(rescale([good], open_storage(tmp_path / "out"), 2)) == 2  # can be repeated
+    assert len(rescale([good], open_storage(tmp_path / "out"), 2)) == 2  # it can be repeated
 
 
 def test_a_pack_that_is_cut_is_named(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_compacted_state_is_the_same_without_deltas(
     assert compact(made) is None
     sk.collect(open_storage(tmp_path / "ck"), 1)
     assert restored(tmp_path / "ck") == states.contents()
-    # what is left is used for the most part
+    # Most of what is left is used.
     stored = sum(file.stat().st_size for file in (tmp_path / "ck").glob("*.pack"))
     assert stored <= 2 * made.bytes + 4096
 
@@ -392,7 +392,7 @@ def test_an_edit_changes_one_entry_and_writes_little(
     others = {state: rows for state, rows in restored(made).items() if state != name}
     assert others == {state: rows for state, rows in states.contents().items() if state != name}
     assert restored(tmp_path / "ck", at=4) == states.contents()  # the old one stays
-    # and away again
+    # And the entry can be deleted again.
     gone = edit(made, name, key, None)
     with sk.restore(gone.url) as kv:
         assert key not in getattr(States(kv), "timers" if name == "expiry" else name)
@@ -468,7 +468,7 @@ REWORKS: dict[str, Callable[[Checkpoint, Path], Any]] = {
 
 
 def damage(place: Path, source: Checkpoint, at: float) -> str:
-    """Flips a bit of the packs that a checkpoint needs, that far into its segments."""
+    """Flips a bit of the packs that a checkpoint needs. at: how far into its segments."""
     segments = sorted(source.manifest.segments, key=lambda one: (one.pack, one.offset))
     segment = segments[int(at * (len(segments) - 1))]
     name = source.manifest.packs[segment.pack].name
@@ -508,7 +508,7 @@ def test_nothing_refers_to_a_pack_whose_header_is_damaged(tmp_path: Path, kind: 
 
 
 def test_compacting_what_is_compact_already_still_says_if_it_is_damaged(tmp_path: Path) -> None:
-    """Whoever is told that there is nothing to do may remove the older ones next."""
+    """A user who is told that there is nothing to do may remove the older checkpoints next."""
     make(tmp_path, rounds=1)
     source = open_checkpoint(tmp_path)
     assert compact(source) is None

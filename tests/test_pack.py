@@ -141,7 +141,7 @@ def test_frames_are_moved_to_another_pack_as_they_are(compressed: str | None) ->
 def test_what_was_read_can_be_added_again() -> None:
     files, ref, segments = build()
     builder = PackBuilder(1)
-    for segment in segments:  # checksums in what is read are bound to the old place
+    for segment in segments:  # checksums in the blocks that are read are bound to the old place
         builder.add(segment.leaf, read_segment(files.storage(), ref, segment))
     again, parts, _ = builder.finish()
     assert again == ref
@@ -339,7 +339,7 @@ def test_mutants_with_right_checksums_are_refused_or_decode_to_something_checked
         try:
             builder.add(leaf, frame)
         except AssertionError:
-            continue  # a size inside: no row of frames, which nobody can make a pack of
+            continue  # it changed the size of a later frame: nobody can make a pack of that
         other, parts, moved = builder.finish()
         bad = Files({other.name: b"".join(parts)})
         outcomes[outcome(bad, other, moved[0])] += 1

@@ -126,7 +126,7 @@ def test_every_function_of_the_header_is_reachable_through_the_package() -> None
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     used = set(re.findall(r"\bsk_\w+", source))
     testing_only = {"sk_fail_alloc", "sk_alloc_count", "sk_is_testing_build"}
-    # what C and other bindings call in place of sk_i64_folded
+    # C and other bindings call these instead of sk_i64_folded.
     testing_only |= {f"sk_{kind}_{op}" for kind in ("i64", "f64") for op in ("fold",)}
     assert header_functions() - used - testing_only == set()
 
@@ -149,7 +149,7 @@ def test_extension_is_built_for_the_stable_abi() -> None:
 
 
 def test_extension_is_stripped() -> None:
-    """Unless it was built otherwise by hand: what section names a file has, it has as text."""
+    """The names of a file's sections are in it as text. (Skipped if built with other flags.)"""
     if os.environ.get("STATEKIT_CFLAGS"):
         pytest.skip("built with STATEKIT_CFLAGS")
     data = Path(_native.__file__).read_bytes()
@@ -159,7 +159,7 @@ def test_extension_is_stripped() -> None:
 
 
 def sdist_files(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What MANIFEST.in takes in, as setuptools reads it; the package itself comes on top."""
+    """The files that MANIFEST.in includes, as setuptools reads it, without the package itself."""
     egg_info = pytest.importorskip("setuptools.command.egg_info")
     monkeypatch.chdir(ROOT)
     found = egg_info.FileList()
@@ -230,9 +230,9 @@ MODULES = {  # by name below statekit; the package itself is "statekit"
 
 
 def imports_of(name: str, with_types: bool = True) -> set[str]:
-    """The modules of statekit that a module imports, wherever in its text that is.
+    """The modules of statekit that a module imports, anywhere in its text.
 
-    with_types: those too whose names only a type checker needs.
+    with_types: also those that only a type checker needs.
     """
     found = set()
     nodes: list[ast.AST] = [ast.parse(MODULES[name].read_text())]

@@ -95,7 +95,7 @@ def here(a: Participant, leaf: int, is_whole: bool = True, migration: str = "m")
 
 
 def unresolved(participant: Participant, migration: str) -> tuple[int, ...]:
-    """What is open of a migration: offered; or missing, or not let go."""
+    """The leaves for which a migration is open: offered, or missing, or not let go of."""
     outgoing, incoming = participant.outgoing(migration), participant.incoming(migration)
     if outgoing is not None:
         return tuple(outgoing.leaves)
@@ -103,7 +103,7 @@ def unresolved(participant: Participant, migration: str) -> tuple[int, ...]:
 
 
 def take_back(a: Participant, actions: list[Any]) -> list[Any]:
-    """The process around it records that leaves are back: what follows from that."""
+    """The process around it records that leaves are back. Returns the actions that follow."""
     (action,) = [one for one in actions if isinstance(one, TakeBack)]
     return a.taken_back(action.leaves)
 
@@ -116,7 +116,7 @@ def streaming() -> tuple[Participant, Participant]:
 
 
 def installed() -> tuple[Participant, Participant, Installed]:
-    """Leaf 0 is at b, whole, and a has not heard of it."""
+    """Leaf 0 is at b, whole, but a does not know it yet."""
     a, b, _ = offered()
     return a, b, said(b.on("a", here(a, 0)), Installed)
 
@@ -209,7 +209,7 @@ def test_leaves_offered_to_the_dead_come_back_with_a_greater_epoch() -> None:
     assert a.taken_back(LEAVES) == [Reopen(LEAVES)]
     assert lost == ()
     assert a.epoch_of(0) == epoch + 1
-    # The dead one speaks after all: it is told that its lease has ended.
+    # The one that was declared dead speaks after all: it is told that its lease has ended.
     (answer,) = a.on("b", message)
     assert isinstance(answer, Send)
     assert answer.message[:1] + answer.message[3:] == ("m", 0, epoch + 1, "a")
@@ -297,7 +297,7 @@ def test_credit_only_grows_and_is_of_one_stream() -> None:
     a.on("b", Credit("m", 0, 1, 1, 7))
     assert outgoing.credit == b.window + 5
     a.on("b", said(b.stream_ended("m", 1), Accept))
-    a.on("b", Credit("m", 0, 1, 1, 1 << 40))  # of the first one
+    a.on("b", Credit("m", 0, 1, 1, 1 << 40))  # for the first stream
     assert outgoing.credit == b.window
     assert b.received("m", 1, 1 << 30) == []
     assert b.received("x", 1, 1 << 30) == []
@@ -328,7 +328,7 @@ def test_a_begin_is_said_again_until_it_is_answered() -> None:
     assert b.asks("a") == [ID]
     assert not b.is_done(ID)
     offer = said(a.on("b", begin), Offer)
-    assert said(a.on("b", begin), Offer).grants == offer.grants  # again: shuts nothing
+    assert said(a.on("b", begin), Offer).grants == offer.grants  # the second one shuts nothing
     b.on("a", offer)
     assert b.asks("a") == []
     assert unresolved(b, ID) == LEAVES
@@ -494,7 +494,7 @@ def test_who_asks_for_a_leaf_is_the_only_one_until_no_answer_came() -> None:
     a, b, _ = offered()
     assert kinds(b.want("m", [0])) == [Fetch]
     assert b.want("m", [0]) == []
-    assert kinds(b.want("m", [0], ("k",))) == [Fetch]  # entries are another question
+    assert kinds(b.want("m", [0], ("k",))) == [Fetch]  # single entries are asked for nevertheless
     b.unanswered("m", [0])
     assert kinds(b.want("m", [0])) == [Fetch]
     b.on("a", here(a, 0))
@@ -582,7 +582,7 @@ def test_wanting_asks_only_for_what_is_expected() -> None:
 
 
 class Watched(dict[int, Any]):
-    """Leaves in a record: what others see of the record whenever one leaves."""
+    """Leaves in a record. Notes what others see of the record whenever a leaf is removed."""
 
     def __init__(self, leaves: Any, is_over: Any) -> None:
         super().__init__(leaves)
@@ -667,7 +667,7 @@ def test_a_source_that_knows_nothing_of_a_leaf_means_that_it_is_lost() -> None:
     assert b.on("c", never) == []  # not the source
     assert b.on("a", never._replace(epoch=0)) == []
     b.on("a", Here("m", 0, 1, 0, offer.grants[0].epoch, True, {}))
-    assert b.on("a", never) == []  # it is all here, and there is nobody who could let go
+    assert b.on("a", never) == []  # the leaf is whole here, and nobody is left to let go of it
     assert kinds(b.begin("n", "c", [0])) == [Shut, Offer]
 
 

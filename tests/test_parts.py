@@ -145,7 +145,7 @@ def test_parts_may_be_written_before_the_last_ones_are_published(tmp_path: Path)
 
 
 def test_tasks_that_restore_their_share_write_what_they_changed(tmp_path: Path) -> None:
-    """What a Spark task does: another process each time."""
+    """As a Spark task does: it is another process each time."""
     sk.publish(tmp_path, taken(tmp_path, *workers(), number=1), number=1)
     rng = random.Random(7)
     model = {key: key for key in range(KEYS)}
@@ -313,7 +313,7 @@ def test_parts_are_kept_until_their_number_is_published(tmp_path: Path) -> None:
 def test_a_base_is_kept_for_parts_that_need_it(tmp_path: Path) -> None:
     a, b = workers()
     sk.publish(tmp_path, taken(tmp_path, a, b, number=1), number=1)
-    parts = taken(tmp_path, a, b, number=3)  # they go on from 1
+    parts = taken(tmp_path, a, b, number=3)  # these go on from 1
     sk.publish(tmp_path, taken(tmp_path, a, b, number=2, base=None), number=2)
     sk.collect(tmp_path, keep=1)
     with pytest.raises(CheckpointError, match="no checkpoint 1"):

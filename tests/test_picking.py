@@ -1,4 +1,4 @@
-"""Single entries out of a checkpoint: few are picked, and the leaf is loaded when that is better.
+"""Single entries out of a checkpoint: a few are picked; a leaf is loaded when that is better.
 
 The oracle is a dict, or the same provider restored as a whole.
 """
@@ -22,7 +22,7 @@ from statekit.residence.loading import _PICKS_LOCAL
 from statekit.storage.local import LocalStorage
 
 GROUPS, SUBGROUPS = 4, 2
-KEYS = 4_000  # 500 a leaf: a few of them are worth picking
+KEYS = 4_000  # 500 per leaf, so that picking a few of them is worth it
 
 
 def opened(**options: Any) -> sk.KVProvider:
@@ -201,7 +201,7 @@ def test_random_lives_with_little_of_the_state_here(tmp_path: Path, round_: int)
         model.check(40)
         model.change(rng.choice([3, 60, 400]))
         model.check(40)
-        if at % 3 == 2:  # what is picked moves with its leaf
+        if at % 3 == 2:  # picked entries move with their leaf
             (other,) = model.kv.split([range(2, 4)])
             model.kv.merge(other)
             other.close()
@@ -344,7 +344,7 @@ def test_a_checkpoint_does_without_memory_for_leaves_that_are_worn(tmp_path: Pat
 
 
 def test_what_is_known_to_be_missing_is_not_asked_for_again(place: Path) -> None:
-    """A miss left the status of the call before it behind."""
+    """A miss used to leave the status of the call before it behind."""
     for default in ({}, {"default": -(2**63)}):
         with lazily(place) as kv:
             n = kv.value("n", int, key=int, **default)

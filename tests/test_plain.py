@@ -141,7 +141,7 @@ def test_reads_what_the_typed_api_wrote_and_writes_what_it_reads(
     found = codec.read(stored)
     assert found == plain
     assert json.loads(to_json(found)) == found
-    # back, through JSON, into the same place; the typed API is the judge
+    # Back, through JSON, into the same place. The typed API says whether it is the same.
     del typed["k"]
     raw.put_encoded("k", codec.write(json.loads(to_json(plain))))
     assert unwrapped(typed["k"]) == value

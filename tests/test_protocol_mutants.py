@@ -1,7 +1,8 @@
-"""The simulator finds bugs: each of these, put into the protocol on purpose, within a few seeds.
+"""The simulator finds bugs: it finds each of these, put into the protocol on purpose, within a few
+seeds.
 
-A mutant is the module with one piece of its text replaced. One that survives says that the
-simulator is too weak, or that the line is not needed.
+A mutant is the module with one piece of its text replaced. If a mutant survives, the simulator is
+too weak, or the line is not needed.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ class Mutant(NamedTuple):
     module: Any
     old: str
     new: str
-    first: int = 0  # seed: a bug that takes a rare order of events is looked for where it shows
+    first: int = 0  # the first seed: for a bug that needs a rare order of events, one that finds it
 
 
 MUTANTS = {
@@ -258,7 +259,7 @@ MUTANTS = {
 
 @contextmanager
 def mutated(mutant: Mutant) -> Iterator[None]:
-    """The classes of the module have the methods of the mutated text meanwhile."""
+    """Meanwhile, the classes of the module have the methods of the mutated text."""
     module = mutant.module
     with open(module.__file__) as file:
         source = file.read()
@@ -284,7 +285,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
 
 
 def seeds_until_caught(name: str) -> tuple[int, str]:
-    """How many runs it takes, and what is wrong then; 0 if it survives."""
+    """How many runs it takes to find the mutant (0: it survives), and what is wrong then."""
     first = MUTANTS[name].first
     with mutated(MUTANTS[name]):
         for seed in range(first, first + SEEDS_MAX):

@@ -108,7 +108,7 @@ class HookHome(Home):
         self.closes += 1
 
     def once(self, call: str, act: Callable[[], Any]) -> None:
-        """Does something at the next such call, and nothing at later ones."""
+        """Does something at the next call of that name, and nothing at later ones."""
 
         def hook(name: str) -> None:
             if name == call:
@@ -148,7 +148,7 @@ def empty_memory() -> sk.KVProvider:
 
 
 def in_thread(act: Callable[[], Any]) -> None:
-    """Does something as another thread, to its end."""
+    """Does something in another thread, and waits for its end."""
     thread = threading.Thread(target=act)
     thread.start()
     thread.join(SECONDS_MAX)
@@ -179,7 +179,7 @@ def test_due_times_that_begin_like_a_stamp_survive_reopening(dues: tuple[int, ..
 def test_timers_that_fired_do_not_fill_the_memory() -> None:
     kv = open_hook(memory="64KiB")
     kv.timers("t")
-    kv = reopened(kv)  # its leaves are not whole: that there is no timer must be remembered
+    kv = reopened(kv)  # its leaves are not whole: it must be remembered that there is no timer
     timers = kv.timers("t")
     for turn in range(40):
         for at in range(100):
@@ -390,7 +390,7 @@ def test_a_provider_closed_around_a_fetch_is_a_closed_error(
 
 
 def fill(kv: sk.KVProvider) -> dict[str, Any]:
-    """Puts entries under those of KEYS that are the provider's; what contents() gives then."""
+    """Puts entries under KEYS that the provider owns. Returns what contents() gives then."""
     values, lists, timers = kv.value("v", str), kv.list("l", int), kv.timers("t")
     mine = [key for key in KEYS if kv.owner_of(key) is kv]
     for at, key in enumerate(mine):
@@ -401,7 +401,7 @@ def fill(kv: sk.KVProvider) -> dict[str, Any]:
 
 
 def contents(kv: sk.KVProvider) -> dict[str, Any]:
-    # What is there key by key, and what a scan finds, must agree.
+    # Reading key by key and a scan must agree.
     values, lists, timers = kv.value("v", str), kv.list("l", int), kv.timers("t")
     mine = [key for key in KEYS if kv.owner_of(key) is kv]
     found = {key: (values.get(key), lists[key].copy(), timers[key]) for key in mine}
@@ -411,11 +411,11 @@ def contents(kv: sk.KVProvider) -> dict[str, Any]:
     return found
 
 
-FEW: Any = {"key_groups": 4, "subgroups": 1}  # leaves, so that there are few calls
+FEW: Any = {"key_groups": 4, "subgroups": 1}  # few leaves, so that there are few calls
 
 
 def giver_and_taker(taker: str) -> tuple[sk.KVProvider, sk.KVProvider, dict[str, Any]]:
-    """Both, and what they hold. The giver has entries at home only, changed ones and a deletion."""
+    """Both, and what they hold. The giver has entries only at home, changed ones and a deletion."""
     HookHome.places.clear()
     giver = open_hook("a", owned=range(1, 3), **FEW)
     model = fill(giver)
@@ -766,7 +766,7 @@ def test_a_removal_during_a_fold_is_not_undone_by_it(removal: str) -> None:
     def fold(a: int, b: int) -> int:
         threads.append(threading.Thread(target=removals[removal]))
         threads[0].start()
-        threads[0].join(0.05)  # it must wait for us; were it not to, it would be through
+        threads[0].join(0.05)  # it must wait for us; if it did not, it would have ended by then
         return a + b
 
     folds = kv.reduce("r", int, fold)
@@ -784,7 +784,7 @@ def test_providers_that_share_a_home_write_to_it_one_at_a_time() -> None:
     model = fill(kv)
     left, right = kv.split([range(2), range(2, 4)])
     second = threading.Thread(target=right.flush)
-    first_is_at_it: list[bool] = []  # when the second one writes
+    first_is_at_it: list[bool] = []  # whether the first one is at it when the second one writes
 
     def hook(call: str) -> None:
         nonlocal is_writing
@@ -793,7 +793,7 @@ def test_providers_that_share_a_home_write_to_it_one_at_a_time() -> None:
         elif call == "write" and not second.ident:
             is_writing = True
             second.start()
-            second.join(0.05)  # it must wait for us; were it not to, it would be through
+            second.join(0.05)  # it must wait for us; if it did not, it would have ended by then
             is_writing = False
 
     is_writing = False
@@ -815,7 +815,7 @@ def test_a_split_that_fails_midway_gives_everything_back_and_releases_the_home(
     metas = count(1)
 
     def hook(call: str) -> None:
-        # Each part asks three times, once for a state.
+        # Each part asks three times, once per state.
         if call == "read_meta" and next(metas) == 5:
             raise error
 

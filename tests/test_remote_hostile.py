@@ -162,7 +162,7 @@ def test_damaged_messages_are_read_or_refused_and_nothing_else() -> None:
                 print("frame", number, damaged.hex())
                 raise
         server._service.asked.clear()  # type: ignore[attr-defined]
-    # Some damage is none: unknown fields, other valid values. But most must have been found.
+    # Some damage makes no difference: unknown fields, other valid values. Most must be found.
     assert 0.05 * FRAMES < passed < 0.7 * FRAMES
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
 
@@ -205,7 +205,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 class Unharmed:
-    """Checks that a server is after something as it was before."""
+    """Checks that a server is the same afterwards as before."""
 
     def __init__(self, server: ServerProcess, rss_kb: int = 50_000) -> None:
         self._server = server
@@ -225,7 +225,7 @@ class Unharmed:
             [piece] = channel.fetch(FETCH)
             assert piece.blocks == b"\1" * 65536
         assert server.rss_kb < rss_kb + self._rss_kb
-        # 4 + 4 of the pool, 4 of streams, two watches, and gRPC's own
+        # 4 + 4 of the pool, 4 of streams, two watches, and gRPC's own.
         assert server.threads < 40
         wait_until(lambda: server.files <= files + 8)
 
@@ -346,7 +346,7 @@ def test_connections_above_the_limit_are_not_taken(server: ServerProcess) -> Non
             open_ones.append(raw_connection(server.address))
         for connection in open_ones:
             with suppress(ConnectionError):
-                connection.recv(1)  # settings, or the end: it has been dealt with
+                connection.recv(1)  # settings, or the end: the server has handled it
         assert server.files < files + 64 + 16
     finally:
         for connection in open_ones:
@@ -358,7 +358,7 @@ def test_connections_above_the_limit_are_not_taken(server: ServerProcess) -> Non
 def test_calls_that_send_nothing_do_not_keep_others_out() -> None:
     """Slow loris: every thread of the pool would wait for a request that never comes.
 
-    Here, for longer than anybody waits for an answer, if the server did not hurry.
+    If the server did not hurry, they would wait here for longer than anybody waits for an answer.
     """
     with (
         ServerProcess(token=TOKEN, threads=4, streams=4, calls=32, call_s=10 * LONG_S) as server,

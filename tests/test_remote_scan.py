@@ -81,7 +81,7 @@ def test_states_that_are_stored_and_not_declared_can_be_asked_about(tmp_path: Pa
     with sk.open(url) as kv, kv.serve() as server, sk.connect(server.address) as remote:
         visits = remote.value("visits", int)
         assert visits.get_many(["user-3", "nobody"]) == [3, None]
-        assert kv.value("visits", int)["user-4"] == 4  # declared after that, as ever
+        assert kv.value("visits", int)["user-4"] == 4  # it can be declared afterwards as usual
         assert kv.metrics().states["visits"].fetches >= 2
 
 
@@ -100,7 +100,7 @@ def test_a_scan_of_what_is_still_being_restored(
 
 
 def test_a_scan_is_of_one_moment(home: Any) -> None:
-    """A writer goes through the keys over and over; at any moment it is at one place."""
+    """A writer goes through the keys over and over, so at any moment it is at one place."""
     keys = [f"key-{number}" for number in range(500)]
     for url in ("memory:", "testdict:t?memory=4MiB"):
         with sk.open(url, key_groups=16, subgroups=4) as kv:

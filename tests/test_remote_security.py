@@ -25,7 +25,7 @@ MUTUAL = TLS(SERVER.cert, SERVER.key, CA.cert)
 def serving(tls: TLS | None = None, token: str | None = None) -> Iterator[PeerServer]:
     with PeerServer(Service(), tls=tls, token=token) as server:
         yield server
-        # Whatever was refused in between, those who may are let in.
+        # Whatever was refused in between, a client with the right credentials is let in.
         own = None if tls is None else TLS(CLIENT.cert, CLIENT.key, CA.cert)
         with PeerChannel(server.address, tls=own, token=token) as channel:
             assert channel.hello().name == "alpha"
@@ -199,7 +199,7 @@ def test_certificates_that_are_none_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"TLS\."):
             PeerServer(Service(), tls=tls)
     with pytest.raises(ArgumentError, match="can listen"):
-        PeerServer(Service(), tls=TLS(SERVER.cert, CLIENT.key))  # another one's key
+        PeerServer(Service(), tls=TLS(SERVER.cert, CLIENT.key))  # the key of another certificate
 
 
 def test_a_server_of_strangers_is_refused() -> None:

@@ -85,7 +85,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[
 
 
 def is_in_grpc(thread: threading.Thread) -> bool:
-    """Whether a thread is where gRPC waits."""
+    """Whether a thread waits inside gRPC."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         if "/grpc/" in frame.f_code.co_filename:
@@ -229,7 +229,7 @@ def test_a_stream_may_be_closed_while_another_thread_waits_in_it(channel: PeerCh
 def test_a_stream_that_waits_for_its_service_is_not_given_up(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Signs of life come meanwhile, and with each the time-out of the target begins anew."""
+    """Signs of life come meanwhile, and each starts the time-out of the target anew."""
     with (
         PeerServer(service, limits=QUICK) as server,
         PeerChannel(server.address, timeout_s=LONG_S) as channel,
@@ -249,7 +249,7 @@ def test_a_stream_that_waits_for_its_service_is_not_given_up(
 def test_a_stream_without_credit_is_kept_as_long_as_its_target_lives(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its target repeats what it granted, and with that the server's patience begins anew."""
+    """Its target repeats its credit, and that starts the server's time-out anew."""
     with (
         PeerServer(service) as server,
         PeerChannel(server.address, limits=QUICK, timeout_s=LONG_S) as channel,
@@ -278,7 +278,7 @@ def test_an_error_in_a_stream_arrives(service: Service, channel: PeerChannel) ->
 def test_a_fetch_overtakes_a_stream(service: Service, channel: PeerChannel) -> None:
     service.leaves |= {leaf: bytes(CHUNK_BYTES) for leaf in range(100, 200)}
     with channel.stream(StreamCall("m", 1), credit=1 << 30) as stream:
-        next(stream)  # and then nobody takes what comes: behind it, an answer would never come
+        next(stream)  # then nobody takes what comes: an answer behind it would never come
         found = channel.fetch(FetchCall("m", 1, leases(3)), timeout_s=LONG_S)
         assert joined(found) == {3: LEAVES[3]}
 
@@ -382,7 +382,7 @@ def test_where_nobody_listens_nothing_is_waited_for(tmp_path: Path) -> None:
 def test_a_peer_that_does_not_answer_is_lost_after_its_time(
     service: Service, server: PeerServer
 ) -> None:
-    """It takes the call, and nothing comes: the time-out is all that ends it."""
+    """It accepts the call, and nothing comes: only the time-out ends it."""
     service.hold = threading.Event()
     with PeerChannel(server.address, timeout_s=0.5) as channel:
         with pytest.raises(PeerLostError, match="asked for leaf 5") as raised:
@@ -395,7 +395,7 @@ def test_a_peer_that_does_not_answer_is_lost_after_its_time(
 def test_a_channel_survives_a_restart_of_the_server(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody listens there for a while, but somebody did."""
+    """Nobody listens there for a while, but somebody has before."""
     server = PeerServer(service)
     tried = count_calls(monkeypatch, _Tries, "after")
     with PeerChannel(server.address, timeout_s=LONG_S) as channel:
@@ -439,7 +439,7 @@ def test_a_server_that_is_stopped_in_its_tracks_is_lost_and_found_again() -> Non
         next(stream)
         server.signal(signal.SIGSTOP)
         try:
-            channel.timeout_s = 0.5  # nothing ends these calls but their time-out
+            channel.timeout_s = 0.5  # only their time-out ends these calls
             for ask in (channel.hello, lambda: next(stream)):
                 with pytest.raises(PeerLostError):
                     ask()
@@ -528,7 +528,7 @@ def test_calls_above_the_limit_are_told_to_come_again(
 
         def ask_again_and_again() -> None:
             while True:
-                with suppress(PeerLostError):  # it was not even told so in that time
+                with suppress(PeerLostError):  # the refusal did not even come in that time
                     other.hello(timeout_s=1.0)
 
         with pytest.raises(PeerRefusedError, match="too many calls"):
@@ -546,7 +546,7 @@ def test_calls_above_the_limit_are_told_to_come_again(
 
 @pytest.mark.parametrize("has_tls", [False, True])
 def test_idle_connections_do_not_keep_a_peer_out(service: Service, has_tls: bool) -> None:
-    """Somebody has opened all that the server takes, answers its pings, and says nothing."""
+    """A peer has opened all connections that there may be, answers pings, and says nothing."""
     authority = Authority()
     node = authority.sign()
     tls = TLS(node.cert, node.key, authority.cert) if has_tls else None

@@ -161,7 +161,7 @@ def test_what_is_written_without_protobuf_is_what_protobuf_writes_and_reads(
 
 
 def test_what_is_sent_all_the_time_does_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would trim the heap now and then: fields.py."""
+    """protobuf would trim the heap now and then: see fields.py."""
 
     def refuse(*_args: Any, **_fields: Any) -> Any:
         raise AssertionError("protobuf is used")

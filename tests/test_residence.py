@@ -21,7 +21,7 @@ from statekit.homes.home import Change, Row
 
 KIB = 1024
 SECONDS_MAX = 120.0
-MEMORY = "?memory=64KiB"  # 48 KiB for the store: see opening._HOME_SHARE
+MEMORY = "?memory=64KiB"  # 48 KiB for the store: see statekit/provider/home.py
 
 
 class DictHome(Home):
@@ -329,7 +329,7 @@ def test_a_batch_that_raises_home_error_took_no_effect(home: DictHome) -> None:
 
 
 def test_split_with_a_failing_home_loses_nothing(home: DictHome) -> None:
-    # BUG: _split_off() makes room after the leaves moved; if that fails they are nobody's.
+    # Fixed: _split_off() makes room after the leaves moved; if that fails they are nobody's.
     kv = open_dict()
     counts = kv.value("counts", int, key=int)
     here = [at for at in range(10_000) if kv.key_group_of(at) != 0]
@@ -409,7 +409,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], int | None]] = {
 def test_an_answer_older_than_an_eviction_is_not_installed(
     home: DictHome, change: str, evicts: bool
 ) -> None:
-    """The sequence of fetch.py's header, step by step."""
+    """The sequence in the docstring of fetch.py, step by step."""
     kv = open_dict("1MiB")
     kv.value("n", int)["k"] = 0
     kv = reopened(kv)
@@ -458,7 +458,7 @@ def test_an_answer_on_its_way_does_not_undo_a_split(home: DictHome) -> None:
 
 
 def test_an_answer_older_than_a_leafs_journey_is_not_installed(home: DictHome) -> None:
-    """The leaf goes to another provider, changes there, and comes back, with the key at home."""
+    """The leaf goes to another provider, changes there, and comes back; then the key is at home."""
     kv = open_dict("1MiB")
     kv.value("n", int)["k"] = 0
     kv = reopened(kv)
@@ -503,7 +503,7 @@ def test_a_leaf_that_is_evicted_as_a_scan_begins_is_read_from_home(
 def test_a_scan_that_meets_the_end_of_a_hand_over_reads_nothing_of_it(
     home: DictHome, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows are at home for a while yet. They are another's, and old."""
+    """The rows stay at home for a while. But they belong to another owner by then, and are old."""
     kv = open_dict(key_groups=4, subgroups=1)
     counts = kv.value("c", int)
     counts.put_many([f"key-{i}" for i in range(100)], [1] * 100)
@@ -574,7 +574,7 @@ def test_threads_adding_to_overlapping_keys_give_exact_sums(
 
 
 def test_a_scan_sees_every_entry_that_is_there_throughout(home: DictHome) -> None:
-    """Others are written, spilled and fetched meanwhile; an entry is seen once."""
+    """Other entries are written, spilled and fetched meanwhile. Each entry is seen once."""
     kv = open_dict("32KiB")
     state = kv.value("n", int, key=int)
     steady = {at: at for at in range(2000)}
@@ -615,7 +615,7 @@ def test_a_scan_sees_every_entry_that_is_there_throughout(home: DictHome) -> Non
 def test_a_write_during_a_merge_into_another_home_is_refused_or_kept(
     of: str, home: DictHome, tmp_path: Path
 ) -> None:
-    # BUG: _give_rows() copies first and marks the leaves away afterwards: what is written between
+    # Fixed: _give_rows() copies first and marks the leaves away afterwards: what is written between
     # the two is acknowledged and lost.
     giver = sk.open(of.format(path=tmp_path), key_groups=4, subgroups=4)
     taker = open_dict("1MiB", owned=[])
@@ -639,7 +639,7 @@ def test_a_write_during_a_merge_into_another_home_is_refused_or_kept(
 
 
 def test_tables_that_are_empty_give_their_memory_back(tmp_path: Path) -> None:
-    # BUG: evict() leaves an array of 592 bytes per leaf and state behind, for ever. Once these
+    # Fixed: evict() leaves an array of 592 bytes per leaf and state behind, for ever. Once these
     # fill the budget, a store without a single entry refuses every write.
     kv = sk.open(f"rocksdb:{tmp_path}/db?memory=1MiB")
     counts = kv.value("counts", int, key=int)
@@ -652,7 +652,7 @@ def test_tables_that_are_empty_give_their_memory_back(tmp_path: Path) -> None:
 def test_a_batch_that_is_refused_half_way_says_what_it_has_done(
     tmp_path: Path, is_known: bool
 ) -> None:
-    """It looked whether its entries are here first, and what that had found passed for done."""
+    """It first looked whether its entries are here; the statuses of that look counted as done."""
     url = f"rocksdb:{tmp_path}/home"
     with sk.open(url, key_groups=4, subgroups=2) as kv:
         kv.value("n", int, key=int, default=0).put_many(list(range(200)), list(range(200)))
@@ -672,4 +672,4 @@ def test_a_batch_that_is_refused_half_way_says_what_it_has_done(
         assert done == [status == 0 for status in told]
         assert any(done)
         del caught
-        gc.collect()  # a circle of frames with a memoryview in it would crash CPython 3.11
+        gc.collect()  # a cycle of frames with a memoryview in it would crash CPython 3.11

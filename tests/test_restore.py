@@ -1,6 +1,6 @@
-"""Restoring: what comes back is what was there, whoever touches it first, and however it is cut.
+"""Restoring gives back what was there, whichever call touches it first, and however it is divided.
 
-Half of the tests have a source in memory that can be told to wait or to fail, the others real
+Half of the tests have a source in memory that can be told to wait or to fail; the others have real
 checkpoints. The oracle is a dict of what was put in.
 """
 
@@ -152,7 +152,7 @@ def declare(kv: sk.KVProvider) -> dict[str, Any]:
 
 
 def change(rng: random.Random, states: dict[str, Any], image: Image) -> None:
-    """One operation on the states and on the dicts; what it answers must agree."""
+    """One operation on the states and on the dicts; the answers must agree."""
     key = rng.randrange(150)
     counts, texts, logs, due = (states[name] for name in ("counts", "texts", "logs", "due"))
     match rng.randrange(14):
@@ -574,7 +574,7 @@ def test_a_leaf_that_is_damaged_raises_and_the_others_work() -> None:
                     counts.add(key, 1)
             with pytest.raises(DamagedError):
                 counts.get_many([key])
-            counts[key] = 77  # needs nothing of what is lost
+            counts[key] = 77  # a write needs nothing of what is lost
             assert counts[key] == 77
         else:
             assert counts[key] == world.image["counts"].get(key, 0)
@@ -606,7 +606,7 @@ def test_an_error_that_passes_is_forgotten_when_the_leaf_is_touched() -> None:
     assert dict(counts.items()) == world.image["counts"]
     assert loading.errors == {}
     assert loading.wait(SECONDS_MAX)
-    assert kv.loading is None  # the touch of the last one ended it
+    assert kv.loading is None  # touching the last leaf ended it
     kv.close()
 
 
@@ -774,7 +774,7 @@ def test_what_has_not_come_is_in_a_frozen_state() -> None:
         states, image = declare(kv), world.copy()
         for _ in range(4):
             change(rng, states, image)
-        if kv.loading is None:  # all of it was touched
+        if kv.loading is None:  # all leaves were touched
             kv.close()
             continue
         seen += 1
@@ -797,7 +797,7 @@ def test_what_has_not_come_is_in_a_frozen_state() -> None:
 
 
 def workers(tmp_path: Path, count: int = 3) -> tuple[list[str], dict[str, int]]:
-    """The places of so many workers, and what they hold together."""
+    """The places of `count` workers, and what they hold together."""
     kv = sk.open("memory:", key_groups=8, subgroups=2)
     expected = {f"k{i}": i for i in range(100)}
     kv.value("counts", int).update(expected)
@@ -1071,7 +1071,7 @@ def test_event_time_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     with sk.restore(urls) as kv:
         assert kv._residence.store.time("event") == 3_000
         short = kv.value("short", int, ttl=sk.TTL(3, time="event"))
-        assert set(short.values()) == {1}  # those of the first had expired
+        assert set(short.values()) == {1}  # entries of the first worker had expired
         kv.advance_watermark(4_000)
         assert len(short) == 0
 
@@ -1238,7 +1238,7 @@ def test_damage_is_told_and_never_returned(job: Job) -> None:
         assert kv.loading is not None
         assert len(kv.loading.errors) == 1
         with pytest.raises(DamagedError):
-            kv.checkpoint(job.url + "-copy")  # nor is it passed on
+            kv.checkpoint(job.url + "-copy")  # damage is not passed on either
 
 
 # ---- Into a home

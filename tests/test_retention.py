@@ -85,7 +85,7 @@ def files_of(*numbers: int) -> set[str]:
 
 
 def check_complete(storage: Storage) -> set[int]:
-    """That each manifest has all its packs; their numbers."""
+    """Checks that each manifest has all its packs. Returns their numbers."""
     found = names(storage)
     numbers = {number for name in found if (number := number_of(name))}
     for number in numbers:
@@ -248,10 +248,11 @@ def test_packs_of_failed_attempts_go_by_age_where_there_are_no_locks(storage: St
     publish(storage, 3)
     failed = {number: write_pack(storage, pack_of(number, 7)) for number in (2, 3, 4)}
     done = collect(storage)
-    assert set(done.packs) == {pack_of(1).name, pack_of(1, 1).name}  # a removed one's go at once
+    # Packs of a removed checkpoint are deleted at once.
+    assert set(done.packs) == {pack_of(1).name, pack_of(1, 1).name}
     assert names(storage) == files_of(3) | set(failed.values())
     done = collect(storage, min_age_seconds=NOW)
-    # The next attempt has number 4, and may write that very name again.
+    # failed[4] stays: the next attempt has number 4, and may write that very name again.
     assert set(done.packs) == {failed[2], failed[3]}
     publish(storage, 5)
     collect(storage, min_age_seconds=NOW)
@@ -420,7 +421,7 @@ POINTS = [
 
 
 def prepare(storage: Storage) -> set[str]:
-    """Three checkpoints on top of each other, one that failed; the files that shall remain."""
+    """Three checkpoints on top of each other, and one that failed. Returns the files to remain."""
     publish(storage, 1)
     publish(storage, 2, pack_of(1))
     publish(storage, 3, pack_of(2, 1))

@@ -1,4 +1,4 @@
-"""Rows out of the store: what C makes of dirty entries is what rows.py makes of their blocks."""
+"""Rows from the store: C makes the same rows of dirty entries as rows.py makes of their blocks."""
 
 import random
 import struct
@@ -58,7 +58,7 @@ def fill(store: Store, seed: int, keys: int = 400) -> None:
 
 
 def rows_of_blocks(store: Store) -> dict[bytes, bytes | None]:
-    """What is dirty, by way of blocks. Nothing is written home by it."""
+    """The rows of what is dirty, made from blocks. This writes nothing home."""
     rows: dict[bytes, bytes | None] = {}
     for leaf in range(store.leaves):
         for block in Block.each(store.dirty_take(leaf)):
@@ -189,7 +189,7 @@ def test_a_moment_has_all_changes_or_none_if_they_are_too_many() -> None:
 
 
 def test_a_moment_has_no_change_without_those_before_it() -> None:
-    # A thread counts under one key after the other: no key may be ahead of the one before it.
+    # A thread counts under one key after the other: no key may be ahead of the key before it.
     store = new_store()
     counts = store.state("i", "i64")
     keys = [f"k{i}" for i in range(40)]

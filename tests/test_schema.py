@@ -196,15 +196,15 @@ class Other:
 @pytest.mark.parametrize(
     "hint",
     [
-        [int],  # BUG: `hint in _BARE` hashes it: TypeError
-        {"a": int},  # BUG: the same
-        typing.List,  # BUG: origin without arguments: IndexError  # noqa: UP006
-        typing.Dict,  # BUG: the same  # noqa: UP006
-        str | datetime.datetime,  # BUG: msgspec refuses such unions: its TypeError comes through
-        Point | Other,  # BUG: the same
-        list[int] | tuple[int, int],  # BUG: the same
-        Literal[b"x"],  # BUG: the same; JSON could not hold it either
-        HalfFloat,  # BUG: the test in _describe_class takes it, msgspec does not
+        [int],  # Fixed: `hint in _BARE` hashes it: TypeError
+        {"a": int},  # Fixed: the same
+        typing.List,  # Fixed: origin without arguments: IndexError  # noqa: UP006
+        typing.Dict,  # Fixed: the same  # noqa: UP006
+        str | datetime.datetime,  # Fixed: msgspec refuses such unions: its TypeError comes through
+        Point | Other,  # Fixed: the same
+        list[int] | tuple[int, int],  # Fixed: the same
+        Literal[b"x"],  # Fixed: the same; JSON could not hold it either
+        HalfFloat,  # Fixed: the test in _describe_class takes it, msgspec does not
     ],
     ids=str,
 )
@@ -215,13 +215,13 @@ def test_no_hint_ends_in_anything_but_a_schema_error(hint: Any) -> None:
 
 
 def test_a_bare_typing_tuple_is_no_empty_tuple() -> None:
-    # BUG: get_args(typing.Tuple) is (), so it is described as tuple[()].
+    # Fixed: get_args(typing.Tuple) is (), so it is described as tuple[()].
     with suppress(SchemaError):
         assert describe(typing.Tuple) == ["tuple*", "any"]  # noqa: UP006
 
 
 def test_a_declaration_that_is_refused_leaves_nothing_behind() -> None:
-    # BUG: the default is checked after the native state was made and the schema stored.
+    # Fixed: the default is checked after the native state was made and the schema stored.
     kv = sk.open("memory:")
     with pytest.raises(sk.StateKitError):
         kv.value("x", int, default="no")  # type: ignore[call-overload]
@@ -291,7 +291,7 @@ def test_other_changes_are_refused_with_both_sides_named(old: Any, new: Any) -> 
 
 
 def test_the_order_of_a_union_does_not_matter() -> None:
-    # BUG: unions are compared place by place.
+    # Fixed: unions are compared place by place.
     assert refusal(describe(Optional[int]), describe(None | int)) is None  # noqa: UP045
 
 
@@ -350,7 +350,7 @@ def test_rows_and_enums_at_home_grow(tmp_path: Path) -> None:
 
 
 def test_a_set_of_ints_that_becomes_floats_still_has_its_members(tmp_path: Path) -> None:
-    # BUG: members are found by their encoded bytes, and 1 is not encoded as 1.0 is. Refuse it.
+    # Fixed: members are found by their encoded bytes, and 1 is not encoded as 1.0 is. Refuse it.
     with rocksdb(tmp_path) as kv:
         kv.state("s", set[int])["k"] |= {1, 2}
     with rocksdb(tmp_path) as kv:

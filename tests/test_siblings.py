@@ -118,7 +118,7 @@ def test_a_budget_that_was_split_often_still_holds_an_entry(tmp_path: Path) -> N
 
 
 def test_providers_that_opened_one_home_apart_are_not_merged() -> None:
-    # Only a home that two can open: it would delete the rows that it was just given.
+    # Needs a home that two providers can open: it would delete the rows that it was just given.
     name = f"{random.randrange(10**9)}"
     a = sk.open(f"testapart:{name}", key_groups=4, subgroups=1, owned=range(2))
     b = sk.open(f"testapart:{name}", key_groups=4, subgroups=1, owned=range(2, 4))

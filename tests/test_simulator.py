@@ -46,7 +46,7 @@ def test_no_fault_breaks_an_invariant(first: int) -> None:
 
 @pytest.mark.parametrize("clock", [*CLOCKS, None])
 def test_nothing_depends_on_clocks(clock: float | None) -> None:
-    """Each worker's stands still, is slow, right, or jumps; None: each has another one."""
+    """All clocks stand still, are slow, right, or jump; None: each worker has another one."""
     for seed in range(100):
         run = Run(seed)
         for index, worker in enumerate(run.workers.values()):
@@ -111,7 +111,7 @@ def play_script(crashes: tuple[Crash, ...], barrier_at: int) -> None:
 
 
 def table_of(title: str) -> set[tuple[str, ...]]:
-    """The rows of the table under this title of docs/protocol.md: what is `marked` in them."""
+    """The rows of the table under this title of docs/protocol.md: the `code` in them."""
     section = PAGE.read_text().split(f"### {title}\n")[1].split("\n#")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows
@@ -131,7 +131,7 @@ def visited() -> None:
 
 
 def visit_what_chance_seldom_does() -> None:
-    """Transitions that take a rare order of events: seen once in some 10,000 runs."""
+    """Visits transitions that need a rare order of events: once in some 10,000 runs."""
     source = CountingParticipant("a")
     source.own([0, 1])
     target = CountingParticipant("b")

@@ -24,7 +24,7 @@ class Pull(PullSource):
 
 
 class Push(PushSource):
-    """A process that does nothing but be asked."""
+    """A process that is asked, and does nothing."""
 
     advice = ""
     is_settled = True

@@ -43,7 +43,7 @@ Model = dict[str, dict[Any, Any]]
 
 
 def fill(kv: KVProvider, count: int = 200, seed: int = 0) -> Model:
-    """Puts entries whose keys are this provider's into all states; what is there then."""
+    """Puts entries whose keys this provider owns into all states. Returns what is there then."""
     declare(kv)
     rng = random.Random(seed)
     model: Model = {name: {} for name in kv.schemas}
@@ -65,7 +65,7 @@ def fill(kv: KVProvider, count: int = 200, seed: int = 0) -> Model:
 
 
 def contents(*providers: KVProvider) -> Model:
-    """All entries of all of them; no key may be twice."""
+    """All entries of all providers. No key may be there twice."""
     found: Model = {}
     for kv in providers:
         for name in kv.schemas:
@@ -103,7 +103,7 @@ def test_assign_refuses_impossible_numbers(workers: Any) -> None:
 
 @st.composite
 def partitions(draw: st.DrawFn) -> list[list[int]]:
-    """Some key-groups, shared out; what is in no part stays."""
+    """Some key-groups, shared out. Key-groups that are in no part stay."""
     owners = draw(st.lists(st.integers(0, 4), min_size=GROUPS, max_size=GROUPS))
     parts = [[group for group, owner in enumerate(owners) if owner == at] for at in range(1, 5)]
     return draw(st.permutations([part for part in parts if part]))
@@ -153,7 +153,7 @@ def test_any_split_and_any_order_of_merging_keep_everything(
 def test_merging_homes_of_different_kinds_keeps_everything(
     of: str, to: str, tmp_path: Path
 ) -> None:
-    # BUG (rocksdb to memory): see test_a_memory_provider_has_no_limit_after_a_merge.
+    # Fixed (rocksdb to memory): see test_a_memory_provider_has_no_limit_after_a_merge.
     left = open_at(of, tmp_path, "left", owned=range(8))
     right = open_at(to, tmp_path, "right", owned=range(8, 16))
     model = fill(left, seed=1)
@@ -182,7 +182,7 @@ def test_merging_homes_of_different_kinds_keeps_everything(
 def test_a_key_deleted_while_away_stays_deleted_when_its_leaf_comes_back(
     to: str, tmp_path: Path
 ) -> None:
-    # BUG: _give_rows() leaves the rows in the giver's home and writes over the taker's old ones.
+    # Fixed: _give_rows() leaves the rows in the giver's home and writes over the taker's old ones.
     a = open_at("rocksdb:", tmp_path, "a", owned=range(GROUPS))
     b = open_at(to, tmp_path, "b", owned=[])
     a.value("counts", int)["k"] = 1
@@ -195,7 +195,7 @@ def test_a_key_deleted_while_away_stays_deleted_when_its_leaf_comes_back(
 
 @pytest.mark.parametrize("to", HOMES)
 def test_merging_keeps_states_that_are_stored_but_not_declared(to: str, tmp_path: Path) -> None:
-    # BUG: only the states that the giver declared are given; the rest of its home is left behind.
+    # Fixed: only the states that the giver declared are given; the rest of its home is left behind.
     a = open_at("rocksdb:", tmp_path, "a")
     a.value("counts", int)["k"] = 1
     a.close()
@@ -206,7 +206,7 @@ def test_merging_keeps_states_that_are_stored_but_not_declared(to: str, tmp_path
 
 
 def test_a_memory_provider_has_no_limit_after_a_merge(tmp_path: Path) -> None:
-    # BUG: merge() adds the budgets, and 0 stands for no limit.
+    # Fixed: merge() adds the budgets, and 0 stands for no limit.
     memory = open_at("memory:", tmp_path, owned=[])
     other = open_at("rocksdb:", tmp_path)
     memory.merge(other)
@@ -217,7 +217,7 @@ def test_a_memory_provider_has_no_limit_after_a_merge(tmp_path: Path) -> None:
 
 
 def test_states_of_a_split_provider_are_what_they_were_declared_as() -> None:
-    # BUG: reduce() and aggregate() declare their value state only, so that is what siblings get.
+    # Fixed: reduce() and aggregate() declare their value state only, so that is what siblings get.
     kv = sk.open("memory:")
     longest = kv.reduce("longest", str, lambda a, b: max(a, b, key=len))
     mean = kv.aggregate(
@@ -235,7 +235,7 @@ def test_states_of_a_split_provider_are_what_they_were_declared_as() -> None:
 
 @pytest.mark.parametrize("home", HOMES)
 def test_siblings_cannot_declare_a_state_with_different_types(home: str, tmp_path: Path) -> None:
-    # BUG: with a shared home the second declaration is checked against a stale copy of the
+    # Fixed: with a shared home the second declaration is checked against a stale copy of the
     # schemas, and overwrites what the first one stored.
     kv = open_at(home, tmp_path)
     left, right = kv.split([range(8), range(8, 16)])
@@ -396,7 +396,7 @@ def test_owner_of_follows_splits_merges_and_closing() -> None:
 
 @pytest.mark.parametrize("home", HOMES)
 def test_readers_and_writers_during_a_split_lose_no_write(home: str, tmp_path: Path) -> None:
-    """Each key counts up by one writer; it must see its own count, or NotOwnedError."""
+    """One writer counts each key up. It must see its own count, or NotOwnedError."""
     kv = open_at(home, tmp_path)
     counts = kv.value("counts", int, default=0)
     keys = [f"k{at}" for at in range(400)]

@@ -129,7 +129,7 @@ def test_list_is_sorted_with_sizes_and_times(storage: Storage) -> None:
         ("a.pack", 5),
         ("b.pack", 3),
     ]
-    # S3 has whole seconds
+    # S3 has whole seconds.
     assert all(before - 2 < entry.modified < time.time() + 2 for entry in entries)
 
 
@@ -314,7 +314,7 @@ def test_a_pinned_file_is_not_retired(url: str) -> None:
         assert one.read(MANIFEST) == b"1"
     assert not one.is_pinned(MANIFEST)
     assert other.retire(MANIFEST) is True
-    assert other.retire(MANIFEST) is True  # it is gone, and that was asked for
+    assert other.retire(MANIFEST) is True  # it is gone already, which is what was asked for
     assert names(one) == []
 
 
@@ -712,7 +712,7 @@ def test_an_error_in_reading_names_the_file_and_the_offset(
 def test_where_there_are_no_links_create_still_has_one_winner(
     local: Storage, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No file system of this kind can be had without a mount.
+    # A real file system of this kind would need a mount.
     def no_link(*_: str) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -918,7 +918,7 @@ def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
 def test_a_put_with_a_condition_replaces_nothing(bucket: str) -> None:
     storage: Any = open_storage(f"s3://{bucket}/x")
     assert storage._has_condition
-    # Past the look that create() takes first: the server decides.
+    # Skips the look that create() takes first: the server decides.
     path = storage._path(MANIFEST)
     assert storage._put_if_none(path, b"first") is True
     assert storage._put_if_none(path, b"second") is False
@@ -1011,7 +1011,7 @@ def test_a_file_system_without_atomic_puts_writes_and_renames(tmp_path: Path) ->
     assert storage.list() == []
     storage.write(PACK, [b"old"])
     storage.write(PACK, [b"newer"])
-    storage.write(PACK, [b"equal"])  # as large: by its name it is the same, and is never removed
+    storage.write(PACK, [b"equal"])  # same name and size: so it is the same, and is never removed
     assert storage.create(MANIFEST, b"1")
     assert not storage.create(MANIFEST, b"2")
     assert names(storage) == [MANIFEST, PACK]

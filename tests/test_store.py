@@ -526,7 +526,7 @@ class Interrupted(Exception):
 
 
 def test_leaves_survive_a_signal_that_interrupts_attach() -> None:
-    """CPython runs a handler right after the native call: whoever raises there must not free."""
+    """CPython runs a handler right after the native call: if it raises, nothing may be freed."""
 
     def interrupt(*_: object) -> None:
         raise Interrupted

@@ -1,6 +1,6 @@
 """docs/survives.md, cell by cell: programs that end in each way, and what is found afterwards.
 
-survivor.py is the program. What a loss of power leaves is in tests/faults.
+survivor.py is the program. tests/faults tests what a loss of power leaves.
 """
 
 import re
@@ -18,7 +18,7 @@ from survivor import POSITION, contents, contents_of, prepare, url_of
 import statekit as sk
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS_MAX = 300.0  # until a program must have ended; a busy machine takes its time
+SECONDS_MAX = 300.0  # a program must have ended by then; a busy machine takes its time
 
 
 class End(NamedTuple):
@@ -153,7 +153,7 @@ def test_what_a_redis_server_has_after_a_kill_is_for_its_settings_to_say(
         kv = prepare("redis-at", str(tmp_path), redis)  # version 1, and 2 that is not committed
         one.kill()
         with redis_server(tmp_path / "redis", *settings, port=one.port):
-            kv._close(is_kept=False)  # as a program that ends does
+            kv._close(is_kept=False)  # as happens when a program ends
             with sk.open(url_of("redis-at", "", redis)) as kv:
                 held = contents(kv), kv.committed
     if version is None:

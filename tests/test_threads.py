@@ -46,7 +46,7 @@ def new_store() -> Store:
 
 
 def run(*works: Callable[[], None]) -> None:
-    """Runs functions in threads that start together; raises what one of them raised first."""
+    """Runs functions in threads that start together. Raises the first error of any of them."""
     barrier = threading.Barrier(len(works))
     errors: list[BaseException] = []
 
@@ -163,7 +163,7 @@ def test_appends_and_map_puts_lose_nothing() -> None:
 
 
 def test_entries_come_and_go() -> None:
-    """Puts and deletes by many threads, each of its own keys, leave what the last ones left."""
+    """Many threads put and delete, each its own keys; the last operation on each key counts."""
     store = new_store()
     state = store.state("b", "bytes", int)
 
@@ -218,8 +218,8 @@ def leaves_of(snapshot: Any, leaves: list[int]) -> None:
 
 
 def test_snapshots_are_cuts_of_what_each_thread_did_in_order() -> None:
-    """Each writer counts its keys up in turn, so that at any moment they differ by one at most,
-    the earlier ones ahead. A snapshot that is no cut of that order would show."""
+    """Each writer counts its keys up in turn, so at any moment they differ by one at most, with the
+    earlier keys ahead. A snapshot that is no cut of that order would show."""
     store = new_store()
     state = store.state("i", "i64", tuple[int, int])
     writers, keys, rounds = 3, 40, 60
@@ -332,13 +332,13 @@ def test_snapshots_may_be_closed_while_others_read_and_write() -> None:
 
 
 def test_leaves_that_go_back_and_forth_lose_no_count() -> None:
-    """Two stores; leaves move between them while threads count: a count that finds its leaf
-    away is done in the other store, or again."""
+    """Leaves move between two stores while threads count. If a leaf is away, the count is done in
+    the other store, or tried again."""
     stores = [new_store(), new_store()]
     stores[1].mark(0, stores[1].leaves, "away")
     states = [store.state("i", "i64", int) for store in stores]
     turns, moves = 2000, 100
-    moving = threading.Event()  # cleared if leaves were lost: then nobody waits for them
+    moving = threading.Event()  # cleared if leaves were lost, so that nobody waits for them
     moving.set()
 
     def count() -> None:
@@ -420,7 +420,7 @@ def test_write_back_and_eviction_while_threads_count() -> None:
     counting = [True]
 
     def fetch(key: int) -> None:
-        with lock:  # the answer and its installation: between them no newer one may be written
+        with lock:  # between the answer and its installation no newer value may be written
             value = home.get(key)
             state.install(key, None if value is None else value.to_bytes(8, "little", signed=True))
 
@@ -491,7 +491,7 @@ def test_one_write_back_a_leaf_at_a_time() -> None:
 
 
 def test_scans_stats_and_blocks_while_threads_write() -> None:
-    """Whatever is read is well formed, and a leaf's block is one moment of it."""
+    """Whatever is read is well formed, and a leaf's block shows the leaf at one moment."""
     store = Store(1, 1)
     state = store.state("n", "nested", int)
 

@@ -49,7 +49,7 @@ def test_timers_are_given_out_once_in_order_of_time_and_key() -> None:
     assert timers.cancel("a", 9)
     assert not timers.cancel("a", 9)
     assert timers.next_due is None
-    assert not timers.contains("a")  # the last one took the entry with it
+    assert not timers.contains("a")  # with its last timer, the entry is gone
 
 
 def test_a_range_of_leaves_is_asked_for_its_timers_only() -> None:
@@ -104,7 +104,7 @@ def test_bad_arguments_say_so() -> None:
     with pytest.raises(ArgumentError):
         timers.due(1, start=3, stop=2)
     with pytest.raises(BadValueError):
-        timers.put_encoded("a", b"12345678" * 2)  # the same twice
+        timers.put_encoded("a", b"12345678" * 2)  # the same due time twice
     with pytest.raises(ArgumentError, match="expire"):
         store.state("u", "timers", timed=True)  # type: ignore[call-overload]
     with pytest.raises(KindError):

@@ -14,7 +14,7 @@ from statekit.native.block import Block
 
 TTL = 100
 INT64_MAX = 2**63 - 1
-# From short keys, kept in their slots, to long ones; 10 and 11 bytes are where that changes.
+# From short keys, which are kept in their slots, to long ones. It changes from 10 to 11 bytes.
 KEYS = ["", "a", "k" * 9, "k" * 10, "k" * 11, "m" * 18, "m" * 19, "n" * 255, "é" * 30, "b", "c"]
 GEOMETRY = (4, 1)
 
@@ -367,7 +367,7 @@ class HomedMachine(RuleBasedStateMachine):
                 for encoded, value in block:
                     assert value is None
                     self.home.pop(encoded, None)
-        # What was written home and evicted the store knows nothing of; that goes by its stamp.
+        # The store knows nothing of entries that were written home and evicted: their stamps tell.
         assert all(self.state.is_expired(stamp) for _, stamp in self.home.values())
         assert not self.state.is_expired(self.now)
 

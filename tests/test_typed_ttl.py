@@ -20,7 +20,7 @@ def open_home(home: str, path: Path) -> sk.KVProvider:
 
 
 class Clock:
-    """Turns the clock that a state goes by."""
+    """Sets the clock that a state uses."""
 
     def __init__(self, kv: sk.KVProvider, time: str) -> None:
         self.now = 1_000_000

@@ -190,7 +190,7 @@ def test_a_default_cannot_be_changed_by_who_gets_it() -> None:
 
 
 def test_a_default_cannot_be_changed_through_a_batch() -> None:
-    # BUG: get_many() hands out the default itself, not a copy.
+    # Fixed: get_many() hands out the default itself, not a copy.
     state = small().value("s", list[int], default=[])
     found = state.get_many(["a", "b"])
     found[0].append(1)
@@ -199,7 +199,7 @@ def test_a_default_cannot_be_changed_through_a_batch() -> None:
 
 
 def test_a_default_is_not_the_object_that_was_given() -> None:
-    # BUG: the state keeps the caller's object.
+    # Fixed: the state keeps the caller's object.
     default: list[Any] = []
     state = small().value("s", list[int], default=default)
     default.append("no int")
@@ -284,7 +284,7 @@ def test_a_wrong_value_is_refused_naming_state_and_key(hint: Any, wrong: Any) ->
 
 
 def test_a_batch_with_a_wrong_value_names_its_record_not_a_key_none() -> None:
-    # BUG: _misfit() is given key=None and writes "key None"; error.record is set, not shown.
+    # Fixed: _misfit() is given key=None and writes "key None"; error.record is set, not shown.
     state = small().value("s", str)
     with pytest.raises(BadValueError) as caught:
         state.put_many(["a", "b"], ["x", 5])
@@ -494,7 +494,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
 @pytest.mark.parametrize(
     ("hint", "column", "expected"),
     [
-        # BUG (all): items of a NumPy array or series are NumPy's scalars, which the encoders
+        # Fixed (all): items of a NumPy array or series are NumPy's scalars, which the encoders
         # refuse or msgspec does not know. Take .tolist() of it, as of Arrow's to_pylist().
         (bool, np.array([True, False]), [True, False]),
         (int | None, np.array([1, 2]), [1, 2]),
@@ -565,7 +565,7 @@ def test_values_convert_and_compare(keys: list[str], default: int | None) -> Non
 
 @by_type
 def test_a_batch_of_every_type_converts(name: str) -> None:
-    # BUG (tuple, dataclass, flat, namedtuple, enum): pyarrow.array() gets the objects. export.py
+    # Fixed (tuple, dataclass, flat, namedtuple, enum): pyarrow.array() gets the objects. export.py
     # knows how (arrow_type, _arrow_value), and Values.to_arrow() does not ask it.
     hint, _ = TYPES[name]
     state = small().value("s", hint)
@@ -610,7 +610,7 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
 @by_type
 @pytest.mark.parametrize("key", [str, int, tuple[str, int]], ids=str)
 def test_states_of_every_type_become_tables(name: str, key: Any) -> None:
-    # BUG (tuple): arrow_type() has no case for ["tuple", ...], so that mixed ones fail.
+    # Fixed (tuple): arrow_type() has no case for ["tuple", ...], so that mixed ones fail.
     hint, _ = TYPES[name]
     state = small().value("s", hint, key=key)
     samples = SAMPLES[name]
@@ -656,7 +656,7 @@ def test_containers_become_tables() -> None:
 @pytest.mark.parametrize(
     ("hint", "value"),
     [
-        # BUG (all): where arrow_type() does not know, pyarrow guesses, and guesses wrong.
+        # Fixed (all): where arrow_type() does not know, pyarrow guesses, and guesses wrong.
         (dict[str, datetime.datetime], {"a": datetime.datetime(2020, 1, 1)}),
         (dict[str, tuple[str, int]], {"a": ("b", 1)}),
         (dict[str, Any], {"a": 1}),
@@ -742,7 +742,7 @@ def test_reductions_with_python_functions() -> None:
 
 
 def test_reductions_take_keys_in_columns_as_other_batches_do() -> None:
-    # BUG: add_many() of a Python function zips the columns of a tuple key as if they were keys.
+    # Fixed: add_many() of a Python function zips the columns of a tuple key as if they were keys.
     state = small().reduce("s", str, lambda a, b: a + b, key=tuple[str, int])
     state.add_many((["a", "b"], [1, 2]), ["x", "y"])
     assert dict(state.items()) == {("a", 1): "x", ("b", 2): "y"}
@@ -854,7 +854,7 @@ def test_the_current_key_selects_the_entry() -> None:
 
 
 def test_reducing_states_have_a_current_key_too() -> None:
-    # BUG: _Folding has _bind() but not the property `current`.
+    # Fixed: _Folding has _bind() but not the property `current`.
     kv = small()
     total = kv.reduce("total", int, operator.add)
     with kv.key("a"):
@@ -895,7 +895,7 @@ def test_each_thread_and_task_has_its_own_current_key() -> None:
     }
 
 
-# ---- How they introduce themselves, and closing
+# ---- How they are shown, and closing
 
 
 def test_reprs_show_and_html_escapes() -> None:

@@ -36,11 +36,11 @@ from statekit.errors import (
 from statekit.state.views import ListView, MapView, SetView
 
 I64 = st.integers(-(2**63), 2**63 - 1)
-ENCODED = 64, 256  # elements, bytes: what a packed container outgrows
+ENCODED = 64, 256  # elements, bytes: a container is packed up to these, and indexed beyond
 
 
 def check_repr(view: Any, model: Any) -> None:
-    """A view shows itself as what it stands for, or the beginning of that."""
+    """The repr of a view is that of what it stands for, or the beginning of that."""
     shown, whole = repr(view), repr(model)
     if len(whole) < 2000:
         assert shown == whole
@@ -127,7 +127,7 @@ MAP_KEYS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 
 
 def unpacked(state: Any, key: Any = "k") -> Any:
-    """What an independent reader makes of the stored bytes."""
+    """The stored bytes, as an independent reader (msgpack) reads them."""
     data = state._raw.get_encoded(key)
     options = {"strict_map_key": False, "timestamp": 3}
     return None if data is None else msgpack.unpackb(data, **options)
@@ -258,7 +258,7 @@ def test_a_sort_that_fails_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        # BUG (from 2**63 on): the position is encoded before it is compared with the length:
+        # Fixed (from 2**63 on): the position is encoded before it is compared with the length:
         # PathError, or msgspec's OverflowError.
         lambda view, at: view[at],
         lambda view, at: view.__setitem__(at, 1),
@@ -397,14 +397,14 @@ def test_keyword_arguments_update_a_map() -> None:
 
 
 def test_the_keys_of_a_map_can_be_reversed() -> None:
-    # BUG: collections.abc.KeysView has no __reversed__.
+    # Fixed: collections.abc.KeysView has no __reversed__.
     view = sk.open("memory:").map("s", str, int)["k"]
     view.update(a=1, b=2)
     assert list(reversed(view.keys())) == ["b", "a"]
 
 
 def test_items_contain_only_what_is_there() -> None:
-    # BUG: ItemsView.__contains__ asks the map for the key: a nested map makes up an empty view,
+    # Fixed: ItemsView.__contains__ asks the map for the key: a nested map makes up an empty view,
     # and a key of another type is a BadValueError, where a dict says False.
     kv = sk.open("memory:")
     nested = kv.state("n", dict[str, list[int]])["k"]
@@ -487,7 +487,7 @@ def test_set_operators_work_on_either_side(op: str, mine: set[int], theirs: set[
 
 
 def test_equal_floats_are_one_member_of_a_set() -> None:
-    # BUG: members are told apart by their bytes: 0.0 and -0.0 are two.
+    # Fixed: members are told apart by their bytes: 0.0 and -0.0 are two.
     view = sk.open("memory:").state("s", set[float])["k"]
     view.add(0.0)
     view.add(-0.0)
@@ -496,7 +496,7 @@ def test_equal_floats_are_one_member_of_a_set() -> None:
 
 
 def test_ints_in_a_set_of_floats_are_floats() -> None:
-    # BUG: update(), |= and state[key] = ... do not convert the members, add() does.
+    # Fixed: update(), |= and state[key] = ... do not convert the members, add() does.
     state = sk.open("memory:").state("s", set[float])
     state["k"].update([1])
     state["j"] = {1}
@@ -512,7 +512,7 @@ def test_ints_in_a_set_of_floats_are_floats() -> None:
      "symmetric_difference_update"],
 )  # fmt: skip
 def test_a_set_view_has_the_named_methods_of_a_set(method: str) -> None:
-    # BUG: union, intersection and difference are there; these are not.
+    # Fixed: union, intersection and difference are there; these are not.
     state = sk.open("memory:").state("s", set[int])
     state["k"] = model = {1, 2, 3}
     assert getattr(state["k"], method)({2, 9}) == getattr(model, method)({2, 9})
@@ -547,7 +547,7 @@ def trees(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def walk(data: st.DataObject, hint: Any, tree: Any, view: Any) -> tuple[Any, Any, Any]:
-    """Down a random path, creating missing maps' values in the model as a write will do."""
+    """Walks down a random path. Creates missing values of maps in the model, as a write will do."""
     while True:
         origin, args = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
         inner = args[-1] if args else None
@@ -624,7 +624,7 @@ def test_writes_deep_inside_are_what_they_are_in_plain_containers(
     state["k"] = tree
     for _ in range(data.draw(st.integers(1, 6), "writes")):
         write_once(data, *walk(data, hint, tree, state["k"]))
-        tree = copied(tree)  # items given twice are one object in the model only
+        tree = copied(tree)  # in the model, an item that was given twice would be one object
         assert state["k"] == tree or state["k"].copy() == tree
         assert unpacked(state) == as_msgpack(tree)
     assert dict(state.items()) == {"k": tree}
@@ -709,7 +709,7 @@ def test_iterating_a_nested_container_gives_live_views() -> None:
     ids=["append", "extend", "insert", "iadd"],
 )
 def test_a_write_to_an_item_that_is_gone_is_an_error(write: Callable[[Any], Any]) -> None:
-    # BUG: C answers "missing", because a list's item cannot be made up, and nobody looks: the
+    # Fixed: C answers "missing", because a list's item cannot be made up, and nobody looks: the
     # write is lost in silence.
     state = sk.open("memory:").state("s", list[list[int]])
     state["k"] = [[1], [2]]
@@ -720,7 +720,7 @@ def test_a_write_to_an_item_that_is_gone_is_an_error(write: Callable[[Any], Any]
 
 
 def test_a_write_to_a_map_or_set_that_is_gone_is_an_error() -> None:
-    # BUG: the same in MapView.__setitem__, update and SetView.add, update.
+    # Fixed: the same in MapView.__setitem__, update and SetView.add, update.
     kv = sk.open("memory:")
     maps, sets = kv.state("m", list[dict[str, int]]), kv.state("s", list[set[int]])
     maps["k"], sets["k"] = [{}], [set()]
@@ -796,7 +796,7 @@ def test_a_wrong_item_among_many_is_refused_too(hint: Any, wrong: Any) -> None:
     ids=str,
 )
 def test_extend_takes_what_append_takes(hint: Any, wrong: Any) -> None:
-    # BUG: whole containers are checked by decoding alone, so that a dict passes for a dataclass
+    # Fixed: whole containers are checked by decoding alone, so that a dict passes for a dataclass
     # and a list for a tuple; append() refuses both.
     view = sk.open("memory:").list("s", hint)["k"]
     with pytest.raises(BadValueError):
@@ -807,7 +807,7 @@ def test_extend_takes_what_append_takes(hint: Any, wrong: Any) -> None:
 
 @pytest.mark.parametrize("write", ["append", "extend"])
 def test_append_and_extend_agree_about_bools(write: str) -> None:
-    # BUG: append(True) is 1, as in ValueState; extend([True]) is refused.
+    # Fixed: append(True) is 1, as in ValueState; extend([True]) is refused.
     view = sk.open("memory:").list("s", int)["k"]
     if write == "append":
         view.append(True)
@@ -834,7 +834,7 @@ def test_ints_beyond_64_bits_are_overflows(number: int) -> None:
 
 
 def test_ints_of_containers_are_signed_as_everywhere_else() -> None:
-    # BUG: 2**63 to 2**64-1 go in as uint64; to_arrow() and add_many-like columns cannot have them.
+    # Fixed: 2**63 to 2**64-1 go in as uint64; to_arrow() and columns cannot have them.
     state = sk.open("memory:").list("l", int)
     try:
         state["k"].append(2**63)
@@ -1031,7 +1031,7 @@ def test_iterators_see_changes_as_the_page_says() -> None:
             view.append(2000)
     assert seen == list(range(2001))
     prefs.update(a=1, b=2)
-    for key in prefs:  # read at once, so it may change
+    for key in prefs:  # all keys are read at once, so the map may change
         prefs[key + key] = prefs.pop(key)
     assert prefs == {"aa": 1, "bb": 2}
 
@@ -1055,7 +1055,7 @@ class Seen:
 def test_a_repr_is_the_containers_own_if_it_is_short() -> None:
     for view, plain in containers_of_every_kind():
         assert eval(repr(view)) == plain
-        if not isinstance(plain, set):  # whose order is another
+        if not isinstance(plain, set):  # a plain set has another order
             assert repr(view) == repr(plain)
     for view, plain in reversed(containers_of_every_kind()):
         view.clear()

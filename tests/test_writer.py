@@ -44,5 +44,5 @@ def test_every_thread_ends_also_if_the_others_end_while_it_is_told(
     ending.join(HANGS_SECONDS)
     is_hanging = ending.is_alive()
     for _ in packs._threads:
-        unfair.items.put(None)  # so that a failure ends, too: they are no daemons
+        unfair.items.put(None)  # so that the threads, no daemons, end after a failure, too
     assert not is_hanging

@@ -1,6 +1,8 @@
-"""Whose a place of checkpoints is: a process that was replaced can publish nothing more there.
+"""Who owns a place of checkpoints: a process that was replaced can publish nothing more there.
 
-    process a takes checkpoint 1; it stalls, and is taken for dead
+Without this rule, acknowledged work could be lost:
+
+    process a takes checkpoint 1; it stalls, and is believed to be dead
     process b restores 1, goes on, and takes checkpoint 2
     process a wakes up and takes its next checkpoint: 3, of state that b has replaced
     whoever restores next gets a's state, and what b had acknowledged is lost
@@ -11,52 +13,55 @@ So a manifest says who published it:
     generation   1 + the highest number in the place when its publisher first saw it: when it was
                  restored from there, or else at its first checkpoint there
 
-and whoever finds that the newest manifest is of a later generation, or of its own generation and
-another owner, is refused with FencedError. Nobody is locked out who starts anew, after kill -9 say:
-it sees a higher number than all before it. To see numbers it need not read manifests, so a damaged
-one is no obstacle either: a generation is never above the number of its checkpoint.
+A publisher is refused with FencedError if the newest manifest is of a later generation, or of its
+own generation and another owner. A process that starts anew, after kill -9 for example, is never
+locked out: it sees a higher number than all before it, so its generation is higher. Seeing numbers
+does not need reading manifests, so a damaged manifest does not lock it out either: a generation is
+never above the number of its checkpoint.
 
 There is no moment between looking and publishing in which the answer could change:
 
-    1. an attempt takes the highest number n that it sees, looks at manifest n, and means to be
+    1. an attempt takes the highest number n that it sees, looks at manifest n, and tries to become
        number n + 1
     2. publishing is the exclusive creation of n + 1 (Storage.create). If anybody has published
-       since step 1, then n + 1 first, since everybody counts by one. So the creation fails, and a
-       later generation was not overridden but has won
+       since step 1, they published n + 1 first, since everybody counts by one. So the creation
+       fails: a later generation was not overridden, but has won
     3. others may have published n + 1 and more, and a collection may have removed n + 1 again. Then
-       the creation succeeds, but above it there is a higher number, as no collection removes the
-       highest. A lower number is never what a restore takes; whoever published it sees the higher
-       one afterwards, withdraws its own, and fails (writer.py)
+       the creation succeeds, but there is a higher number, since no collection removes the highest.
+       A restore never takes the lower number. Its publisher sees the higher number afterwards,
+       withdraws its own, and fails (publishing.py)
 
-What it rests on is that creation is exclusive, and whole or not there:
+All this relies on one property: creation is exclusive, and creates the whole file or nothing:
 
     local directory    link() fails if the name exists, on all machines that see the file system
     without link()     open() with O_EXCL reserves the name, and the contents follow. See below
     S3 and the like    a put on condition that there is no such object; the server decides
     memory://          a lock of this process
     others of fsspec   nothing: they look, and then put. A process that was replaced is refused from
-                       the moment that it can see the newer checkpoint. Two that publish the same
-                       number at the same moment can both succeed there
+                       the moment on at which it can see the newer checkpoint. Two processes that
+                       publish the same number at the same moment can both succeed there
 
-Where contents follow the name, an attempt may find n + 1 reserved and unfinished, by a process that
-died or is at it right now. It passes over it, looks at manifest n, and means to be n + 2. If the
-other one finishes meanwhile, one of the two must notice:
+Where the contents follow the name, an attempt may find n + 1 reserved but unfinished: its writer
+has died, or is still writing. The attempt passes over n + 1, looks at manifest n, and tries to
+become n + 2. If n + 1 is finished meanwhile, one of the two writers must notice:
 
-    who writes n + 1    finishes it, and then looks for higher names: if there is one, it withdraws
-    who writes n + 2    reserves the name, and then looks at n + 1 again: if it is finished now,
-                        that one decides; only then the contents are written
+    the writer of n + 1    finishes it, and then looks for higher names: if there is one, it
+                           withdraws
+    the writer of n + 2    reserves the name, and then looks at n + 1 again: if that is finished
+                           now, it decides; the contents of n + 2 are written only after this look
 
 Each makes its own step visible before it looks for the other's, so they cannot both miss it.
 
 A checkpoint that was published from parts (parts.py) has several writers, and all of them are its
-owners: its generation is the highest of theirs, which each of them has from then on. A process that
-replaces one of them has restored a checkpoint, so its generation is higher than all of these. So
-generations never fall from one checkpoint to the next. Whoever publishes parts does so in the name
-of all writers: each must be allowed to. One that was not among the last ones is taken for one that
-was replaced, so writers that own nothing write parts too.
+owners. Its generation is the highest of theirs, and each of them has this generation from then on.
+A process that replaces one of them has restored a checkpoint, so its generation is higher than all
+of these. So generations never fall from one checkpoint to the next. Parts are published in the name
+of all their writers: each of them must be allowed to publish. A writer that was not among the
+writers of the last checkpoint is treated as one that was replaced. So even a writer that owns
+nothing writes a part.
 
-Somebody who compacts a checkpoint publishes in the name of its owner, who goes on as before. An
-edit or a regroup in place makes a state that no running process has: it is a generation of its own.
+Compacting a checkpoint publishes in the name of its owner, who goes on as before. An edit or a
+regroup in place makes a state that no running process has, so it is a generation of its own.
 """
 
 import secrets
@@ -68,19 +73,19 @@ from statekit.storage import Storage
 
 
 def draw_owner() -> str:
-    """The name of a publisher that no other has."""
+    """A name for a publisher, which no other publisher has."""
     return secrets.token_hex(8)
 
 
 class Claim:
-    """What a publisher has of a place: its name, and its generation there."""
+    """A publisher's claim to a place: its name, and its generation there."""
 
     def __init__(self, owner: str | None = None, seen: int | None = None) -> None:
         """seen: the highest number in the place; None if nobody has looked yet."""
         self.owner = draw_owner() if owner is None else owner
         self.generation = 0 if seen is None else seen + 1
         self.writers: tuple[str, ...] = ()  # the owners, if there are several
-        self.last: Checkpoint | None = None  # that was published with this claim
+        self.last: Checkpoint | None = None  # the last one published with this claim
 
     def see(self, newest: int) -> None:
         """Fixes the generation, if this is the first look at the place."""
@@ -90,14 +95,14 @@ class Claim:
     def published(self, checkpoint: Checkpoint) -> None:
         """Takes note of a checkpoint that this publisher has made."""
         self.last = checkpoint
-        # Lower than claimed if the place was emptied in between: then that is what counts there.
+        # It is lower than claimed if the place was emptied meanwhile: then the lower one counts.
         self.generation = checkpoint.manifest.generation
 
     def check(self, storage: Storage, numbers: Iterable[int]) -> list[int]:
-        """FencedError if what is published there was published by a successor of this one.
+        """FencedError if the newest checkpoint was published by a successor of this publisher.
 
-        numbers: those of all manifests. Gives those of them that nobody has finished, above what
-        decided. NoCheckpointError if one is gone by now: then there are others.
+        numbers: those of all manifests. Returns the numbers of unfinished manifests above the one
+        that decided. NoCheckpointError if a manifest is gone by now: then there are others.
         """
         passed_over: list[int] = []
         for number in sorted(numbers, reverse=True):
@@ -110,7 +115,7 @@ class Claim:
                 passed_over.append(number)
             except DamagedError as error:
                 if self.last is not None and self.last.number == number:
-                    break  # it was ours, and says nothing any more
+                    break  # it was our own, and can say nothing any more
                 error.add_note(
                     "Nothing is published over a checkpoint of another process that cannot be "
                     "read. Move that file away, or take checkpoints to another place."
@@ -119,7 +124,7 @@ class Claim:
         return passed_over
 
     def _is_above(self, number: int) -> bool:
-        """No checkpoint of that number can be a successor's."""
+        """Whether no checkpoint of that number can be published by a successor."""
         return self.generation > number
 
     def _is_last(self, number: int) -> bool:
@@ -133,8 +138,8 @@ class Claim:
         if theirs.generation == self.generation and theirs.owner == self.owner:
             return
         if self.owner in theirs.writers:
-            # As if it had published that one alone: or the next one, of a lower generation, would
-            # let in again whom that one has shut out.
+            # As if this publisher had published that checkpoint alone. Otherwise its next one would
+            # have a lower generation, and let in again a process that was shut out.
             self.generation = theirs.generation
             return
         raise FencedError(
@@ -147,16 +152,16 @@ class Claim:
 
 
 class Caretaker(Claim):
-    """Publishes in the name of whoever published last: the same state in another shape.
+    """Publishes the same state in another shape, in the name of whoever published last.
 
-    In an empty place that is nobody: it is the first provider's that goes on from there.
+    In an empty place that is nobody: the first provider that goes on from there becomes the owner.
     """
 
     def __init__(self) -> None:
         super().__init__(owner="")
 
     def see(self, newest: int) -> None:
-        """It has no generation of its own."""
+        """Does nothing: a caretaker has no generation of its own."""
 
     def _compare(self, newest: Checkpoint) -> None:
         theirs = newest.manifest

@@ -1,4 +1,4 @@
-"""Packs in a storage: what format/pack.py understands, read from where it is kept."""
+"""Packs in a storage: reads what format/pack.py decodes and verifies."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,8 @@ def read_segment(
 ) -> bytes:
     """The blocks of a segment, one after the other, verified and decompressed.
 
-    Their checksum fields have no meaning. number: of the checkpoint that wants them, for messages.
+    The checksum fields of the blocks have no meaning. number: that of the checkpoint that wants
+    them, for messages.
     """
     data = storage.read(pack.name, segment.offset, segment.length)
     return form.unpack_segment(data, storage.file, pack, segment, number=number)

@@ -4,26 +4,27 @@
     scheduler    carries the Part of each writer to where they come together
     publisher    publish(url, parts, number=n)   one manifest of all parts: the checkpoint exists
 
-A part is a manifest of a few key-groups (format/manifest.py) under another name, which has the
-SHA-256 of its contents. So what a Part names is that part or nothing: not the one that a repeated
-task wrote, and not one of another life of the place. Nothing but the name has to travel.
+A part is a manifest of a few key-groups (format/manifest.py) under another name, which contains the
+SHA-256 of the file. So a Part names exactly that file or none: not the one that a repeated task
+wrote, and not one from before the place was emptied. Nothing but the name has to travel.
 
 Parts make a checkpoint iff
 1. they are of the number that is published, which is one above the newest checkpoint there;
-2. they have the same geometry, and a state that several have is the same in all;
+2. they have the same geometry, and a state that several of them have is the same in all;
 3. each key-group is in exactly one of them;
-4. those that were written as changes to a base have the same one, told by its contents. It may be
-   that others were written in full;
+4. all parts that were written as changes to a base have the same base, compared by its contents.
+   Other parts may have been written in full;
 5. every pack that they need is there;
 6. each of their writers may publish there (ownership.py).
 
-Publishing is exclusive, and can be repeated: the manifest names its parts. Whoever publishes the
-same parts once more gets the checkpoint that there is, be it another process, and whether or not
-the parts have been collected since. Whoever comes with others gets an error.
+Publishing is exclusive, and can be repeated: the manifest names its parts. Publishing the same
+parts once more gives the checkpoint that is there, also to another process, and also if the parts
+have been collected since. Publishing other parts under that number is an error.
 
-What is not published is kept as long as somebody may publish it: as long as its number is above
-the newest checkpoint. Then retention.py collects it. No clock decides, so a slow writer loses
-nothing. An attempt that was given up goes when the next one, of the same number, is published.
+A part that is not published is kept as long as somebody may publish it: as long as its number is
+above the newest checkpoint. Then retention.py collects it. No clock decides, so a slow writer loses
+nothing. The parts of an attempt that was given up are collected after the next attempt, which has
+the same number, is published.
 """
 
 import hashlib
@@ -71,14 +72,14 @@ _FIELDS = {"number": int, "file": str, "key_groups": list, "key_group_count": in
 class Part(NamedTuple):
     """What one process has written of a checkpoint that is not published yet.
 
-    Small, whatever is in it. It can be pickled, and to_json() makes text of it.
+    A Part is small, however large the state is. It can be pickled, and to_json() makes text of it.
     """
 
     number: int  # of the checkpoint
     file: str  # in the place; its name has the SHA-256 of its contents
     key_groups: tuple[tuple[int, int], ...]  # first, and last + 1, of each range
-    key_group_count: int  # how many there are, not only these
-    bytes: int  # that were written for it
+    key_group_count: int  # how many there are in all, not only these
+    bytes: int  # how many were written for it
 
     def to_json(self) -> str:
         """Text that publish() takes as well as the part itself."""
@@ -115,7 +116,7 @@ class Part(NamedTuple):
 
 
 def part_of(name: str, manifest: Manifest) -> Part:
-    """What stands for a part that was written."""
+    """The Part that stands for a part that was written."""
     groups = tuple((part.start, part.stop) for part in manifest.owned)
     return Part(manifest.number, name, groups, manifest.key_groups, manifest.new_bytes)
 
@@ -136,9 +137,10 @@ def read_part(storage: Storage, name: str) -> Manifest:
 
 
 def publishable(storage: Storage, names: Iterable[str], newest: int) -> dict[str, frozenset[str]]:
-    """Of these files: parts and attachments that may still be published, and what each needs.
+    """Which of these files are parts and attachments that may still be published, and what each
+    needs: itself, and its packs.
 
-    newest: the highest number of a checkpoint there. Each needs itself, too.
+    newest: the highest number of a checkpoint there.
     """
     found: dict[str, frozenset[str]] = {}
     for name in names:
@@ -147,8 +149,8 @@ def publishable(storage: Storage, names: Iterable[str], newest: int) -> dict[str
             continue
         needed: frozenset[str] = frozenset()
         if digest_of_part(name) is not None:
-            # One that is not whole is being written, or its writer died: nobody can publish it.
-            # One that is gone was taken by a collector.
+            # A part that is not whole is being written, or its writer died: nobody can publish it.
+            # A part that is gone was removed by a collector.
             with suppress(DamagedError, MissingFileError):
                 needed = read_part(storage, name).files
         found[name] = needed | {name}
@@ -156,18 +158,18 @@ def publishable(storage: Storage, names: Iterable[str], newest: int) -> dict[str
 
 
 class Unpublished(NamedTuple):
-    """What was written for a checkpoint that is not there."""
+    """What was written for a checkpoint that is not published."""
 
     number: int
     parts: tuple[str, ...]
     attachments: tuple[str, ...]
     key_groups: tuple[range, ...]  # of all parts that can be read
     key_group_count: int  # 0: none can be read
-    bytes: int  # of files that were written for it
+    bytes: int  # of all files that were written for it
 
 
 def find_unpublished(storage: Storage) -> list[Unpublished]:
-    """Attempts that may still be published, by number: those above the newest checkpoint."""
+    """Checkpoints that may still be published: numbers above that of the newest one, ascending."""
     entries = {entry.name: entry for entry in storage.list()}
     newest = max(filter(None, map(number_of, entries)), default=0)
     by_number: dict[int, list[str]] = {}
@@ -202,9 +204,9 @@ def find_unpublished(storage: Storage) -> list[Unpublished]:
 def write_attachment(
     url: "str | PathLike[str] | Storage", name: str, data: bytes, *, number: int
 ) -> Attachment:
-    """Writes a file that a checkpoint is to keep, once publish() is given what this returns.
+    """Writes a file that a checkpoint will keep. Pass what this returns to publish().
 
-    number: of that checkpoint. The same contents for the same number are one file.
+    number: that of the checkpoint. The same contents for the same number are one file.
     """
     storage = url if isinstance(url, Storage) else open_storage(url)
     if not isinstance(name, str) or not name:
@@ -240,7 +242,7 @@ def publish(
 
     parts: what each kv.write_part() gave, or its to_json(). Together they have all key-groups.
     number: the one that they were written for, which is one above the newest checkpoint there.
-    metadata, watermark: of the checkpoint; the least watermark of the parts unless told.
+    metadata, watermark: those of the checkpoint. Without a watermark, the least one of the parts.
     attachments: what write_attachment() gave, to be kept as long as the checkpoint.
     May be repeated, by any process: the same parts give the same checkpoint. FencedError if one of
     the writers was replaced by a process that has published since.
@@ -259,7 +261,7 @@ def publish(
         if (made := _published(storage, wanted)) is not None:
             return made
         manifests = [_read_given(storage, name) for name in names]
-        # In the order that messages are to have.
+        # In the order in which messages name them.
         manifests.sort(key=lambda one: min((part.start for part in one.owned), default=0))
         claims = Together([(one.owner, one.generation) for one in manifests])
         publisher = Publisher(storage, claims)
@@ -274,7 +276,7 @@ def publish(
             )
             raise
         if number <= newest:
-            made = _published(storage, wanted)  # since we looked
+            made = _published(storage, wanted)  # it may have been published since we looked
             if made is None:
                 raise CheckpointError(
                     f"checkpoint {number} cannot be published: {storage.shown!r} has {newest}, and "
@@ -353,7 +355,7 @@ def _check_attachments(attachments: Any, number: int) -> tuple[Attachment, ...]:
             f"{shorten(attachments)} is no list of attachments. Pass what each write_attachment() "
             "gave, in a list."
         )
-    kept = tuple(sorted(attachments, key=repr))  # in one order, whatever they came in
+    kept = tuple(sorted(attachments, key=repr))  # always in the same order
     for one in kept:
         if not (
             isinstance(one, Attachment)
@@ -373,7 +375,7 @@ def _check_attachments(attachments: Any, number: int) -> tuple[Attachment, ...]:
 
 
 class _Wanted(NamedTuple):
-    """What a checkpoint is to be."""
+    """What the checkpoint is meant to be."""
 
     number: int
     names: tuple[str, ...]  # of its parts
@@ -483,7 +485,7 @@ def _check_coverage(storage: Storage, parts: Sequence[Manifest]) -> None:
 
 
 def _common_base(parts: Sequence[Manifest]) -> Manifest | None:
-    """A part that has the base which all have that have one."""
+    """A part that has a base; None if none has. CheckpointError if parts have different bases."""
     based = [one for one in parts if one.base is not None]
     for one in based:
         if (one.base, one.base_digest) != (based[0].base, based[0].base_digest):
@@ -504,7 +506,7 @@ def _check_base(storage: Storage, manifest: Manifest) -> None:
     try:
         base = read_checkpoint(storage, manifest.base)
     except NoCheckpointError:
-        return  # collected: what is needed of it is among the packs
+        return  # collected: the packs that are needed of it are checked by _check_there()
     if base.digest.hex() != manifest.base_digest:
         raise CheckpointError(
             f"these parts go on from a checkpoint {manifest.base} that {storage.shown!r} had, and "

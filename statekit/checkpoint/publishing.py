@@ -1,8 +1,8 @@
-"""Publisher: a number in a place, from being looked for to being a checkpoint's.
+"""Publisher: finds the next number of a place, and makes a checkpoint of that number exist.
 
-Publishing is the exclusive creation of a manifest (Storage.create). Whoever may do it, and why no
-newer state is ever overridden, is told in ownership.py: an attempt looks at the newest manifest n,
-means to be n + 1, and finds out afterwards if it was too slow.
+Publishing is the exclusive creation of a manifest (Storage.create). ownership.py says who may do
+it, and why no newer state is ever overridden: an attempt looks at the newest manifest n, tries to
+become n + 1, and finds out afterwards if it was too slow.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from statekit.errors import CheckpointError, DamagedError, MissingFileError, NoC
 from statekit.format.manifest import Manifest, manifest_name, number_of
 from statekit.storage import Storage
 
-_TRIES_MAX = 8  # newest checkpoints that may be collected between being seen and being read
+_TRIES_MAX = 8  # how often the newest checkpoint may be collected between listing and reading
 
 
 class Publisher:
@@ -23,11 +23,11 @@ class Publisher:
     def __init__(self, storage: Storage, claim: Claim) -> None:
         self._storage = storage
         self._claim = claim
-        self._newest = 0  # the highest number there was
-        self._passed_over: list[int] = []  # numbers of manifests that nobody has finished
+        self._newest = 0  # the highest number that look() has seen
+        self._passed_over: list[int] = []  # numbers of unfinished manifests that look() has seen
 
     def look(self) -> int:
-        """The highest number there is. FencedError if the place has gone over to another."""
+        """The highest number there is. FencedError if the place belongs to another owner by now."""
         for _ in range(_TRIES_MAX):
             numbers = self.numbers()
             newest = self._newest = max(numbers, default=0)
@@ -43,7 +43,7 @@ class Publisher:
         )
 
     def numbers(self) -> list[int]:
-        """Of all manifests that are there, finished or not."""
+        """The numbers of all manifests that are there, finished or not."""
         numbers = (number_of(entry.name) for entry in self._storage.list())
         return [number for number in numbers if number]
 
@@ -53,19 +53,20 @@ class Publisher:
         The packs are durable by now, and the number is one above what look() gave.
         """
         storage = self._storage
-        # A name that is taken means that somebody else writes here: never overwrite.
+        # If the name is taken, somebody else writes here: never overwrite.
         data = manifest.encode()
         if not storage.create(manifest.name, data, self._look_again):
             return None
         newest = max(self.numbers(), default=0)
         if newest > manifest.number and not (manifest.parts and self._is_whole(manifest)):
-            # We were slow: others have published this number and later ones, and perhaps have
-            # collected it, so that our packs, which have the same names, may be gone. (Parts may
-            # have been published by somebody else in the same bytes: then it is as good as ours.)
+            # We were slow: others have published this number and later ones. They may have
+            # collected this number, too. Its packs have the same names as ours, so ours may be
+            # gone. (If this is made of parts, somebody else may have published the same manifest,
+            # byte for byte: if it is whole, it is as good as ours.)
             storage.retire(manifest.name)
             raise self.overtaken(newest)
         try:
-            self.check_base(manifest)  # once more: a collector may not have seen our manifest
+            self.check_base(manifest)  # again: a collector may have looked before our manifest came
         except MissingFileError:
             if not self._is_whole(manifest):
                 storage.retire(manifest.name)
@@ -75,16 +76,16 @@ class Publisher:
         return made
 
     def _is_whole(self, manifest: Manifest) -> bool:
-        """Whether all files that it needs are there."""
+        """Whether all files that the manifest needs are there."""
         return manifest.files <= {entry.name for entry in self._storage.list()}
 
     def _look_again(self) -> None:
-        """Before the manifest has contents: at those that nobody had finished."""
-        with contextlib.suppress(NoCheckpointError):  # one is gone: who wrote it has given up
+        """Before the manifest has contents: looks again at manifests that were unfinished."""
+        with contextlib.suppress(NoCheckpointError):  # one is gone: its writer has given up
             self._claim.check(self._storage, self._passed_over)
 
     def overtaken(self, number: int) -> CheckpointError:
-        """The exception for a number that another has. Raises FencedError if that replaces us."""
+        """The exception for a number that is taken. Raises FencedError if we were replaced."""
         with contextlib.suppress(CheckpointError):
             self._claim.check(self._storage, self.numbers())
         return CheckpointError(
@@ -95,7 +96,7 @@ class Publisher:
         )
 
     def check_scope(self, manifest: Manifest) -> None:
-        """CheckpointError if it would hide key-groups of a checkpoint that was made of parts."""
+        """CheckpointError if this would hide key-groups of a checkpoint that was made of parts."""
         last = self._claim.last
         if not self._newest or (last is not None and last.number == self._newest):
             return
@@ -104,7 +105,7 @@ class Publisher:
         try:
             newest = read_checkpoint(self._storage, self._newest).manifest
         except (NoCheckpointError, DamagedError):
-            return  # it says nothing
+            return  # it cannot be read, so nothing is known of its parts
         if newest.parts and (hidden := subtract(newest.owned, manifest.owned)):
             raise CheckpointError(
                 f"checkpoint {newest.number} of {self._storage.shown!r} was published from parts, "

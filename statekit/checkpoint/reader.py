@@ -2,8 +2,9 @@
 
 A leaf is read from its chain. Each segment holds blocks of states; a block is full (all entries
 its state has in the leaf) or a delta (changes and deletions). Newer blocks win, so reading goes
-from the newest segment to the oldest and fills in only what is not known yet: no entry is built
-that a newer one replaces, and blocks under a full one of the same state are not even looked at.
+from the newest segment to the oldest and fills in only what is not known yet. So no entry is built
+that a newer one replaces, and blocks that are older than a full block of the same state are not
+even looked at.
 
     chain, oldest first       visits: full   names: full
                               visits: delta
@@ -54,29 +55,29 @@ from statekit.storage import Storage, open_storage
 _GAP_LOCAL, _GAP_FAR = (
     16 << 10,
     256 << 10,
-)  # bytes that are read in vain, to read once and not twice
-HEAD_BYTES = 64  # of a manifest: with its size and checksum, they tell it from any other
+)  # bytes between two segments that are read needlessly, to save a second read
+HEAD_BYTES = 64  # of a manifest: they have its size and checksum, so they identify it
 
 Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
 Stamped: TypeAlias = tuple[Any, int | None]  # value as Block gives it, and stamp in ms or None
 
 
 class UnfinishedError(NoCheckpointError):
-    """A manifest that its writer has not finished, and perhaps never will: no checkpoint yet."""
+    """A manifest that its writer has not finished, and perhaps never will. It is no checkpoint."""
 
 
 class Found(NamedTuple):
-    """The checkpoints of a place, and what kept others from being read."""
+    """The checkpoints of a place, and why others could not be read."""
 
     good: list["Checkpoint"]  # oldest first
     errors: list[CheckpointError]
 
 
 class Checkpoint:
-    """A checkpoint as it lies in its storage. Cheap: only the manifest was read.
+    """A checkpoint as it lies in its storage. Opening one is cheap: only the manifest is read.
 
-    All methods may be called from several threads at once. It can be pickled, with its manifest:
-    where it is unpickled, that need not be read again. A password in its URL goes with it.
+    All methods may be called from several threads at once. It can be pickled. The manifest is
+    pickled with it, so it need not be read again; so is a password in its URL.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, data: Data | None = None) -> None:
@@ -84,16 +85,17 @@ class Checkpoint:
         self.manifest = manifest
         self._head = None if data is None else data[:HEAD_BYTES]  # data: the manifest's file
         self._packs_checked: set[int] = set()
-        self._number, self._leaves = manifest.number, manifest.leaves  # each leaf needs these
+        self._number, self._leaves = manifest.number, manifest.leaves  # used for each leaf read
         self.seen = manifest.number  # the highest number in the place when this one was looked for
-        #: Which one it is, wherever it lies: places and numbers may be used again by others, and
-        #: one path is another place on another machine. It names its packs, and these are unique.
+        #: Identifies the checkpoint, wherever it lies. Place and number do not: both may be used
+        #: again by others, and one path is another place on another machine. But a manifest names
+        #: its packs, and these are unique.
         self.digest = hashlib.sha256(manifest.encode() if data is None else data).digest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         data = self.manifest.encode()
         if hashlib.sha256(data).digest() != self.digest:
-            data = self.storage.read(self.manifest.name)  # of another version, which writes others
+            data = self.storage.read(self.manifest.name)  # another version wrote other bytes
         return _unpickled, (self.storage.url, self.manifest.name, data, self.seen)
 
     def __eq__(self, other: object) -> bool:
@@ -106,7 +108,7 @@ class Checkpoint:
 
     @property
     def url(self) -> str:
-        """Of the directory; without secrets."""
+        """The URL of the directory, without secrets."""
         return self.storage.shown
 
     @property
@@ -129,12 +131,12 @@ class Checkpoint:
 
     @property
     def key_groups(self) -> tuple[range, ...]:
-        """The owned ones: what it has the state of."""
+        """The owned ones: those whose state the checkpoint has."""
         return self.manifest.owned
 
     @cached_property
     def states(self) -> Mapping[str, StateSchema]:
-        """By name, in the order they were declared in."""
+        """By name, in the order in which the manifest has them."""
         return {schema.name: schema for schema in self.manifest.schemas}
 
     @property
@@ -170,7 +172,7 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """Of all that it consists of, shared with other checkpoints or not."""
+        """Of all segments that it consists of, also of those that other checkpoints share."""
         return self.manifest.bytes
 
     @property
@@ -188,7 +190,7 @@ class Checkpoint:
         raise _gone(self.storage, self.number)
 
     def exists(self) -> bool:
-        """Whether it is still there: not removed, nor another one under its number by now."""
+        """Whether it is still there: not removed, nor replaced by another one of its number."""
         if self._head is None:
             self._head = self.manifest.encode()[:HEAD_BYTES]
         try:
@@ -217,15 +219,15 @@ class Checkpoint:
     # ---- Leaves
 
     def leaves(self) -> Iterator[int]:
-        """Those that are not empty, ascending."""
+        """The leaves that are not empty, ascending."""
         return (leaf for leaf, _ in self.manifest.chains())
 
     def leaf_bytes(self, leaf: int) -> int:
-        """Of all that a leaf is made of."""
+        """Bytes of all segments of a leaf."""
         return sum(segment.length for segment in self.manifest.chain(leaf))
 
     def place(self, leaf: int) -> tuple[Any, ...]:
-        """Where a leaf is. Leaves of the same place are equal, whichever checkpoint they are of."""
+        """Where a leaf lies. Leaves of the same place are equal, even in different checkpoints."""
         packs = self.manifest.packs
         chain = self.manifest.chain(leaf)
         return self.storage.url, *((packs[one.pack].id, one.offset, one.length) for one in chain)
@@ -248,7 +250,7 @@ class Checkpoint:
             if segment.pack in checked:
                 (frames,) = self.storage.read_parts(name, parts)
             else:
-                # No data is in its header, but that is part of the checkpoint: looked at once.
+                # The header of a pack has no data, but is part of the checkpoint: checked once.
                 header, frames = self.storage.read_parts(name, [(0, PACK_HEADER), *parts])
                 fresh.append(segment.pack)
             stored.append(Stored(pack, segment, frames, header))
@@ -257,9 +259,9 @@ class Checkpoint:
         return steps
 
     def locate(self, leaves: Sequence[int]) -> "list[Chain]":
-        """Where leaves are, which ascend: for single entries of them, see read_chains().
+        """Where leaves lie, to pick single entries: see read_chains(). Leaves ascend.
 
-        None if the checkpoint is compressed: then all of a leaf must be decompressed anyway.
+        [] if the checkpoint is compressed: then all of a leaf must be decompressed anyway.
         """
         if self.manifest.compression is not None:
             return []
@@ -269,9 +271,10 @@ class Checkpoint:
         ]
 
     def read_joined(self, pack: int, segments: list[Segment]) -> dict[int, tuple[int, Data]]:
-        """For the offset of each segment of a pack: bytes that it is in, and where these begin.
+        """Reads segments of a pack: for the offset of each, some bytes that it is in.
 
-        What lies side by side is read at once. It is not verified.
+        The bytes come with the offset at which they begin. Segments that lie close together are
+        read at once. They are not verified.
         """
         gap_max = _GAP_LOCAL if self.storage.is_local else _GAP_FAR
         runs: list[list[int]] = []  # start and end of what is read at once
@@ -294,7 +297,7 @@ class Checkpoint:
         }
 
     def _steps(self, leaf: int, state: str | None = None) -> Iterator[Block]:
-        """Blocks of a leaf, newest first, that are not under a full one of the same state."""
+        """Blocks of a leaf, newest first, down to the newest full block of each state."""
         done: set[str] = set()
         for segment in reversed(self.manifest.chain(leaf)):
             for block in self._blocks(segment, self._read(segment)):
@@ -309,7 +312,7 @@ class Checkpoint:
     def _read(self, segment: Segment) -> Data:
         pack = self.manifest.packs[segment.pack]
         if segment.pack not in self._packs_checked:
-            check_header(self.storage, pack)  # no data is in it, but it is part of the checkpoint
+            check_header(self.storage, pack)  # it has no data, but is part of the checkpoint
             self._packs_checked.add(segment.pack)
         return read_segment(self.storage, pack, segment, number=self.number)
 
@@ -332,7 +335,7 @@ class Checkpoint:
     def find(self, state: str | StateSchema, key: Data) -> Any:
         """The value under an encoded key as Block gives it; None if there is none.
 
-        One binary search a block, and nothing else is decoded.
+        It takes one binary search per block, and nothing else is decoded.
         """
         schema = self._schema(state)
         codec = key_codec(schema.key)
@@ -347,8 +350,8 @@ class Checkpoint:
     def leaf_rows(self, leaf: int) -> dict[str, dict[Data, Stamped]]:
         """All entries of a leaf: by state and encoded key, the value as Block gives it, and stamp.
 
-        Expired entries are among them: whether one is expired depends on the time to live that is
-        asked for. States without entries here are left out.
+        Expired entries are among them: whether an entry is expired depends on the time to live that
+        is asked for. States without entries in the leaf are left out.
         """
         merged: dict[str, dict[Data, Stamped]] = {}
         for block in self._steps(leaf):
@@ -406,7 +409,7 @@ class Chain(NamedTuple):
 
 
 def read_chains(chains: Iterable[Chain]) -> list[ChainSegment]:
-    """Chains by ascending leaf as pick_entries() takes them; it verifies them."""
+    """Chains by ascending leaf, as pick_entries() takes them. pick_entries() verifies them."""
     found = []
     for checkpoint, some in groupby(chains, itemgetter(0)):
         segments = [segment for chain in some for segment in chain.segments]
@@ -452,8 +455,10 @@ def _unpickled(url: str, name: str, data: bytes, seen: int) -> Checkpoint:
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
-    """One checkpoint. NoCheckpointError if there is none; that is an UnfinishedError if there is a
-    manifest that was never finished. DamagedError if it is not valid for another reason.
+    """One checkpoint. NoCheckpointError if there is none.
+
+    UnfinishedError, a NoCheckpointError, if there is a manifest that was never finished.
+    DamagedError if the manifest is not valid for another reason.
     """
     name = manifest_name(number)
     try:
@@ -469,7 +474,7 @@ def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
             again = storage.read(name)
             if again == data:
                 raise
-        # It was finished between our two looks.
+        # It was finished between our two reads.
         return Checkpoint(storage, Manifest.decode(again, storage.file(name)), again)
     except MissingFileError:
         raise _gone(storage, number) from None
@@ -482,10 +487,10 @@ def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:
     numbers = _numbers(storage)
     for number in numbers:
         try:
-            # One that is gone was retired after the listing: there is nothing wrong with it.
+            # If one is gone, it was retired after the listing. That is no error.
             with contextlib.suppress(NoCheckpointError):
                 found.good.append(read_checkpoint(storage, number))
-                found.good[-1].seen = max(numbers)  # who takes an older one knows of the newer
+                found.good[-1].seen = max(numbers)  # an older one knows that there is a newer one
         except CheckpointError as error:
             found.errors.append(error)
     return found
@@ -502,9 +507,9 @@ def checkpoints(url: "str | PathLike[str] | Storage") -> list[Checkpoint]:
 def open_checkpoint(
     url: "str | PathLike[str] | Storage", at: int | datetime | None = None
 ) -> Checkpoint:
-    """The newest checkpoint of a place, or the one asked for: by number, or the newest of a time.
+    """The newest checkpoint of a place, or the one of a number, or the newest up to a time.
 
-    It is never another one than that: where it is damaged, DamagedError names the older ones.
+    It never gives another one instead: if that one is damaged, DamagedError names the older ones.
     """
     storage = _storage(url)
     numbers = _numbers(storage)
@@ -535,7 +540,7 @@ def _chosen(storage: Storage, numbers: dict[int, float], at: Any) -> int:
     if at is None:
         return max(numbers)
     if isinstance(at, datetime):
-        seconds = at.timestamp()  # without a zone it is local time
+        seconds = at.timestamp()  # a datetime without a zone is in local time
         early = [number for number, modified in numbers.items() if modified <= seconds]
         if early:
             return max(early)

@@ -1,18 +1,19 @@
-"""Removing old checkpoints, and what failed attempts left behind.
+"""Removing old checkpoints, and the files that failed attempts left behind.
 
     1. list; read the manifests that stay: the newest `keep`, and those that readers pin
     2. delete the other manifests, the oldest first
-    3. if packs are to go, list again, and read the manifests that are new
-    4. sync: from here on those of step 2 do not come back, after a loss of power either
-    5. delete the files that only those of step 2 named, and what is garbage for other reasons
+    3. if packs are to be deleted, list again, and read the manifests that are new
+    4. sync: from here on the manifests of step 2 do not come back, even after a loss of power
+    5. delete the files that only manifests of step 2 named, and files that are garbage otherwise
 
 Files are packs and attachments. A part that was not published (parts.py) counts as a manifest that
-stays, as long as its number is above the newest checkpoint: then it may still be published. So does
-an attachment of such a number. From then on no one can publish them, and they are garbage.
+stays as long as its number is above the newest checkpoint: it may still be published. So does an
+attachment of such a number. Once there is a checkpoint of that number or a higher one, nobody can
+publish them any more, and they are garbage.
 
-A crash between any two steps leaves each remaining manifest with all of its packs: these are the
-last to go. What remains too much is garbage for the next run. If a manifest that stays cannot be
-read, nobody knows which packs it needs, and nothing at all is deleted.
+A crash between any two steps leaves each remaining manifest with all of its packs, because packs
+are deleted last. Files that are left over are garbage for the next run. If a manifest that stays
+cannot be read, nobody knows which packs it needs, and nothing at all is deleted.
 
 Step 3 is about a checkpoint that is based on an old one, as after restore(at=N):
 
@@ -20,24 +21,26 @@ Step 3 is about a checkpoint that is based on an old one, as after restore(at=N)
     it is published, and the pin of 1 is released
     we look for pins, find none, and remove 1: its packs are needed by 3, which we do not know
 
-An attempt releases its pin after it has published, or has written its part. So what we could
-remove has no successors but those that the second listing shows.
+An attempt releases its pin only after it has published, or has written its part. So if we could
+remove a checkpoint, the second listing shows all others that are based on it.
 
-Packs that no manifest and no part names are from failed attempts, or from one that is being written
-right now. They are deleted only if nobody is writing:
+Packs that no manifest and no part names are from failed attempts, or from an attempt that is being
+written right now. They are deleted only if nobody is writing:
 
     storage with locks       if collecting() gave the lock, which an attempt in progress prevents
     storage without locks    if this process does not write, the pack is older than a day, and its
                              number is not above the newest manifest's
 
-A file that has the name of a pack and is none is somebody else's: it is left, and named.
+The condition about the number closes a gap. The name of a pack depends on its contents and number
+only, so an attempt that repeats a failed one writes the same names. Between our listing and our
+deleting, it could replace an old pack and publish it. But every attempt has a number above the
+newest manifest.
 
-A manifest that nobody has finished (Storage.is_unfinished) is garbage too, of the same kind, and
-goes before the mark that tells it from damage.
+A file that has the name of a pack but is not a pack belongs to somebody else: it is left, and
+reported.
 
-The last condition closes a gap. The name of a pack depends on its contents and number only, so an
-attempt that repeats a failed one writes the same names. Between our listing and our deleting, it
-could replace an old pack and publish it. But every attempt has a number above the newest manifest.
+A manifest that nobody has finished (Storage.is_unfinished) is garbage under the same conditions. It
+is deleted before the mark that distinguishes it from a damaged one.
 """
 
 import re
@@ -82,14 +85,14 @@ class Collected(NamedTuple):
     """What collect() did, or with dry_run would have done. Checkpoints are given by number."""
 
     kept: tuple[int, ...]  # the newest ones
-    in_use: tuple[int, ...]  # older ones that stay because somebody reads them
+    in_use: tuple[int, ...]  # older ones that stay because somebody pins them
     removed: tuple[int, ...]
     packs: tuple[str, ...]  # files deleted
     temporaries: tuple[str, ...]  # files deleted that a crash had left
     bytes_freed: int
-    is_busy: bool  # somebody is writing: what failed attempts left was not touched
-    foreign: tuple[str, ...] = ()  # files with the name of a pack that are none; they were left
-    unpublished: tuple[int, ...] = ()  # numbers of which parts stay: they may still be published
+    is_busy: bool  # somebody is writing: files of failed attempts were not touched
+    foreign: tuple[str, ...] = ()  # files that have the name of a pack but are none; they were left
+    unpublished: tuple[int, ...] = ()  # numbers whose parts stay: they may still be published
     parts: tuple[str, ...] = ()  # files deleted: parts and attachments that nobody can publish
 
 
@@ -103,10 +106,10 @@ def collect(
 ) -> Collected:
     """Removes all but the newest `keep` checkpoints of a place, and files that none of them needs.
 
-    Files that no checkpoint names go if they are min_age_seconds old: 0 if not given, and a day
-    on storages without locks. There, choose more than the longest checkpoint takes.
-    unpublished: parts that may still be published go too. Only if nobody will: who publishes them
-    then is told that they are gone.
+    Files that no checkpoint names are removed if they are min_age_seconds old. The default is 0,
+    and a day on storages without locks. There, choose more than the longest checkpoint takes.
+    unpublished: remove parts that may still be published, too. Use it only if nobody will publish
+    them: publish() would fail and say that they are gone.
     """
     storage = place if isinstance(place, Storage) else open_storage(place)
     check_keep(keep)
@@ -121,7 +124,7 @@ def collect(
 
 
 def check_keep(keep: Any) -> None:
-    """ArgumentError if that is no number of checkpoints to keep."""
+    """ArgumentError if this is not a possible number of checkpoints to keep."""
     if not isinstance(keep, int) or isinstance(keep, bool):
         raise ArgumentError(f"keep={shorten(keep)} is no number. Keep 1 or more, as an int.")
     if keep < 1:
@@ -138,7 +141,7 @@ class _Plan(NamedTuple):
     unfinished: tuple[str, ...]  # manifests, by name
     waiting: Mapping[str, frozenset[str]]  # parts and attachments that may still be published ...
     # ... and what each of them needs, itself included
-    gives_up: bool  # none of them is to be published: they go
+    gives_up: bool  # none of them will be published: they are removed
 
 
 def _plan(storage: Storage, keep: int, gives_up: bool) -> _Plan:
@@ -146,7 +149,7 @@ def _plan(storage: Storage, keep: int, gives_up: bool) -> _Plan:
         try:
             return _plan_now(storage, keep, gives_up)
         except NoCheckpointError:
-            continue  # another collector was quicker: what was listed is not what is there
+            continue  # another collector was quicker: the listing is not up to date any more
     raise StorageError(
         f"the checkpoints in {storage.shown!r} change faster than they can be read. "
         "Let one process collect garbage there."
@@ -265,15 +268,15 @@ def _carry_out(
 
 
 def _named_since(storage: Storage, known: Set[int], plan: _Plan) -> set[str]:
-    """What manifests and parts need that are there since the plan was made."""
+    """The files needed by manifests and parts that have come since the plan was made."""
     named: set[str] = set()
     names = [entry.name for entry in storage.list()]
     for number in map(number_of, names):
         if number is not None and number not in known:
-            # One that is gone again was given up by its writer, and needs nothing.
+            # If one is gone again, its writer has given it up, and it needs nothing.
             with suppress(NoCheckpointError):
                 named |= _files_of(storage, number)
-    # One that was not whole may be by now.
+    # A part that was not whole when the plan was made may be whole by now.
     new = (n for n in names if n not in plan.entries or plan.waiting.get(n) == frozenset({n}))
     named.update(*publishable(storage, new, plan.kept[-1] if plan.kept else 0).values())
     return named

@@ -2,12 +2,14 @@
 
 They go together iff
 1. no leaf is in two of them;
-2. a state that several have is the same in all: form, type, key and clock;
-3. their key-groups can be counted alike: they have as many, or another number is asked for. Any
-   number does, since a leaf is a range of hashes: a leaf of few key-groups is several of many.
+2. a state that several of them have is the same in all: form, type, key and clock;
+3. their key-groups can be counted alike: they have the same number of key-groups, or a number is
+   asked for. Any number is possible, since a leaf is a range of hashes: what is one leaf with few
+   key-groups is several leaves with many.
 
-What goes with the state: the watermark (of several: the lowest, since an event that one of them has
-not seen may be that old) and the metadata (of several: {"merged": [...]}, in their order).
+The watermark and the metadata come with the state. The watermark of several checkpoints is the
+lowest, since an event that one of them has not seen may be that old. The metadata of several are
+{"merged": [...]}, in their order.
 """
 
 from collections.abc import Sequence
@@ -56,7 +58,7 @@ class Union(NamedTuple):
 
     @property
     def compression(self) -> str | None:
-        """What the frames are compressed with; if that differs, there is nothing to say."""
+        """The compression of the frames; None if the checkpoints differ in it."""
         found = {one.manifest.compression for one in self.checkpoints}
         return found.pop() if len(found) == 1 else None
 
@@ -86,12 +88,12 @@ class Union(NamedTuple):
 
 
 def name_of(checkpoint: Checkpoint) -> str:
-    """As messages call it."""
+    """The name of a checkpoint in messages."""
     return f"checkpoint {checkpoint.number} of {checkpoint.url!r}"
 
 
 def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """ArgumentError if they differ in geometry: then the leaves of one are none of another's."""
+    """ArgumentError if they differ in geometry: then their leaves cannot be compared."""
     for first, other in pairwise(checkpoints):
         here = (first.key_group_count, first.subgroups)
         there = (other.key_group_count, other.subgroups)
@@ -103,9 +105,9 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def unite(checkpoints: Sequence[Checkpoint], regroup: int | None = None) -> Union:
-    """ArgumentError, OccupiedError or SchemaError if they do not go together.
+    """The union of checkpoints. ArgumentError, OccupiedError or SchemaError if there is none.
 
-    regroup: so many key-groups are wanted, whatever they have.
+    regroup: the number of key-groups that is wanted, whatever the checkpoints have.
     """
     if not checkpoints:
         raise ArgumentError("there is no checkpoint to take. Name one place or more.")

@@ -1,16 +1,16 @@
 """An attempt at a checkpoint: packs are written as they fill up, then a manifest publishes them.
 
-    whoever has blocks      add(), fill(), refer()      -> a pack in memory, 16 MiB or a leaf
+    the caller              add(), fill(), refer()      -> a pack in memory, 16 MiB or a leaf
     threads of the attempt  finish packs (compress, name, bind checksums) and write them
     publish()               waits for the packs, syncs, and creates the manifest
     write_part()            instead: the manifest becomes a part, which another publishes (parts.py)
 
 Nothing exists for readers before the manifest does: its creation is the one step that counts, and
-the storage makes it all or nothing. What an attempt leaves behind when it fails is named by no
-manifest, so it is garbage: it is collected at once where the storage can tell that nobody else is
-writing, and by a later gc where it cannot. An attempt never deletes a pack by itself. Two
-processes that checkpoint the same state under the same number write packs of the same name, and
-the one that loses must not take them away from the one that won.
+the storage makes it all or nothing. Files that a failed attempt leaves behind are named by no
+manifest, so they are garbage. They are collected at once if the storage can tell that nobody else
+is writing, and by a later gc if it cannot. An attempt never deletes a pack by itself: two processes
+that checkpoint the same state under the same number write packs of the same name, and the one that
+loses must not take them away from the one that won.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ from statekit.native.snapshot import Filled, Snapshot
 from statekit.schema import StateSchema
 from statekit.storage import Storage
 
-_PACKS_IN_MEMORY_MAX = 4  # that wait or are being written, besides the one that is being filled
+_PACKS_IN_MEMORY_MAX = 4  # packs that wait or are being written, besides the one being filled
 _WRITERS_LOCAL, _WRITERS_FAR = 3, 4
 _NICENESS = 10  # of the threads that write packs
 _KEEP_ALL = 1 << 62
@@ -69,7 +69,7 @@ failpoints.register(
 
 
 class Link:
-    """A segment in the chain of a leaf; where it is becomes known when its pack is finished."""
+    """A segment in the chain of a leaf. Its place becomes known when its pack is finished."""
 
     __slots__ = ("length", "offset", "pack")
 
@@ -80,9 +80,9 @@ class Link:
 
 
 class Attempt:
-    """One checkpoint in the making. Use it in a `with`; leaving before publish() gives it up.
+    """The writing of one checkpoint. Use it in a `with`; leaving before publish() gives it up.
 
-    One thread at a time may call its methods; cancel() may come from any.
+    One thread at a time may call its methods; cancel() may be called by any thread.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Attempt:
         claim: Claim | None = None,
         number: int | None = None,
     ) -> None:
-        """gives_way: threads that use the state go before those that write it.
+        """gives_way: threads that use the state have priority over those that write the checkpoint.
 
-        claim: of the publisher; unless told, it publishes in the name of the last one.
-        number: of the checkpoint that this is to be a part of; unless told, the next one.
+        claim: that of the publisher. Without one, it publishes in the name of the last publisher.
+        number: for a part, the number of its checkpoint. Without one, this is the next checkpoint.
         """
         self.storage = storage
         self._claim = Caretaker() if claim is None else claim
@@ -109,7 +109,7 @@ class Attempt:
         self.bytes_written = 0
         self._chains: dict[int, list[Link]] = {}
         self._pack: PackBuilder | None = None
-        self._links: list[Link] = []  # of what is in _pack, in its order
+        self._links: list[Link] = []  # of the segments in _pack, in their order
         self._has_packs = False
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
@@ -139,7 +139,7 @@ class Attempt:
         assert self._writer is not None
         self._writer.stop()
         self._stack.close()
-        # Whoever keeps the error, or the attempt for its bytes_written, does not mean to keep
+        # A caller may keep the error, or the attempt for its bytes_written. That must not keep
         # packs in memory.
         self._pack, self._links, self._chains, self._writer = None, [], {}, None
         if error is not None:
@@ -149,7 +149,7 @@ class Attempt:
         try:
             collect(self.storage, keep=_KEEP_ALL)
         except CheckpointError as left:
-            # What remains is garbage, and no reason to hide why the attempt failed.
+            # The files that remain are only garbage. This must not hide why the attempt failed.
             if error is not None:
                 error.add_note(f"its packs could not be removed: {left} A later gc will do it.")
 
@@ -169,7 +169,7 @@ class Attempt:
     def fill(
         self, snapshot: Snapshot, on_leaves: Callable[[Sequence[Filled]], None] = lambda _: None
     ) -> None:
-        """Adds all leaves that a snapshot has left."""
+        """Adds all leaves of a snapshot that were not read yet."""
         while True:
             failpoints.visit("attempt.fill")
             pack = self._room()
@@ -182,25 +182,25 @@ class Attempt:
             on_leaves(records)
 
     def add(self, leaf: int, blocks: bytes, *, below: bool = False) -> None:
-        """Adds a segment at the end of a leaf's chain, or below all that it has so far."""
+        """Adds a segment at the end of a leaf's chain, or below all segments it has so far."""
         self._room().add(leaf, blocks)
         self._links.append(self._link(leaf, below))
 
     def add_frames(self, leaf: int, frames: Any, *, below: bool = False) -> None:
-        """As add(), with frames that read_frames() took out of another pack."""
+        """Like add(), with frames that read_frames() took out of another pack."""
         self._room().add_frames(leaf, frames)
         self._links.append(self._link(leaf, below))
 
     def refer(self, leaf: int, chain: Iterable[Segment], packs: Sequence[PackRef]) -> None:
-        """Puts segments that are in this storage already below what a leaf has so far."""
+        """Puts segments that are already in this storage below those that a leaf has so far."""
         links = [Link(packs[part.pack], part.offset, part.length) for part in chain]
         if links:
             self._chains[leaf] = links + self._chains.get(leaf, [])
 
     def refer_chains(self, manifest: Manifest, wanted: AbstractSet[int]) -> None:
-        """refer() of the chains that a checkpoint of this storage has of some leaves.
+        """refer() for the chains that a checkpoint of this storage has of some leaves.
 
-        Many, most often: leaves that did not change. So it is one loop.
+        Mostly these are many: all leaves that did not change. So it is one loop.
         """
         packs, chains = manifest.packs, self._chains
         found: dict[int, list[Link]] = {}
@@ -217,7 +217,7 @@ class Attempt:
         return link
 
     def _room(self) -> PackBuilder:
-        """The pack in the making, after handing on one that is full."""
+        """The pack that is being filled. A full one is handed to the writer first."""
         self._check_cancelled()
         if self._pack is not None and self._pack.size >= PACK_BYTES:
             self._hand_on()
@@ -233,7 +233,7 @@ class Attempt:
         self._pack, self._links = None, []
 
     def _write_pack(self, ref: PackRef, parts: Sequence[Any]) -> None:
-        """On a thread of the writer: a finished pack into the storage."""
+        """Writes a finished pack to the storage; called in a thread of the writer."""
         self._check_cancelled()
         failpoints.visit("attempt.pack")
         self.storage.write(ref.name, parts)
@@ -255,7 +255,7 @@ class Attempt:
         metadata: dict[str, Any] | None = None,
         attachments: tuple[Attachment, ...] = (),
     ) -> Checkpoint:
-        """Makes the checkpoint exist, durably, and gives it."""
+        """Makes the checkpoint exist, durably, and returns it."""
         assert self._number_given is None
         manifest = self._finish(
             key_groups=key_groups,
@@ -291,11 +291,11 @@ class Attempt:
         is_referred: bool = True,
         watermark: int | None = None,
     ) -> tuple[str, Manifest]:
-        """Makes the packs and the file that says what they are of durable. Gives both.
+        """Makes the packs and the part durable. Returns the name of the part, and its manifest.
 
-        The file has its contents in its name. So it need not be created exclusively, and whoever
-        reads it sees whether it is whole.
-        base: what the state goes on from. is_referred: packs of it are needed, so it must be there.
+        The name of the part contains the digest of its contents. So it need not be created
+        exclusively, and a reader sees whether it is whole.
+        base: what the state goes on from. is_referred: its packs are needed, so it must be there.
         """
         assert self._number_given is not None
         manifest = self._finish(
@@ -311,17 +311,17 @@ class Attempt:
         name = part_name(self.number, hashlib.sha256(data).digest())
         failpoints.visit("attempt.part")
         if self._has_packs:
-            self.storage.sync()  # a part that is there after a loss of power has its packs
+            self.storage.sync()  # packs first: a part that survives a loss of power has its packs
         self.storage.write(name, [data])
         self.storage.sync()
         if is_referred:
-            # After the part is there: a collector that has not removed the base by now will see it.
+            # Checked after the part is there: a collector that comes later sees the part.
             self._publisher.check_base(manifest)
         self._is_done = True
         return name, manifest
 
     def _finish(self, *, schemas: Sequence[StateSchema], **fields: Any) -> Manifest:
-        """Waits for the packs. The manifest of what is in them."""
+        """Waits for the packs. Returns the manifest of what is in them."""
         assert self._writer is not None
         self._hand_on()
         self._writer.finish()
@@ -369,15 +369,16 @@ class Attempt:
 class _PackWriter:
     """The threads of an attempt that finish packs and write them.
 
-    Three on a local disk: while some wait for fsync, another copies. (Measured against plain writes
-    of the same bytes: two threads and packs of 32 MiB 0.63, three and 16 MiB 0.75.) In what order
-    packs are written does not matter: the manifest orders them. One that gives way is content with
-    one thread: that keeps the 99th percentile of updates meanwhile at 1.5 times its usual self,
-    where three threads make it 15 times.
+    There are three on a local disk: while some wait for fsync, another copies. (Measured speed
+    relative to plain writes of the same bytes: two threads with packs of 32 MiB 0.63, three with
+    16 MiB 0.75.) The order in which packs are written does not matter: the manifest orders them. An
+    attempt that gives way uses one thread only: that keeps the 99th percentile of updates meanwhile
+    at 1.5 times its usual value; three threads make it 15 times.
 
-    Filling must not wait for a slow store for long, because writers of the state wait for the
-    filler when it falls behind (csrc/snapshot.c). So for a store on the network, packs that would
-    be too many in memory go through temporary files. On a local disk that would be writing twice.
+    Filling must not wait long for a slow storage, because threads that change the state wait for
+    the filler when it falls behind (csrc/snapshot.c). So for a storage on the network, packs that
+    would be too many in memory go through temporary files. On a local disk that would mean writing
+    twice.
     """
 
     def __init__(
@@ -392,7 +393,7 @@ class _PackWriter:
         self._is_local = storage.is_local
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._slots = threading.Semaphore(_PACKS_IN_MEMORY_MAX)
-        self._buffers: list[Frames] = []  # of packs that are done with: touched memory is cheaper
+        self._buffers: list[Frames] = []  # of written packs: memory in use is cheaper than new
         writers = _WRITERS_FAR
         if storage.is_local:
             writers = 1 if gives_way else _WRITERS_LOCAL
@@ -402,18 +403,19 @@ class _PackWriter:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # the system has no more of them: those that run must not stay
+        except BaseException:  # the system has no more threads: those that run must be ended
             self._end()
             raise
 
     def buffer(self) -> Frames | None:
-        """One to be used again, if there is one."""
+        """A buffer to be used again, if there is one."""
         return self._buffers.pop() if self._buffers else None
 
     def put(self, pack: PackBuilder, links: list[Link]) -> None:
-        """Takes a pack over. Waits while there are too many."""
+        """Takes a pack over. On a local disk, waits while there are too many."""
         self._raise()
-        # No lambdas: of one that failed, the error would keep what it is about (clear_frames).
+        # No lambdas: the error of a lambda that failed would keep alive what the lambda is about,
+        # despite clear_frames().
         if self._slots.acquire(blocking=self._is_local):
             self._queue.put(partial(self._write_from_memory, pack, links))
             return
@@ -431,14 +433,15 @@ class _PackWriter:
         self._raise()
 
     def stop(self) -> None:
-        """Ends the threads; what they were not done with is dropped."""
+        """Ends the threads. Packs that are not written yet are dropped."""
         self._error = self._error or StorageError("the attempt was given up")
         self._end()
         self._buffers.clear()
 
     def _end(self) -> None:
-        # One for each, whether it still runs or not, for any of them may take any. To leave out one
-        # that has just ended by what was put for another would leave that other waiting for ever.
+        # One None for each thread, whether it still runs or not, because any thread may take any
+        # None. A thread may have ended by a None that was put for another thread. If the ended
+        # thread were left out here, the other one would wait for ever.
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -495,7 +498,7 @@ def _spooled(parts: Sequence[Any]) -> IO[bytes]:
 def _give_way() -> None:
     """Lets the threads that use the state go first, where a thread can have a priority."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # then they are all alike
+        with contextlib.suppress(OSError):  # then all threads have the same priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 

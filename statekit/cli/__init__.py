@@ -2,7 +2,7 @@
 
 app.py        the program: its commands, what errors look like, exit codes, shell completion
 places.py     what a URL on the command line stands for: URL@7, worker-0 ...
-sources.py    checkpoints, homes and processes, to be looked at alike
+sources.py    checkpoints, homes and processes, all read in the same way
 targets.py    where files are: a directory, a URL of fsspec, stdout
 peers.py      how other processes are reached: token, TLS, patience
 output.py     tables, bars, sizes, progress: for people, for pipes, and as JSON
@@ -43,22 +43,23 @@ def main() -> None:
 
 
 def _prepare() -> None:
-    """What a process of its own needs."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong, we tell
+    """Sets up this process, which belongs to the command alone."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves
     signal.signal(signal.SIGTERM, _end)
     if sys.stderr is None:
-        # Its descriptor is free, and must not become that of a file that we write: libraries that
-        # are written in C complain there.
+        # Its descriptor is free, and must not become that of a file that we write: libraries
+        # written in C print their complaints to this descriptor.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         print("statekit: stdout is closed. Give it a file, or /dev/null.", file=sys.stderr)
         sys.exit(1)
     if not sys.stdout.isatty():
-        # In UTF-8, which JSON is in. And with a buffer, which PYTHONUNBUFFERED takes away: without
-        # one, Python takes a write that wrote a part (a disk is full, a reader gone) for a whole.
+        # In UTF-8, the encoding of JSON. And with a buffer, which PYTHONUNBUFFERED takes away:
+        # without one, if a write wrote only a part (the disk is full, the reader has gone), Python
+        # believes that all was written.
         sys.stdout = open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _end(number: int, _: object) -> NoReturn:
-    """So that what was begun is cleared away, as with Ctrl-C."""
+    """Handles SIGTERM: raises, so that unfinished work is cleared away, as with Ctrl-C."""
     raise SystemExit(128 + number)

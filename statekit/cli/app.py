@@ -2,10 +2,10 @@
 
       0   done; `diff`: no difference
       1   it could not be done, and stderr says why; `diff`: there are differences
-      2   it was not asked for rightly; `diff`: trouble
+      2   the command line was wrong; `diff`: trouble
       3   `verify`: something is damaged
     130   interrupted (Ctrl-C)
-    141   whoever reads stdout has gone: `statekit ls ... | head -1`
+    141   the reader of stdout has gone: `statekit ls ... | head -1`
 
 Errors of statekit and of the operating system are one message on stderr, never a traceback.
 """
@@ -38,7 +38,7 @@ _SECTIONS: dict[str, list[click.Command]] = {
     ],
 }
 _TROUBLE = {"diff": 2}  # by command; else 1
-_EXIT_INTERRUPTED, _EXIT_READER_GONE = 130, 141  # as if the signals SIGINT, SIGPIPE had ended it
+_EXIT_INTERRUPTED, _EXIT_READER_GONE = 130, 141  # as if SIGINT or SIGPIPE had ended the process
 
 
 class App(click.Group):
@@ -55,7 +55,7 @@ class App(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
-        except OSError as error:  # of printing a help text, before there is a command
+        except OSError as error:  # from printing a help text, before there is a command
             warn(str(cannot_print(error)))
             sys.exit(1)
 
@@ -126,7 +126,7 @@ def completion(shell: str) -> None:
     """
     script = get_completion_class(shell)
     assert script is not None
-    # Not source(): for bash it would look for the version of the one that is installed here.
+    # source() is not used: for bash it would look for the version that is installed here.
     made = script(app, {}, "statekit", "_STATEKIT_COMPLETE")
     print_line(made.source_template % made.source_vars())
 

@@ -1,4 +1,4 @@
-"""The command `bench`: how many operations a second each type of state does on this machine."""
+"""The command `bench`: how many operations per second each type of state does on this machine."""
 
 import operator
 import platform
@@ -12,7 +12,7 @@ import statekit
 from statekit.cli.options import json_option
 from statekit.cli.output import print_json, print_line, print_table, progress
 
-_LIST_MAX = 64  # items of a list before it is begun anew
+_LIST_MAX = 64  # a list with this many items is cleared
 
 
 class _Case(NamedTuple):

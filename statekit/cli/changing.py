@@ -50,7 +50,10 @@ force_option = click.option(
 
 
 def _check_newest(checkpoint: Checkpoint, force: bool) -> None:
-    """A new checkpoint is the newest: made of an older one, it takes the place of those between."""
+    """ArgumentError if there are newer checkpoints, unless forced.
+
+    A new checkpoint becomes the newest. Made of an older one, it overrides those in between.
+    """
     newer = [
         number
         for entry in checkpoint.storage.list()
@@ -65,7 +68,7 @@ def _check_newest(checkpoint: Checkpoint, force: bool) -> None:
 
 
 def _report(made: list[Checkpoint], as_json: bool) -> None:
-    """Says what was written."""
+    """Prints what was written."""
     if as_json:
         print_json(
             [

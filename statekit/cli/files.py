@@ -1,13 +1,14 @@
 """A state as a file, and back: Parquet, Arrow (IPC), JSON lines, CSV.
 
-    key         the key; of a tuple key_0, key_1 ...
+    key         the key; key_0, key_1 ... for a tuple
     value       the value, in the style "columns" (Parquet, Arrow) or "json" of statekit.render. In
-                a CSV text, numbers and times are as they are, and all else is JSON
+                CSV, text, numbers and times are as they are, and everything else is JSON
     stamp       in a state with a time to live, when the entry was last touched, in ms
 
-What the state is called and what it holds goes with it: in the metadata of a Parquet or Arrow file
-under "statekit", and beside the others in a small file, visits.csv.statekit.json, so that other
-programs read the CSV as they read any. So `import` of what `export` wrote needs no options.
+The name of the state and its schema go with it. In a Parquet or Arrow file they are in the
+metadata, under "statekit". For the other formats they are in a small file beside it, such as
+visits.csv.statekit.json, so that other programs can read the CSV like any other. So `import` of a
+file that `export` wrote needs no options.
 """
 
 import csv
@@ -31,20 +32,20 @@ from statekit.schema import StateSchema, Type
 SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl", "csv": ".csv"}
 _FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl",
             ".ndjson": "jsonl", ".csv": "csv"}  # fmt: skip
-_ROWS = 65536  # that are made at a time
+_ROWS = 65536  # how many are made at a time
 _META = b"statekit"
-SIDECAR = ".statekit.json"  # of the file beside a text, with what its state is
+SIDECAR = ".statekit.json"  # the suffix of the file beside a text, which describes its state
 _VERSION = 1
 _RAW = frozenset(("str", "bytes", "datetime", "date", "time", "timedelta", "uuid", "decimal"))
 _NUMBERS = frozenset(("int", "float", "bool"))
-_CELL_BYTES_MAX = 1 << 30  # the default of csv, 128 KiB, is less than a value may have
+_CELL_BYTES_MAX = 1 << 30  # the default of csv, 128 KiB, is too small for some values
 
 Entry: TypeAlias = tuple[Any, Any, int | None]  # key, value as a Block has it, stamp
 OnBytes: TypeAlias = Callable[[int], None]
 
 
 class FileMeta(NamedTuple):
-    """What goes with the rows."""
+    """What is stored with the rows."""
 
     schema: StateSchema
     key_groups: int
@@ -81,7 +82,7 @@ class FileMeta(NamedTuple):
 
 
 def format_of(file: Path) -> str:
-    """By its suffix."""
+    """The format of a file, by its suffix."""
     found = _FORMATS.get(file.suffix.lower())
     if str(file) == "-":
         raise ArgumentError("import reads files, not stdin. Save what comes into one first.")
@@ -93,7 +94,8 @@ def format_of(file: Path) -> str:
 
 
 def file_name(state: str, to: str) -> str:
-    """A state's file. A name may have a slash in it, or be "..": those are written %2F.
+    """The name of a state's file. Slashes in the state's name, and a dot that it starts with, are
+    written as %2F and %2E.
 
     >>> file_name("visits", "csv"), file_name("a/b", "csv"), file_name("..", "csv")
     ('visits.csv', 'a%2Fb.csv', '%2E%2E.csv')
@@ -134,7 +136,7 @@ def write_state(
         for beside in files[1:]:
             beside.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = error.filename or str(file)  # a full disk does not tell whose
+            error.filename = error.filename or str(file)  # the error of a full disk names no file
         raise
     finally:
         part.unlink(missing_ok=True)
@@ -193,7 +195,7 @@ def _write_csv(meta: FileMeta, rows: Iterator[Entry], file: Path, to: str) -> in
 
 
 def _is_raw(schema: StateSchema) -> bool:
-    """Whether a cell holds the value as it is, and no JSON."""
+    """Whether a cell holds the value as it is, not as JSON."""
     kind = schema.type
     return schema.form == "value" and isinstance(kind, str) and kind in _RAW | _NUMBERS
 
@@ -282,10 +284,10 @@ def arrow_type(kind: Type, has_naive: bool = False) -> Any:
 
 
 def read_meta(file: Path) -> FileMeta | None:
-    """What `export` wrote about a file; None if it is of another program."""
+    """What `export` wrote about a file; None if another program wrote the file."""
     if format_of(file) in ("csv", "jsonl"):
         beside = _sidecar(file)
-        file.stat()  # that it is missing is what to say first
+        file.stat()  # raises if the file is missing: that must be said first
         return FileMeta.decode(beside.read_bytes(), beside) if beside.exists() else None
     text = (_arrow_schema(file).metadata or {}).get(_META)
     return None if text is None else FileMeta.decode(text, file)
@@ -305,7 +307,7 @@ def _arrow_schema(file: Path) -> Any:
 
 
 def _no_table(file: Path, error: Exception) -> Exception:
-    """What to raise for an error of pyarrow, whose OSErrors may be about what a file holds."""
+    """What to raise for an error of pyarrow. Its OSErrors may be about the contents of a file."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     reason = " ".join(str(error).split())
@@ -313,7 +315,7 @@ def _no_table(file: Path, error: Exception) -> Exception:
 
 
 class Columns(NamedTuple):
-    """Which columns of a file are what. Names are those of `export` unless told."""
+    """Which columns of a file are what: those that `export` writes, or as options say."""
 
     keys: tuple[str, ...]
     value: str | None  # None: all others, as the fields of a record
@@ -349,7 +351,7 @@ def read_rows(
 
 def _read_csv(file: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(_CELL_BYTES_MAX)
-    with file.open(encoding="utf-8-sig", newline="") as source:  # some programs put a mark first
+    with file.open(encoding="utf-8-sig", newline="") as source:  # some programs write a BOM first
         try:
             rows = csv.DictReader(source)
             names = rows.fieldnames or ()

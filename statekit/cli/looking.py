@@ -1,4 +1,4 @@
-"""Commands that look at state and change nothing: ls inspect get diff. verify.py has another."""
+"""Commands that look at state and change nothing: ls inspect get diff (verify: verifying.py)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ from statekit.offline.diff import diff as diff_sources
 from statekit.render import PlainCodec, key_json, key_text, parse_key, to_json
 from statekit.schema import StateSchema, show
 
-_BARS_MAX = 16  # of a chart; key-groups beyond that are put together
+_BARS_MAX = 16  # of a chart; with more key-groups, a bar stands for several
 
 
 # ---- ls

@@ -100,7 +100,7 @@ def export(
                 for schema, file in zip(chosen, names, strict=True)
             ]
         except BaseException:
-            with suppress(StateKitError, OSError):  # what went wrong first is what to tell
+            with suppress(StateKitError, OSError):  # the first error is the one to report
                 target.discard()
             raise
     if as_json:
@@ -198,7 +198,7 @@ def _build(
 ) -> tuple[Checkpoint, dict[str, int]]:
     """A checkpoint of what files hold, and how many rows each state had."""
     store = Store(*geometry)
-    store.mark(0, store.leaves, "absent")  # so that entries can be installed, stamps and all
+    store.mark(0, store.leaves, "absent")  # so that entries can be installed with their stamps
     schemas: dict[str, StateSchema] = {}
     counts: dict[str, int] = {}
     for source in sources:
@@ -278,7 +278,7 @@ class _Source:
         if value is None and not is_record:
             value = "value"
         schema = StateSchema(given["--state"], form, codec.text, kind)
-        PlainCodec(schema)  # that the type is one
+        PlainCodec(schema)  # raises if the type is not valid
         return cls(file, schema, files.Columns(tuple(keys), value, None))
 
 
@@ -325,7 +325,7 @@ def _load(store: Store, source: _Source) -> int:
             if count % _ROWS_SHOWN == 0:
                 advance(_ROWS_SHOWN)
             if schema.timed:
-                timed[key] = (encoded, stamp)  # of two with the same key the later one counts
+                timed[key] = (encoded, stamp)  # of two rows with the same key the later one counts
                 continue
             try:
                 raw.put_encoded(key, encoded)
@@ -371,7 +371,7 @@ def checkpoint(home: str, to: str, compression: str | None, as_json: bool) -> No
         )
         try:
             made = job.wait()
-        except BaseException:  # Ctrl-C: closing would wait for it
+        except BaseException:  # Ctrl-C: closing would wait for the checkpoint
             job.cancel()
             raise
     if as_json:
@@ -384,7 +384,7 @@ def check_home(home: str) -> None:
     parsed = HomeUrl.parse(home)
     if parsed.scheme == "memory":
         raise ArgumentError('"memory:" is the memory of this command, which has nothing in it.')
-    if parsed.scheme == "rocksdb":  # opening would make it
+    if parsed.scheme == "rocksdb":  # opening a home that does not exist would make it
         if not os.path.isdir(parsed.place):
             raise ArgumentError(f"there is no directory {parsed.place!r}. Check the URL.")
         if not os.path.lexists(os.path.join(parsed.place, "CURRENT")):

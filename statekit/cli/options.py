@@ -15,7 +15,7 @@ _MARK = "\0"  # no argument of a program has it
 
 
 class EntryCommand(click.Command):
-    """A command that takes keys and values: -7 is one of these, and no option."""
+    """A command that takes keys and values: -7 is a key or a value, and no option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         marked = [
@@ -26,17 +26,17 @@ class EntryCommand(click.Command):
 
 
 def entry_text(value: str) -> str:
-    """The type of such an argument."""
+    """The click type of an argument that is a key or a value."""
     return value.removeprefix(_MARK)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """json.loads(), where a number that no float can hold is no infinity. ValueError, as that."""
+    """json.loads(), but a number that is too large for a float is a ValueError, not infinity."""
     return json.loads(text, parse_float=parse_float)
 
 
 def parse_float(text: str) -> float:
-    """float(), where a number that no float can hold is no infinity. ValueError, as that."""
+    """float(), but a number that is too large for a float is a ValueError, not infinity."""
     value = float(text)
     if math.isinf(value) and "n" not in text.lower():  # inf, Infinity
         raise ValueError(f"{text} is too large for a float")

@@ -1,7 +1,7 @@
 """What commands print: for people on a terminal, as plain columns in a pipe, as JSON for scripts.
 
 Results go to stdout; progress and errors go to stderr, progress only if that is a terminal. So
-`statekit ls URL | grep ...` and `statekit ls URL --json | jq ...` get what they ask for only.
+`statekit ls URL | grep ...` and `statekit ls URL --json | jq ...` get nothing but the result.
 
 rich is imported where something is drawn: loading it takes longer than most commands do.
 """
@@ -36,19 +36,19 @@ def print_line(text: str = "") -> None:
     try:
         click.echo(text)
     except BrokenPipeError:
-        raise  # whoever reads has had enough
+        raise  # the reader has had enough
     except OSError as error:
         raise cannot_print(error) from None
 
 
 def let_go_of_stdout() -> None:
-    """So that Python does not try again, and complain, when it flushes stdout in the end."""
+    """Prevents Python from trying again, and complaining, when it flushes stdout at the end."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
     except (OSError, ValueError):
-        pass  # it is no file
+        pass  # stdout is no file
 
 
 def cannot_print(error: OSError) -> OutputError:
@@ -61,7 +61,7 @@ def cannot_print(error: OSError) -> OutputError:
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: str = "") -> None:
-    """A table. numbers: one letter a column, "r" for those that are aligned to the right."""
+    """A table. numbers: one letter per column, "r" for columns that are aligned to the right."""
     sides = numbers.ljust(len(titles), "l")
     if sys.stdout.isatty():
         from rich.console import Console
@@ -85,7 +85,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: s
 
 
 def print_bars(bars: Sequence[tuple[str, float, str]]) -> None:
-    """A small bar chart: label, length, and what is written behind the bar."""
+    """A small bar chart. Of each bar: its label, its length, and the note behind it."""
     longest = max((length for _, length, _ in bars), default=0) or 1
     width = max((len(label) for label, _, _ in bars), default=0)
     for label, length, note in bars:
@@ -137,7 +137,7 @@ def numbers(found: Iterable[int]) -> str:
 
 
 def show_time(when: datetime) -> str:
-    """A time in the zone of whoever reads it."""
+    """A time in the local time zone."""
     return when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -157,7 +157,7 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def progress(what: str, total: int | None, *, in_bytes: bool = True) -> Iterator[Advance]:
-    """A bar while work goes on; call what it gives with how much more is done."""
+    """A bar while work goes on. Call the function that it gives with how much more is done."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

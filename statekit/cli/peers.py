@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 class Access(NamedTuple):
-    """What is shown to a process that serves, and how long it may take to answer."""
+    """What this side shows to a process that serves, and how long that may take to answer."""
 
     tls: TLS | None
     token: str | None
@@ -45,7 +45,7 @@ def tls_options(command: C) -> C:
 
 
 def access_options(command: C) -> C:
-    """The options of a command that talks to others: it gets an Access as `access`."""
+    """The options of a command that talks to other processes. It gets an Access as `access`."""
 
     @wraps(command)
     def call(

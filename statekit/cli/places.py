@@ -3,7 +3,7 @@
 /data/ckpt           a directory of checkpoints: the newest one
 s3://bucket/job@7    checkpoint 7 of a directory
 /data/job            a directory that has worker-0, worker-1 ... in it: all of them
-rocksdb:/path        a home; which schemes there are, statekit.homes knows
+rocksdb:/path        a home; statekit.homes knows which schemes there are
 127.0.0.1:7000       a process that serves; also [::1]:7000 and unix:/path
 """
 
@@ -21,7 +21,7 @@ from statekit.storage import Storage, open_storage
 _NUMBERED = re.compile(r"(?s)(.+)@(\d{1,12})")
 _WORKER = re.compile(r"worker-(\d+)")
 _ADDRESS = re.compile(r"unix:.*|(\[[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]*):\d+")
-_MARKED = re.compile(r"(?s)(.*?[^/@])@[^/]*/?")  # URL@7, or what was to be one
+_MARKED = re.compile(r"(?s)(.*?[^/@])@[^/]*/?")  # URL@7, or something that was meant as one
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def is_address(url: str) -> bool:
-    """Whether it is where a process serves."""
+    """Whether it is the address of a process that serves."""
     return _ADDRESS.fullmatch(url) is not None
 
 
@@ -48,7 +48,7 @@ def is_home(url: str) -> bool:
 
 
 def parse_place(url: str, at: int | None = None) -> Place:
-    """Takes URL@7 apart. at: what an option says about it."""
+    """Takes URL@7 apart. at: the number from the option --at."""
     found = _NUMBERED.fullmatch(url)
     place = url if found is None else found[1]
     if is_home(place):
@@ -81,13 +81,13 @@ def parse_directory(url: str) -> Storage:
 
 
 def _check_mark(url: str) -> None:
-    """ArgumentError if a URL with nothing there was to be one with a number."""
+    """ArgumentError if a URL has no checkpoints, and was probably meant as URL@NUMBER."""
     found = _MARKED.fullmatch(url)
     if found is None:
         return
     _, scheme, rest = found[1].partition("://")
     if scheme and "/" not in rest:
-        return  # in sftp://me@host it is something else
+        return  # the @ in sftp://me@host means something else
     storage = open_storage(found[1])
     if has_checkpoints(storage) or worker_names(storage):
         raise ArgumentError(
@@ -144,5 +144,5 @@ def expand_all(url: str) -> list[tuple[str, Place]]:
 
 
 def open_several(urls: Sequence[str], at: int | None = None) -> list[Checkpoint]:
-    """The checkpoints that URLs name; one that has workers in it stands for all of them."""
+    """The checkpoints that URLs name. A URL that has workers in it stands for all of them."""
     return [open_checkpoint(place.storage, place.at) for place in expand(urls, at)]

@@ -1,8 +1,8 @@
-"""Commands that hand state over between processes: serve fetch. Each shows it while it happens.
+"""Commands that hand state over between processes: serve fetch. Each shows its progress.
 
-A hand-over moves state: what has arrived at the new owner, the old owner forgets. So `fetch` must
-be told what becomes of it, and whatever ends it early (Ctrl-C, a lost peer, a full disk) leaves
-each key-group with one of the two.
+A hand-over moves state: the old owner forgets what has arrived at the new owner. So `fetch` must be
+told what to do with it. And whatever ends a hand-over early (Ctrl-C, a lost peer, a full disk),
+each key-group stays with one of the two.
 """
 
 import json
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from statekit.protocol.calls import PeerHello
 
 _TICK_S = 0.1  # between two looks at how far it is
-_RATE_S = 2.0  # rates are those of the last seconds
-_LINES_MAX = 10  # of progress, where nobody looks at a terminal
-_GRACE_S = 10.0  # for what is on its way when `serve` is told to end
-_ROW = 64  # cells of the map in a row
-_CELLS_MAX = 256  # of it in all: then a cell stands for several key-groups
-_SHADES = "░▒▓█"  # nothing of it is here, some, most, all
+_RATE_S = 2.0  # rates are taken over this many seconds
+_LINES_MAX = 10  # of progress, if stderr is no terminal
+_GRACE_S = 10.0  # for leaves that are on their way when `serve` is told to end
+_ROW = 64  # cells per row of the map
+_CELLS_MAX = 256  # of the map in all: with more key-groups, a cell stands for several
+_SHADES = "░▒▓█"  # of a key-group nothing is here, some, most, all
 _ELSEWHERE = "·"
-_GOING = 0.99  # of a key-group is here at most when it is on its way: it is another's
+_GOING = 0.99  # a key-group on its way counts as here by this share at most: it has another owner
 
 
 # ---- serve
@@ -141,7 +141,7 @@ class _Serving:
         self._groups = kv.key_groups
         self._rates: dict[str, _Rate] = {}
         self._begun: dict[str, float] = {}
-        self._told: set[str] = set()  # hand-overs whose end was told
+        self._told: set[str] = set()  # hand-overs whose end was reported
 
     def run(self, ending: "_Ending", once: bool) -> None:
         self._announce()
@@ -164,7 +164,7 @@ class _Serving:
 
     @property
     def _departures(self) -> tuple[statekit.Departure, ...]:
-        return self._kv._as_peer().departures  # with those that are done: migrations has them not
+        return self._kv._as_peer().departures  # also those that are done, unlike kv.migrations
 
     @property
     def _unfinished(self) -> list[statekit.Departure]:
@@ -195,7 +195,7 @@ class _Serving:
         print_line(f"to take them over: statekit fetch {self._address} --into DIR")
 
     def _look(self, is_live: bool) -> None:
-        """Tells of hand-overs that began or ended since the last look."""
+        """Reports hand-overs that began or ended since the last look."""
         now = monotonic()
         for one in self._departures:
             done, _, size = one.progress
@@ -389,7 +389,7 @@ class _Fetching:
                     start = group * kv.subgroups
                     kv._residence.load_leaves(range(start, start + kv.subgroups))
             self.arrival.wait()
-        except BaseException as error:  # told by whoever waits for this
+        except BaseException as error:  # reported by the thread that waits for this one
             self.error = error
         finally:
             self._over.set()
@@ -397,18 +397,18 @@ class _Fetching:
     def _interrupt(self) -> None:
         arrival = self._known()
         if self.is_interrupted or arrival is None:
-            raise click.Abort  # the second time, or nothing is begun
+            raise click.Abort  # it is the second time, or nothing has begun
         self.is_interrupted = True
         self.given_back = arrival.give_back()
 
     def _known(self) -> statekit.Arrival | None:
-        """The hand-over, as soon as it has begun: all_at_once tells it only when it is over."""
+        """The hand-over, as soon as it has begun: all_at_once returns it only when it is over."""
         if self.arrival is not None:
             return self.arrival
         return next((one for one in self._kv.migrations if isinstance(one, statekit.Arrival)), None)
 
     def complete(self) -> tuple[range, ...]:
-        """The key-groups that are here, all of them."""
+        """The key-groups that are here as a whole."""
         return group_ranges([group for group, share in self._shares().items() if share == 1.0])
 
     def _shares(self) -> dict[int, float]:
@@ -457,7 +457,7 @@ class _Fetching:
 
 
 def _finish(kv: statekit.KVProvider, fetching: _Fetching, into: str | None, as_json: bool) -> None:
-    """Writes what arrived, tells it, and raises what went wrong."""
+    """Writes what arrived, reports it, and raises what went wrong."""
     error, arrival = fetching.error, fetching.arrival or fetching._known()
     if error is not None and (arrival is None or not isinstance(error, StateKitError)):
         raise error
@@ -498,10 +498,13 @@ def _finish(kv: statekit.KVProvider, fetching: _Fetching, into: str | None, as_j
 
 
 def _write(kv: statekit.KVProvider, here: tuple[range, ...], into: str) -> statekit.Checkpoint:
-    """A checkpoint of these key-groups. Elsewhere if it cannot be written there: they are ours."""
+    """A checkpoint of these key-groups.
+
+    If it cannot be written there, it is written elsewhere: nobody else has these key-groups.
+    """
 
     def take(place: str) -> statekit.Checkpoint:
-        # Not kv.checkpoint(): that waits for the key-groups of which some is still to come.
+        # Not kv.checkpoint(): that would wait for key-groups that are not complete yet.
         return kv._checkpointer.take(place, None, gives_way=False, choose=lambda: here)
 
     try:
@@ -518,7 +521,7 @@ def _write(kv: statekit.KVProvider, here: tuple[range, ...], into: str) -> state
 
 
 class _Rate:
-    """Leaves and bytes a second, over the last seconds."""
+    """Leaves and bytes per second, over the last seconds."""
 
     def __init__(self) -> None:
         self._seen = deque([(monotonic(), 0, 0)])
@@ -535,7 +538,7 @@ class _Rate:
 
 
 def _map(count: int, shares: dict[int, float]) -> list[str]:
-    """One cell a key-group, shaded by how much of it is here; those not in shares are elsewhere.
+    """One cell per key-group, shaded by how much of it is here. Those not in shares are elsewhere.
 
     >>> _map(4, {0: 1.0, 1: 0.3, 2: 0.0})
     ['0  [cyan]█▒░·[/]']
@@ -566,13 +569,13 @@ def _pairs(groups: Sequence[range]) -> list[list[int]]:
 
 
 def _escape(text: str) -> str:
-    """As it is: [x] in it is no markup."""
+    """The text for rich: [x] in it is no markup."""
     return text.replace("[", r"\[")
 
 
 @contextmanager
 def _screen() -> Iterator["Callable[[str], None] | None"]:
-    """Draws a text over the one before; None where nobody looks at a terminal."""
+    """Gives a function that draws a text over the last one; None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -585,8 +588,10 @@ def _screen() -> Iterator["Callable[[str], None] | None"]:
 
 
 class _Ending:
-    """How often somebody has asked to end. No threading.Event: its set() takes a lock that the
-    thread which the signal interrupts may hold, and would wait for itself for ever.
+    """How often somebody has asked to end.
+
+    This is no threading.Event: its set() takes a lock. The thread that the signal interrupts may
+    hold that lock, and would wait for itself for ever.
     """
 
     def __init__(self) -> None:
@@ -596,14 +601,14 @@ class _Ending:
         self._asked += 1
 
     def take(self) -> bool:
-        """Whether somebody has asked, once more than was taken."""
+        """Whether somebody has asked since the last time that this was True."""
         if self._taken == self._asked:
             return False
         self._taken += 1
         return True
 
     def wait(self, seconds: float) -> bool:
-        """take(), now or after so long."""
+        """take(), now or after `seconds`."""
         if self._taken == self._asked:
             sleep(seconds)
         return self.take()
@@ -611,7 +616,7 @@ class _Ending:
 
 @contextmanager
 def _asked_to_end() -> Iterator[_Ending]:
-    """Told by Ctrl-C and SIGTERM, which do nothing else meanwhile."""
+    """Counts Ctrl-C and SIGTERM, which do nothing else meanwhile."""
     ending = _Ending()
     before = {
         number: signal.signal(number, lambda *_: ending.ask())
@@ -632,7 +637,7 @@ class _Told(logging.Handler):
 
 @contextmanager
 def _log_as_lines() -> Iterator[None]:
-    """What goes wrong in a server, without tracebacks. How a hand-over ended is told elsewhere."""
+    """Prints what a server logs, without tracebacks. Ends of hand-overs are reported elsewhere."""
     logger, handler = logging.getLogger("statekit"), _Told()
     logger.addHandler(handler)
     try:

@@ -1,11 +1,12 @@
-"""Sources: what commands that only look can look at. All are read leaf by leaf, as checkpoints are.
+"""Sources: what read-only commands can look at. All are read leaf by leaf, like checkpoints.
 
-    a checkpoint       one of one directory
-    several            those of the workers of one directory, together
-    a home             a private copy of it, or (Redis) its rows as they are read
-    a process          what it has at one moment: sent by it as fast as it can, and put aside here
+    a checkpoint       one of a directory
+    several            those of all workers of a directory, together
+    a home             a private copy of it, or (Redis) its rows as they are when they are read
+    a process          what it has at one moment: it sends that as fast as it can, and it is kept
+                       here
 
-Nothing of this changes what is looked at: no state is declared, nothing is written or flushed.
+Looking never changes a source: no state is declared, nothing is written or flushed.
 """
 
 from abc import ABC, abstractmethod
@@ -41,21 +42,21 @@ from statekit.schema import StateSchema
 if TYPE_CHECKING:
     from statekit.protocol.calls import PeerHello
 
-_CACHE_BYTES = 64 << 20  # of a home that is read once
-_ASIDE_BYTES = 64 << 20  # of a process' state in memory; the rest waits in a file
+_CACHE_BYTES = 64 << 20  # for a home that is read once
+_ASIDE_BYTES = 64 << 20  # if the state of a process is larger, it is kept in a file
 
 
 class Source(ABC):
     """State to look at. Close it, best with `with`."""
 
     name: str  # for messages: "checkpoint 7 of '/data/ckpt'"
-    title: str  # above all that is shown of it: "checkpoint 7 of /data/ckpt"
+    title: str  # the first line that is shown of it: "checkpoint 7 of /data/ckpt"
     states: Mapping[str, StateSchema]
     key_group_count: int
     subgroups: int
     key_groups: tuple[range, ...]  # those that are here
     watermark: int | None = None
-    size: int | None = None  # in bytes, of all leaves, where that is known before they are read
+    size: int | None = None  # bytes of all leaves, if that is known before they are read
 
     @property
     def leaf_count(self) -> int:
@@ -63,18 +64,18 @@ class Source(ABC):
 
     @abstractmethod
     def leaves(self) -> Iterator[int]:
-        """Those that may have entries, ascending."""
+        """The leaves that may have entries, ascending."""
 
     @abstractmethod
     def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Stamped]]:
-        """As Checkpoint.leaf_rows(). state: the others need not be read."""
+        """Like Checkpoint.leaf_rows(). state: other states need not be read."""
 
     def leaf_bytes(self, leaf: int) -> int:
         """About how much is read for a leaf."""
         return 1
 
     def place(self, leaf: int) -> object:
-        """Leaves of equal places are equal; None: that is not known."""
+        """Where a leaf lies: leaves of equal places are equal; None: not known."""
         return None
 
     def find(self, schema: StateSchema, key: Any) -> tuple[Any] | None:
@@ -103,7 +104,7 @@ class Source(ABC):
         return None if row is None else row[0]
 
     def schema_of(self, name: str) -> StateSchema:
-        """ArgumentError, with the names there are, if there is no such state."""
+        """The schema of a state. ArgumentError, with all names, if there is no such state."""
         schema = self.states.get(name)
         if schema is None:
             raise ArgumentError(
@@ -112,7 +113,7 @@ class Source(ABC):
         return schema
 
     def describe(self) -> dict[str, Any]:
-        """What JSON has of it, but for its states."""
+        """What JSON shows of it, without its states."""
         return {
             "key_groups": [[part.start, part.stop] for part in self.key_groups],
             "key_group_count": self.key_group_count,
@@ -121,7 +122,7 @@ class Source(ABC):
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """What people read of it: title and text."""
+        """What people are shown of it: lines of a title and a text."""
         groups = f"{show_groups(self.key_groups)} of {self.key_group_count}"
         watermark = "none" if self.watermark is None else _moment(self.watermark)
         return [
@@ -152,7 +153,7 @@ def _moment(ms: int) -> str:
 
 
 def open_source(url: str, at: int | None, access: Access) -> Source:
-    """What a URL names. at: the number of a checkpoint, as an option tells it."""
+    """The source that a URL names. at: the number of a checkpoint, from the option --at."""
     if is_address(url) or is_home(url):
         if at is not None:
             raise ArgumentError(
@@ -166,7 +167,7 @@ def open_source(url: str, at: int | None, access: Access) -> Source:
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What JSON has of a checkpoint, but for its states."""
+    """What JSON shows of a checkpoint, without its states."""
     manifest = checkpoint.manifest
     return {
         "number": checkpoint.number,
@@ -292,7 +293,7 @@ class HomeSource(Source):
             raise ArgumentError(f"{self.url!r} holds no states. Check the URL.")
 
     def _open_copy(self, url: str) -> None:
-        """As any home is opened: what a crash left half done is first done, in the copy."""
+        """Opens a copy like any home: what a crash left half done is completed in the copy."""
         kv = self._kv = statekit.open(url)
         home = kv._residence.home
         assert home is not None
@@ -301,7 +302,7 @@ class HomeSource(Source):
         self.key_groups = kv.key_groups
 
     def _open_itself(self, url: HomeUrl) -> None:
-        """Without a provider, which might put in order what it finds."""
+        """Opens the home without a provider, which might repair what it finds."""
         url.take_bytes("memory", 0)
         self._home = open_home(url, _CACHE_BYTES)
         try:
@@ -353,7 +354,7 @@ def _row(schema: StateSchema, row: bytes) -> Stamped:
 
 
 class ProcessSource(Source):
-    """What a process has that serves at an address. Single keys are asked for as they are."""
+    """What a process that serves at an address has. A single key is read as it is at that time."""
 
     def __init__(self, address: str, access: Access) -> None:
         self._channel = access.connect(address)
@@ -383,7 +384,7 @@ class ProcessSource(Source):
             for block in Block.each(self._blocks(leaf)):
                 schema = self.states.get(block.name)
                 if schema is None:
-                    continue  # declared since: it was not there when we came
+                    continue  # a state that was declared after we connected
                 known = (block.kind, block.codec.text, block.leaf, block.is_delta)
                 if known != (schema.kind, schema.key, leaf, False):
                     raise CorruptBlockError(f"{block!r} is not of {schema}")
@@ -407,7 +408,7 @@ class ProcessSource(Source):
         return None if value is None else native_read(reply.schema.kind, value)
 
     def _fetch(self) -> None:
-        """Gets everything, once: its writers may have to wait for whoever reads slowly."""
+        """Gets everything at once: writers of the process may have to wait for a slow reader."""
         if self._aside is not None:
             return
         aside: IO[bytes] = SpooledTemporaryFile(_ASIDE_BYTES)  # noqa: SIM115

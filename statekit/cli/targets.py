@@ -1,8 +1,8 @@
 """Where files of states are: a directory of this machine, any URL that fsspec knows, or stdout.
 
-A file appears when it is complete. On this machine it is written beside its place and renamed; for
-another place it is written to a temporary directory first, for it may not fit into memory, and what
-is sent there appears as a whole (or is removed if it cannot be sent).
+A file appears when it is complete. On this machine it is written beside its place and renamed. For
+another place it is written to a temporary directory first, since it may not fit into memory. What
+is sent there appears as a whole, or is removed if it cannot be sent.
 """
 
 import re
@@ -25,7 +25,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 _SUFFIXES = (".parquet", ".arrow", ".jsonl", ".csv")
 
-Make = Callable[[Path], list[Path]]  # writes a file, and what goes beside it; what it wrote
+Make = Callable[[Path], list[Path]]  # writes a file and those that go with it; returns all of them
 
 
 class Target(ABC):
@@ -40,7 +40,7 @@ class Target(ABC):
 
     @abstractmethod
     def write(self, name: str, make: Make) -> int:
-        """Has a file made there; its size."""
+        """Makes a file there. Returns its size."""
 
     def discard(self) -> None:  # noqa: B027
         """Removes what was written."""
@@ -82,7 +82,7 @@ class RemoteTarget(Target):
     def write(self, name: str, make: Make) -> int:
         with _temporary() as directory:
             file, *beside = make(directory / name)
-            for one in (*beside, file):  # the file comes last: where it is, all is there
+            for one in (*beside, file):  # the file comes last: if it is there, all are
                 self._written.append(one.name)
                 self._storage.upload(one.name, one)
             return file.stat().st_size
@@ -126,7 +126,7 @@ def _temporary() -> Iterator[Path]:
 
 
 def open_target(out: str, suffix: str, is_one: bool) -> tuple[Target, str | None]:
-    """What --out names, and the file's name if it names a file and not a directory."""
+    """The target that --out names, and the file's name if it names a file and not a directory."""
     if out == "-":
         if not is_one:
             raise ArgumentError("--out - takes one state. Name it with --state.")
@@ -151,7 +151,7 @@ def open_target(out: str, suffix: str, is_one: bool) -> tuple[Target, str | None
 
 
 def _check_suffix(out: str, name: str, suffix: str, is_one: bool) -> None:
-    """ArgumentError if a directory is called as files are: hardly anybody means that."""
+    """ArgumentError if a directory has the name of a file: hardly anybody means that."""
     other = "." + name.rpartition(".")[2]
     if "." not in name or other not in _SUFFIXES or Path(out).is_dir():
         return
@@ -176,7 +176,7 @@ def local_path(url: str) -> Path | None:
 
 @contextmanager
 def local_copy(url: str, *beside: str) -> Iterator[Path]:
-    """A file as one of this machine, with those beside it whose names end so, if there are any."""
+    """A file as one of this machine. beside: suffixes of files to bring along, if there are any."""
     if (local := local_path(url)) is not None:
         yield local
         return

@@ -44,7 +44,7 @@ def parse_type(text: str) -> Type:
 
 
 def form_of(kind: Type) -> str:
-    """How a state of that type is kept unless one says otherwise, as KVProvider.state() does."""
+    """The form of a state of that type by default: the same that KVProvider.state() chooses."""
     return _FORMS.get(kind[0], "value") if isinstance(kind, list) else "value"
 
 

@@ -1,7 +1,7 @@
 """The command `verify`: what is damaged, which checkpoints have the damage, and what to do now.
 
-A pack is read once, though many checkpoints may share it. Which of them a bad byte concerns is told
-by their manifests: those that have a segment there, or that need the pack's header.
+A pack is read once, though many checkpoints may share it. Their manifests tell which of them a bad
+byte concerns: those that have a segment there, or need the pack's header.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ _SHOWN_MAX = 10  # places of one file
 
 
 class _Damage(NamedTuple):
-    """A place in a file, and the checkpoints that need what was there."""
+    """A damaged place in a file, and the checkpoints that need what was there."""
 
     file: str
     offset: int | None
@@ -154,7 +154,7 @@ def _verify(place: Place) -> _Verified:
         ]
     with progress("verifying", sum(ref.size for ref in users)) as advance:
         for ref, checkpoints in users.items():
-            # Of one checkpoint, what only others need is left out.
+            # If one checkpoint was asked for, damage that concerns only others is left out.
             found = _of_pack(storage, ref, checkpoints)
             damage += [one for one in found if one.checkpoints or place.at is None]
             advance(ref.size)
@@ -178,7 +178,7 @@ def _find(place: Place) -> tuple[list[Checkpoint], list[CheckpointError]]:
 
 def _of_manifest(error: CheckpointError) -> _Damage:
     if not isinstance(error, DamagedError):
-        return _Damage("", None, str(error), ())  # it cannot be read: who knows what is there
+        return _Damage("", None, str(error), ())  # it cannot be read, so nothing else is known
     number = number_of(error.file.rpartition("/")[2])
     concerned = () if number is None else (number,)
     return _Damage(error.file, error.offset, error.what or str(error), concerned)
@@ -187,7 +187,7 @@ def _of_manifest(error: CheckpointError) -> _Damage:
 def _of_pack(storage: Storage, ref: PackRef, checkpoints: list[Checkpoint]) -> Iterator[_Damage]:
     """The damage of a pack that these checkpoints name."""
     parts = {one.number: _segments(one, ref) for one in checkpoints}
-    # The same bytes in several manifests are looked at once.
+    # Bytes that several manifests name are checked once.
     every = {part._replace(pack=0, is_delta=False) for found in parts.values() for part in found}
     try:
         size = storage.size(ref.name)
@@ -198,7 +198,7 @@ def _of_pack(storage: Storage, ref: PackRef, checkpoints: list[Checkpoint]) -> I
             offset = error.offset
             users = tuple(number for number, found in parts.items() if _has(found, offset, size))
             yield _Damage(error.file, offset, error.what or str(error), users)
-    except StorageError as error:  # what cannot be read is no better than what is damaged
+    except StorageError as error:  # a pack that cannot be read is no better than a damaged one
         yield _Damage("", None, str(error), tuple(parts))
 
 
@@ -208,10 +208,10 @@ def _segments(checkpoint: Checkpoint, ref: PackRef) -> list[Segment]:
 
 
 def _has(segments: Iterable[Segment], offset: int | None, size: int) -> bool:
-    """Whether one who has these segments of a pack needs what is at an offset of it."""
-    if offset is None or offset < PACK_HEADER:  # all of it, or its header, which all look at
+    """Whether a checkpoint with these segments of a pack needs the byte at an offset of it."""
+    if offset is None or offset < PACK_HEADER:  # the whole pack, or its header: all need that
         return True
-    is_cut = offset >= size  # what is behind the end is told as being there
+    is_cut = offset >= size  # damage behind the end is reported at the end
     return any(
         part.offset + part.length > offset and (is_cut or part.offset <= offset)
         for part in segments

@@ -4,8 +4,8 @@ The settings are fixed, so that the same blocks give the same bytes (with the sa
 compressing library). zstd: level 3, one frame with its content size and without a checksum of its
 own, since frames of packs have one. lz4: one raw block in the default mode, no size before it.
 
-What is read may be anything. A payload is decompressed only if the size it is said to have is one
-that the codec can reach from so few bytes, so that a few bytes never ask for all memory.
+Bytes that are read may be anything. A payload is decompressed only if the codec can make the stated
+size of so few bytes at all. So a few bytes can never make us allocate all memory.
 """
 
 import threading
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from statekit.errors import ArgumentError, CheckpointError, shorten
 
 _ZSTD_LEVEL = 3
-_ZSTD_RATIO_MAX = 1 << 16  # 128 KiB can be a repeated byte, which takes 4 bytes: half of this
+_ZSTD_RATIO_MAX = 1 << 16  # twice what zstd can reach: 128 KiB of one repeated byte take 4 bytes
 _LZ4_RATIO_MAX = 256  # a byte of a match's length stands for 255 bytes
-_LZ4_BLOCK_MAX = 0x7E000000  # larger ones stay as they are
+_LZ4_BLOCK_MAX = 0x7E000000  # larger blocks are not compressed
 
 
 class Compressor(NamedTuple):
@@ -28,8 +28,8 @@ class Compressor(NamedTuple):
     number: int  # in a frame
     name: str  # in a manifest, and for users
     package: str
-    ratio_max: int  # no payload becomes more than so many times as long
-    compress: Callable[[Any], bytes | None]  # None: it cannot be
+    ratio_max: int  # no payload decompresses to more than this many times its length
+    compress: Callable[[Any], bytes | None]  # None: the block cannot be compressed
     decompress: Callable[[Any, int], bytes]  # raises what the package raises
 
 
@@ -38,7 +38,7 @@ class _WrongSize(Exception):  # noqa: N818 - it never leaves this file
 
 
 class _Contexts(threading.local):
-    """What zstd compresses and decompresses with. Making them costs more than a small block."""
+    """zstd's objects, a pair per thread. Making them costs more than compressing a small block."""
 
     def __init__(self) -> None:
         zstd = _package(CODECS["zstd"])
@@ -59,7 +59,8 @@ def _zstd_compress(block: Any) -> bytes | None:
 
 
 def _zstd_decompress(payload: Any, size: int) -> bytes:
-    if _package(CODECS["zstd"]).frame_content_size(payload) != size:  # what will be allocated
+    # The size that the payload states is what will be allocated.
+    if _package(CODECS["zstd"]).frame_content_size(payload) != size:
         raise _WrongSize
     data: bytes = _contexts().unpacker.decompress(payload, allow_extra_data=False)
     return data
@@ -90,7 +91,7 @@ _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
 def check_compression(name: Any) -> None:
-    """Refuses a compression that is not known, or whose package is not there."""
+    """Refuses a compression that is not known, or whose package cannot be imported."""
     if name is None:
         return
     if not isinstance(name, str) or name not in CODECS:
@@ -101,11 +102,11 @@ def check_compression(name: Any) -> None:
 
 
 def decompress(payload: Any, number: int, size: int) -> bytes | None:
-    """The bytes that were compressed by the codec of that number; None if they are not `size`."""
+    """The bytes that the codec of this number compressed; None if they are not `size` bytes."""
     codec = _BY_NUMBER.get(number)
     if codec is None or size > codec.ratio_max * len(payload):
         return None
-    _package(codec)  # a package that is missing is no damage
+    _package(codec)  # raises if the package is missing, which is no damage
     try:
         data = codec.decompress(payload, size)
     except Exception:  # the packages have exceptions of their own; any means bad bytes

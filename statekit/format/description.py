@@ -1,22 +1,22 @@
-"""The description in a manifest: all that is not packs and segments, as a JSON object.
+"""The description in a manifest: everything but packs and segments, as a JSON object.
 
     attachments   [name, file, size] of each file that it keeps beside its packs; or left out
     base          number of the checkpoint it was made on top of, or null
     base_digest   SHA-256 of that one's manifest, 64 hexadecimal digits; or left out
     compression   null, "zstd" or "lz4"
-    generation    of the process that published it (ownership.py); without an owner, left out
+    generation    of the provider that published it (ownership.py); left out if there is no owner
     key_groups    the owned ones, as [start, stop] pairs
     metadata      the user's object
-    owner         that process: 16 hexadecimal digits, drawn at random; or left out
+    owner         that provider: 16 hexadecimal digits, drawn at random; or left out
     parts         the files of the parts that it was published from (parts.py); or left out
-    states        one object a state: the fields of StateSchema
+    states        one object per state: the fields of StateSchema
     watermark     event time in ms, or null
     writers       the owners of all parts, the first of which is the owner above; or left out
 
-in this order, in UTF-8, without spaces. Objects inside keep the order they were given in: that of
-a NamedTuple's fields says where they are stored. Keys that are not known are passed over, so that
-later versions may add some. Everything else is checked: whatever is decoded can be shown and
-declared.
+They come in this order, in UTF-8, without spaces. Objects inside keep the order that they were
+given in: the order of a NamedTuple's fields says where they are stored. Unknown keys are ignored,
+so that later versions may add some. Everything else is checked, so that every state that is decoded
+can be shown and declared.
 """
 
 import json
@@ -58,7 +58,7 @@ class Attachment(NamedTuple):
 
 
 class DescriptionError(Exception):
-    """A description that is not valid, and what of it. It never leaves this package."""
+    """A description that is not valid, and what is wrong. It never leaves this package."""
 
 
 class Description(NamedTuple):
@@ -158,7 +158,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def _is_int(value: Any) -> bool:
-    return type(value) is int  # True and False are none
+    return type(value) is int  # True and False do not count as ints
 
 
 def _read_owner(found: dict[str, Any], number: int) -> tuple[int, str]:
@@ -183,7 +183,7 @@ def _read_digest(digest: Any, base: int | None) -> str:
 
 
 def _read_names(names: Any, what: str) -> tuple[str, ...]:
-    """Names of files, or of those who wrote: each once."""
+    """Names of files or of writers, of which no two may be equal."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         _bad(f"with {what} that are no list of names")
     if len({*names}) != len(names):
@@ -304,7 +304,7 @@ def plain_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         if not isinstance(given, Mapping):
             raise TypeError(f"it is no dict but a {type(given).__name__}")
         found: dict[str, Any] = json.loads(json.dumps(given, allow_nan=False))
-        if found != given:  # keys that are no str, tuples: it would come back as something else
+        if found != given:  # keys that are not str, or tuples: they come back as something else
             raise ValueError("it would be read back as something else: a tuple as a list, say")
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(

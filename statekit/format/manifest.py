@@ -1,7 +1,7 @@
 """A manifest: the one file that says what a checkpoint consists of. Its name is its number.
 
-A checkpoint exists from the moment its manifest is there. It names packs (files of frames) and
-says which leaf has which pieces of them. Little endian:
+A checkpoint exists from the moment its manifest is there. The manifest names packs (files of
+frames) and says which leaf has which pieces of them. Little endian:
 
      at  bytes  field
       0      8  magic "SKMANIF1"
@@ -19,37 +19,39 @@ says which leaf has which pieces of them. Little endian:
       -   32 P  packs: id (16), size of the file (8), number of the checkpoint that wrote it (8)
       -   32 T  segments: leaf (4), pack (4), offset (8), length (8), flags (4; 1 = delta), zero (4)
 
-The description (description.py) holds the states, the owned key-groups and what else there is.
+The description (description.py) holds the states, the owned key-groups and everything else.
 The segments of one leaf are its chain, oldest first. The first is full, the others are applied over
-what comes before. A leaf without segments is empty.
+the ones before them. A leaf without segments is empty.
 
-A part of a checkpoint that several processes write (checkpoint/parts.py) is such a file too, of the
-key-groups of one of them, under the name <number>-<SHA-256 of the file>.part. It is no checkpoint.
+If several processes write one checkpoint (checkpoint/parts.py), the part of each process is such a
+file too. It has the key-groups of that process and is named <number>-<SHA-256 of the file>.part. A
+part is no checkpoint.
 
 A manifest is valid iff
  1. magic, version and checksum are right, and bytes that are to be zero are zero;
  2. the size is that of the file, and what J, P and T add up to;
- 3. its number is 1 or more and the one of its name;
- 4. key-groups and sub-groups are powers of two, of which the product is at most 2^20;
+ 3. its number is 1 or more, and is the number in its name;
+ 4. key-groups and sub-groups are powers of two, and their product is at most 2^20;
  5. the description is a JSON object with all its keys, each of the right type; base is smaller than
-    the number; generation and owner are both there or both not, the former from 1 to the number;
-    a digest of the base is there only with a base; parts, writers and attachments are lists of
-    different names, and the first of the writers is the owner; the names of states differ; forms,
-    clocks and key types are known and types well-formed
+    the number; generation and owner are both there or both absent, and the generation is from 1 to
+    the number; a digest of the base is there only if there is a base; parts, writers and
+    attachments are lists of different names, and the first of the writers is the owner; the names
+    of states differ; forms, clocks and key types are known, and types are well-formed
     (statekit/schema.py);
  6. the owned ranges ascend, none is empty, and all lie within the key-groups;
  7. the ids of packs differ; a pack's size is a multiple of 8 and more than its header; its
-    number is not 0 and not above the manifest's; these numbers never fall;
- 8. a segment's leaf is in an owned key-group, and leaves never fall;
- 9. a segment's pack is there; its offset is a multiple of 8 behind the header; its length is a
-    multiple of 8, not 0, and ends inside the pack;
-10. the first segment of a leaf, and no other, has no flag; of two that follow each other in a leaf
-    the later one is in a pack with no smaller number, and they do not overlap.
-Decoding checks all of it. Counts are compared with the bytes that are there before anything is
-made, so a manifest costs memory in proportion to its file, whatever it claims.
+    number is not 0 and not above the manifest's; from pack to pack these numbers never fall;
+ 8. a segment's leaf is in an owned key-group, and from segment to segment leaves never fall;
+ 9. a segment's pack is one of the P packs; its offset is a multiple of 8 and not in the pack's
+    header; its length is a multiple of 8 and not 0, and it ends inside the pack;
+10. the first segment of a leaf is no delta, and all its other segments are; of two segments that
+    follow each other in a leaf, the pack of the later one has no smaller number, and the two do not
+    overlap.
+Decoding checks all of these. Counts are compared with the bytes that are there before any object is
+made. So a manifest costs memory in proportion to its file, whatever it claims.
 
-There may be 2^20 leaves and more segments, so these are never a list of objects: `Segments` is a
-sequence over the bytes as they lie in the file, checked column by column.
+There may be 2^20 leaves and even more segments, so segments are never a list of objects: `Segments`
+is a sequence over the bytes as they lie in the file, checked column by column.
 """
 
 import re
@@ -79,7 +81,7 @@ NUMBER_MAX = 10**12 - 1  # names have 12 digits
 
 _MAGIC = b"SKMANIF1"
 _HEADER = Struct("<8sIIQQIIIIQQ")
-_CRC_END = 12  # the checksum is about what comes after it
+_CRC_END = 12  # the checksum covers all bytes after itself
 _PACK = Struct("<16sQQ")
 _SEGMENT = Struct("<IIQQII")
 _ROW = 32  # bytes of a pack, and of a segment
@@ -107,7 +109,7 @@ def manifest_name(number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """The number of the checkpoint whose manifest has this name; None if it is no such name.
+    """The number of the checkpoint whose manifest has this name; None if no manifest has it.
 
     >>> number_of("000000000007.manifest"), number_of("7.manifest")
     (7, None)
@@ -132,7 +134,7 @@ def number_of_unpublished(name: str) -> int | None:
 
 
 def digest_of_part(name: str) -> bytes | None:
-    """What the name of a part says of its contents; None if that is no such name."""
+    """The SHA-256 in the name of a part; None if it is not the name of a part."""
     found = _PART_NAME.fullmatch(name)
     return bytes.fromhex(found[2]) if found else None
 
@@ -218,7 +220,7 @@ class Segments(Sequence[Segment]):
             if step == 1:
                 return Segments(self.raw[start * _ROW : max(start, stop) * _ROW])
             return Segments.of(self[i] for i in range(start, stop, step))
-        at = range(len(self))[at]  # IndexError, and negative ones
+        at = range(len(self))[at]  # IndexError if it is out of range; negative ones count backwards
         leaf, pack, offset, length, flags, _ = _SEGMENT.unpack_from(self.raw, at * _ROW)
         return Segment(leaf, pack, offset, length, bool(flags & _DELTA))
 
@@ -255,11 +257,11 @@ class Segments(Sequence[Segment]):
 
     @property
     def flags(self) -> memoryview:
-        """With the four zero bytes behind them."""
+        """Each together with the four zero bytes behind it."""
         return memoryview(self.raw).cast("Q")[3 :: _ROW // 8]
 
     def rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """leaf, pack, offset, length, flags, 0 of each: for loops over all, in one call."""
+        """leaf, pack, offset, length, flags and 0 of each segment: the fastest loop over all."""
         return _SEGMENT.iter_unpack(self.raw)
 
     def chain(self, leaf: int) -> "Segments":
@@ -271,10 +273,10 @@ class Segments(Sequence[Segment]):
 def arrange(
     packs: Sequence[PackRef], segments: Iterable[Segment]
 ) -> tuple[tuple[PackRef, ...], Segments]:
-    """Packs and segments in the order that a manifest has them in; packs nobody uses are dropped.
+    """Packs and segments in the order in which a manifest has them. Unused packs are dropped.
 
-    Segments may come in any order of their leaves; those of one leaf come oldest first. Packs are
-    ordered by number and then by first use, so that the same segments give the same bytes.
+    Segments may be given in any order of their leaves, but those of one leaf oldest first. Packs
+    are ordered by number and then by first use, so that the same segments give the same bytes.
     """
     rows = segments if isinstance(segments, Segments) else Segments.of(segments)
     leaves, before = rows.leaves.tolist(), rows.packs.tolist()
@@ -293,7 +295,7 @@ def arrange(
 def join(
     parts: Iterable[tuple[Sequence[PackRef], Segments]],
 ) -> tuple[tuple[PackRef, ...], Segments]:
-    """The packs and segments of several manifests, which have different leaves, as one has them."""
+    """The packs and segments of several manifests, joined for one. No two may share a leaf."""
     places: dict[PackRef, int] = {}
     rows: list[Segment] = []
     for packs, segments in parts:
@@ -310,7 +312,7 @@ class Manifest:
     """What a checkpoint consists of."""
 
     number: int
-    key_groups: int  # how many there are, not only the owned ones
+    key_groups: int  # how many there are in all, not only the owned ones
     subgroups: int
     owned: tuple[range, ...]
     schemas: tuple[StateSchema, ...] = ()
@@ -318,11 +320,11 @@ class Manifest:
     compression: str | None = None
     watermark: int | None = None  # event time, ms
     metadata: dict[str, Any] = field(default_factory=dict)
-    generation: int = 0  # of who published it; see ownership.py. 0: nobody's
+    generation: int = 0  # of the owner that published it; see ownership.py. 0: there is no owner
     owner: str = ""
     base_digest: str = ""  # SHA-256 of the manifest of the base; "": not recorded
     parts: tuple[str, ...] = ()  # files of the parts that it was published from, sorted
-    writers: tuple[str, ...] = ()  # owners of these
+    writers: tuple[str, ...] = ()  # the owners of those parts
     attachments: tuple[Attachment, ...] = ()
     packs: tuple[PackRef, ...] = ()
     segments: Segments = field(default_factory=lambda: Segments(b""))  # any iterable of Segment
@@ -342,18 +344,18 @@ class Manifest:
 
     @property
     def files(self) -> frozenset[str]:
-        """All that it needs besides itself."""
+        """The names of all files that the checkpoint needs, besides the manifest."""
         packs = (pack.name for pack in self.packs)
         return frozenset(packs).union(one.file for one in self.attachments)
 
     @cached_property
     def bytes(self) -> int:
-        """Of all segments: what is read to restore the whole."""
+        """Bytes of all segments: what is read to restore the whole checkpoint."""
         return sum(self.segments.lengths.tolist())
 
     @property
     def new_bytes(self) -> int:
-        """Of the packs that this checkpoint wrote."""
+        """Bytes of the packs that this checkpoint wrote."""
         return sum(pack.size for pack in self.packs if pack.number == self.number)
 
     def chain(self, leaf: int) -> Segments:
@@ -368,7 +370,7 @@ class Manifest:
         ]
 
     def locate(self, leaves: Iterable[int]) -> list[list[Segment]]:
-        """The chains of leaves, which ascend: each newest first, and [] of an empty leaf."""
+        """The chains of ascending leaves: each newest first, and [] for an empty leaf."""
         column, raw, count = self.segments.leaves, self.segments.raw, len(self.segments)
         found = []
         at = 0
@@ -391,9 +393,10 @@ class Manifest:
             yield leaves[start], Segments(raw[start * _ROW : stop * _ROW])
 
     def changed(self) -> list[tuple[int, list[int]]]:
-        """Leaves that have changes over their full segment: the bytes of each segment of theirs.
+        """Leaves that have deltas over their full segment, with the bytes of all their segments.
 
-        By ascending leaf, and oldest first. Most leaves have none, and are passed over quickly.
+        Leaves ascend; segments come oldest first. Most leaves have no deltas, and are passed over
+        quickly.
         """
         leaves, lengths = self.segments.leaves, self.segments.lengths
         found: dict[int, list[int]] = {}
@@ -545,7 +548,8 @@ class Manifest:
             at + 8,
             "a segment ends behind the end of its pack",
         )
-        # Of a chain the first is full and no other: a flag is "the one before has my leaf".
+        # In a chain the first segment is full and all others are deltas. So a segment has the flag
+        # if and only if the segment before it is of the same leaf.
         if flags[0]:
             _fail(at + 24, "the first segment of a leaf is a delta")
         _expect(
@@ -556,7 +560,7 @@ class Manifest:
         self._check_chains(packs, offsets, lengths, flags, at)
 
     def _check_owned(self, leaves: list[int], at: int) -> None:
-        """No leaf lies in a gap between the owned ranges: one search a gap, whatever the leaves."""
+        """No leaf lies in a gap between the owned ranges. It takes one search per gap."""
         bounds = [
             bound * self.subgroups for part in self.owned for bound in (part.start, part.stop)
         ]
@@ -602,7 +606,7 @@ def _fail(offset: int, what: str) -> NoReturn:
 
 
 def _expect(goods: Callable[[], Iterable[Any]], at: int, what: str) -> None:
-    """Fails at the row of the first item that is not true; at: that of the first row."""
+    """Fails at the row of the first item that is not true. at: the offset of the first row."""
     if not all(goods()):
         _fail(at + _ROW * [bool(good) for good in goods()].index(False), what)
 

@@ -1,6 +1,6 @@
-"""Packs: files of frames. What checkpoints hold is in them; manifests say where.
+"""Packs: files of frames, which hold the contents of checkpoints. Manifests say what is where.
 
-A pack is written once, whole, and never changed. Little endian:
+A pack is written once, as a whole, and never changed. Little endian:
 
      at  bytes  field
       0      8  magic "SKPACK1" and a zero
@@ -23,28 +23,29 @@ A frame is one state's entries in one leaf: a block ("SKB1", csrc/block.h) or a 
      33      7  zero
      40      -  payload, then zeros up to the size. The block inside has checksum 0
 
-Both begin alike, so binding and verifying need not tell them apart (csrc/frames.c):
+Both kinds of frames begin alike, so binding and verifying need not tell them apart (csrc/frames.c):
 
     checksum = CRC32C of bytes 8 .. size of the frame, XOR mix
     mix      = low 32 bits of XXH64 of the pack's id and the frame's offset (8 bytes), seed 0
 
-It is bound to its place: a good frame in a wrong file, or at a wrong offset, is a bad frame. By
-XOR, so that a frame can move to another pack without its bytes being read again.
+The checksum is bound to its place: a good frame in a wrong file, or at a wrong offset, is a bad
+frame. It is bound by XOR, so that a frame can move to another pack without reading its bytes again.
 
     id = XXH64(d, seed 2 n) and XXH64(d, seed 2 n + 1), 8 bytes each; n = number of the checkpoint
     d  = size (8) and CRC32C without mix (4) of each frame, in order
 
-So the same state and number give the same name and bytes. The number is in the id: a pack never
-has the name of one that another checkpoint wrote, which is therefore never replaced.
+So the same state and number give the same name and bytes. The number goes into the id: packs of two
+checkpoints never have the same name, so a checkpoint never replaces a pack of another one.
 
 A frame is valid iff
 1. its magic is known, its size a multiple of 8, and it ends inside its segment;
 2. its checksum is right;
-3. a compressed one has a known codec and zeros where there are to be; its payload fits, and gives
-   exactly the size that is stated, and a block of that size with checksum 0;
-4. its block is of the leaf that the segment is about, and of one state only once in a segment.
-unpack_segment() checks all of these. unpack_chain() checks the headers of blocks in addition; what
-is inside a block is checked when it is decoded.
+3. if it is compressed, its codec is known and there are zeros where they must be; its payload fits,
+   and decompresses to exactly the size that is stated: a block of that size with checksum 0;
+4. its block is of the leaf that the segment is about, and no other block in the segment is of the
+   same state.
+unpack_segment() checks all of these. unpack_chain() checks the headers of blocks in addition. The
+rest of a block is checked when it is decoded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,7 +60,7 @@ from statekit.native.block import Block
 from statekit.native.digest import xxh64
 from statekit.native.frames import Frames, bind, digest, read_head, seal, verify
 
-PACK_BYTES = 16 << 20  # a pack is finished when it has so many
+PACK_BYTES = 16 << 20  # a pack is finished when it has this size
 
 _MAGIC = b"SKPACK1\0"
 _HEADER = Struct("<8s16sI")
@@ -106,7 +107,7 @@ class PackBuilder:
     def __init__(
         self, number: int, compression: str | None = None, buffer: Frames | None = None
     ) -> None:
-        """buffer: that of a pack which is done with, to be used again."""
+        """buffer: the buffer of a pack that is not needed any more, to be used again."""
         self.number = number
         self.compression = compression
         self.buffer = Frames() if buffer is None else buffer  # Snapshot.fill() appends to it
@@ -120,12 +121,12 @@ class PackBuilder:
         return len(self.buffer)
 
     def add_filled(self, records: Iterable[FilledLeaf]) -> None:
-        """Takes note of what Snapshot.fill() appended to `buffer`."""
+        """Takes note of the segments that Snapshot.fill() appended to `buffer`."""
         for record in records:
             self._note(record.leaf, record.offset, record.length, bool(record.is_delta))
 
     def add(self, leaf: int, blocks: Any, is_delta: bool = False) -> None:
-        """Adds a segment of blocks, whatever their checksums say."""
+        """Adds a segment of blocks. Their checksums are made anew."""
         start = len(self.buffer)
         self.buffer.append(blocks)
         added = self.buffer.view()[start:]
@@ -165,7 +166,7 @@ class PackBuilder:
 
 
 def _walk(frames: Any) -> Iterator[tuple[int, int]]:
-    """Offset and size of each frame; size 0, and the end, where there is none."""
+    """Offset and size of each frame. Where there is no valid head, size 0, and nothing after it."""
     at = 0
     while at < len(frames):
         size = 0
@@ -184,7 +185,7 @@ def _walk(frames: Any) -> Iterator[tuple[int, int]]:
 def _compressed(
     data: memoryview, segments: Iterable[Segment], compression: str
 ) -> tuple[memoryview, list[Segment]]:
-    """A pack with each block compressed that becomes smaller by it."""
+    """A pack in which each block is compressed if that makes it smaller."""
     codec = CODECS[compression]
     out = bytearray(PACK_HEADER)
     moved = []
@@ -221,11 +222,11 @@ def _envelope(codec: int, payload: bytes | None, inside: int) -> bytes | None:
 
 
 class _Reader(NamedTuple):
-    """What messages say about who wanted the bytes."""
+    """Who wanted the bytes of a pack, for messages."""
 
     full_name: FullName
     pack: PackRef
-    leaf: int | None = None  # that needs them, if it is known
+    leaf: int | None = None  # the leaf that needs them, if it is known
     number: int | None = None  # of the checkpoint
 
     def damaged(self, offset: int, what: str) -> DamagedError:
@@ -252,11 +253,12 @@ def unpack_chain(
 ) -> list[bytes]:
     """The steps of a leaf from what packs have of it, newest first; see Checkpoint.read_leaf().
 
-    leaves: how many there are. Blocks under a full one of the same state are left out. DamagedError
-    says at which offset of which pack something is wrong; number: of the checkpoint, for messages.
+    Blocks that are older than a full block of the same state are left out. DamagedError says at
+    which offset of which pack something is wrong. leaves: how many there are in all; number: that
+    of the checkpoint, for messages.
     """
     steps = []
-    done: set[bytes] = set()  # states whose older blocks say nothing any more
+    done: set[bytes] = set()  # states that have had a full block: their older blocks do not count
     for pack, segment, frames, header in stored:
         reader = _Reader(full_name, pack, segment.leaf, number)
         if header is not None:
@@ -283,7 +285,7 @@ def unpack_chain(
             if not head.is_delta:
                 newly.append(head.name)
         if kept:
-            # Most often nothing was compressed: then they are what was read, and need no copy.
+            # Most often nothing was compressed: then the blocks are what was read, without a copy.
             steps.append(frames if is_all else b"".join(kept))
         done.update(newly)
     return steps
@@ -299,8 +301,9 @@ def unpack_segment(
 ) -> bytes:
     """The blocks of a segment, one after the other, verified and decompressed.
 
-    data: what the pack has there. The checksum fields of the blocks have no meaning. DamagedError
-    says at which offset of the pack the bad frame is; number: of the checkpoint, for messages.
+    data: the bytes of the segment in the pack. The checksum fields of the blocks that are returned
+    have no meaning. DamagedError says at which offset of the pack the bad frame is; number: that of
+    the checkpoint, for messages.
     """
     reader = _Reader(full_name, pack, segment.leaf, number)
     _verify(reader, segment, data)
@@ -318,7 +321,7 @@ def unpack_frames(
     """The frames of a segment as they are, verified, with plain checksums: for add_frames()."""
     _verify(_Reader(full_name, pack, segment.leaf, number), segment, data)
     frames = memoryview(bytearray(data))
-    bind(frames, pack.id, segment.offset)  # twice undoes it
+    bind(frames, pack.id, segment.offset)  # binding twice to the same place undoes it
     return frames
 
 
@@ -338,7 +341,7 @@ def _blocks(reader: _Reader, segment: Segment, frames: bytes) -> bytes:
     for offset, block in _each_block(reader, segment.offset, memoryview(frames)):
         _check_place(reader, offset, *_leaf_and_name(block), segment.leaf, seen)
         parts.append(block)
-    # Most often nothing was compressed: then they are what was read, which need not be copied.
+    # Most often nothing was compressed: then the blocks are what was read, without a copy.
     return frames if all(block.obj is frames for block in parts) else b"".join(parts)
 
 
@@ -354,7 +357,7 @@ def _each_block(
 
 
 def _leaf_and_name(block: memoryview) -> tuple[int, bytes]:
-    """Of the header, which verified frames have."""
+    """The leaf and the name in a block's header. Verified frames have a header."""
     name = bytes(block[_BLOCK_HEADER : _BLOCK_HEADER + block[_BLOCK_NAME_LENGTH_AT]])
     return _BLOCK_LEAF.unpack_from(block, _BLOCK_LEAF_AT)[0], name
 
@@ -362,7 +365,7 @@ def _leaf_and_name(block: memoryview) -> tuple[int, bytes]:
 def _check_place(
     reader: _Reader, offset: int, found: int, name: bytes, leaf: int, seen: set[bytes]
 ) -> None:
-    """Condition 4. found: the leaf that a block is of."""
+    """Checks condition 4. found: the leaf in the block's header; seen: states met before."""
     if found != leaf:
         raise reader.damaged(offset, "there is a block of another leaf")
     if name in seen:
@@ -403,9 +406,10 @@ def damage_of(
 ) -> Iterator[DamagedError]:
     """All damage of a pack: of its header, its frames, and every entry in their blocks.
 
-    The size of a bad frame cannot be trusted. After one it goes on where that size leads, and where
-    it leads nowhere with the next segment. So the more segments are given, of all manifests that
-    name the pack, the more is found at once. number: of the checkpoint, for messages.
+    The size of a bad frame cannot be trusted. After a bad frame, verifying goes on where its size
+    leads to; if there is no frame, with the next segment. So the more segments are given, from all
+    manifests that name the pack, the more damage is found at once. number: that of the checkpoint,
+    for messages.
     """
     try:
         check_header(data[:PACK_HEADER], full_name, pack)
@@ -423,7 +427,7 @@ def damage_of(
 
 
 def _rows(segments: Iterable[Segment], end: int) -> Iterator[tuple[int, int, int | None]]:
-    """Start, stop and leaf of the segments, and of what lies between them, which has no leaf."""
+    """Start, stop and leaf of the segments and of the gaps between them. A gap's leaf is None."""
     at = PACK_HEADER
     places = {(part.offset, part.offset + part.length, part.leaf) for part in segments}
     for start, stop, leaf in sorted(places):

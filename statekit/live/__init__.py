@@ -1,6 +1,6 @@
 """Checkpoints of a provider in use.
 
-checkpointer.py   full and incremental ones, while others write
-job.py            one of them, as its user sees it
-periodic.py       one every so many seconds
+checkpointer.py   full and incremental checkpoints, while other threads write
+job.py            one checkpoint in progress, as its user sees it
+periodic.py       a checkpoint at regular intervals
 """

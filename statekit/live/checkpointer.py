@@ -1,22 +1,23 @@
 """Checkpoints of a provider while it is in use: full, incremental, in the background, periodic.
 
-Taking one has two parts. At one moment, under the residence's lock, the state is frozen (an epoch
-is bumped, nothing is copied). The caller waits for that. Then blocks are encoded without the GIL
-and written as packs. Both happen in a thread of its own, where no signal is handled: Ctrl-C ends
-the waiting of the caller and never a half of the work. Whoever is interrupted cancels what it has
-asked for, so that nothing of it remains.
+Taking one has two steps. First, at one moment and under the residence's lock, the state is frozen:
+a new epoch begins, and nothing is copied. The caller waits for that. Then blocks are encoded
+without the GIL and written as packs. Both happen in a thread of their own, where no signal is
+handled: Ctrl-C ends the waiting of the caller, but never cuts the work in half. A caller that is
+interrupted cancels the checkpoint that it has asked for, so that nothing of it remains.
 
 A part of a checkpoint that several processes write (checkpoint/parts.py) is taken the same way. It
-becomes a lineage once somebody has published it. The next part looks for that, and if it has not
-happened is based on what was published before.
+becomes a lineage once somebody has published it. The next part checks whether that has happened; if
+not, it is based on what was published before.
 
-In one directory one checkpoint is taken after the other; the next waits for its turn before it is
-frozen. (Late parts of a barrier are frozen first: their moment cannot wait.)
+In one directory, one checkpoint is taken after the other. The next one waits for its turn before it
+is frozen. (Late parts of a barrier are frozen first: their moment cannot wait.)
 
-A *lineage* is what makes the next checkpoint in the same directory incremental: the last one, and
-the epoch at which it was frozen. A leaf that did not change since is referred to where it is; of
-one that did, the changes are added to its chain. A chain that has become long, or whose changes
-are half as large as the leaf, is written anew. So the chain of a leaf in the new checkpoint is
+A *lineage* makes the next checkpoint in the same directory incremental: it is the last checkpoint
+there, and the epoch at which it was frozen. A leaf that did not change since is referred to where
+it is. Of a leaf that did, the changes are added to its chain. A leaf whose chain has become long,
+or whose changes are half as large as the leaf, is written anew. So the chain of a leaf in the new
+checkpoint is
 
     leaf was    since > 0 (has a lineage)   since = 0
     whole       base's chain + changes      all of it
@@ -24,10 +25,10 @@ are half as large as the leaf, is written anew. So the chain of a leaf in the ne
       source    base's chain + changes      the source's chain + what is here
       home      base's chain + changes      all of it, completed with the home's rows
 
-Changes of a leaf that its home may have taken in the meantime (written back and evicted) are not
-known here any more. So with a home a leaf that changed is always written anew, and the lower left
-case is the rare one of a change between the decision and the freezing: under the lock nothing is
-evicted, so these changes are all here.
+Changes of a leaf may have been written home in the meantime and evicted: then they are not known
+here any more. So with a home, a leaf that changed is always written anew. The lower left case is
+rare: the leaf changed between the decision and the freezing. Under the lock nothing is evicted, so
+these changes are all here.
 """
 
 import logging
@@ -76,11 +77,11 @@ J = TypeVar("J", CheckpointJob, PartJob)
 Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
 
 CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
-DELTA_SHARE = 0.5  # of the full segment's bytes; then it is cheaper to write the leaf anew
-AHEAD_BYTES = 256 << 20  # that writers may encode ahead of the disk, before they have to wait
+DELTA_SHARE = 0.5  # if deltas have more than this share of the full segment, write the leaf anew
+AHEAD_BYTES = 256 << 20  # how far writers may encode ahead of the disk before they have to wait
 _YIELD_SECONDS = 5e-5
-_WRITTEN_MAX = 8  # parts of a place of which nobody knows whether they were published
-_LINEAGES_MAX = 4  # directories; the oldest is forgotten, and starts with a full one again
+_WRITTEN_MAX = 8  # how many parts of a place are remembered until they are known to be published
+_LINEAGES_MAX = 4  # directories; a forgotten one, the oldest, starts with a full checkpoint again
 _WHOLE, _PARTIAL, _AWAY = map(RESIDENCIES.index, ("whole", "partial", "away"))
 
 _log = logging.getLogger("statekit")
@@ -98,7 +99,7 @@ class Holdings(NamedTuple):
 @dataclass
 class _Lineage:
     checkpoint: Checkpoint
-    since: "array[int]"  # per leaf: the epoch that the checkpoint has it of; 0: write it anew
+    since: "array[int]"  # per leaf: the epoch as of which the checkpoint has it; 0: write it anew
     epoch: int
     worn: list[int]  # leaves that are written anew because their chains are long
 
@@ -109,7 +110,7 @@ class _Written:
 
     part: Part
     owned: tuple[range, ...]  # leaves
-    epoch: int  # of which the part has them
+    epoch: int  # as of which the part has them
 
 
 class Checkpointer:
@@ -123,10 +124,10 @@ class Checkpointer:
         self._lineages: dict[str, _Lineage] = {}
         self._written: dict[str, list[_Written]] = {}  # by place, oldest first
         self._publisher = ""  # our name among publishers; "" before it is needed
-        self._claims: dict[str, Claim] = {}  # by place; never forgotten, or we could come back
+        self._claims: dict[str, Claim] = {}  # by place; kept for ever, or we could come back later
         self._turns = threading.Condition()
-        self._jobs: set[Job[Any]] = set()  # that are not over
-        self._writing: dict[str, Job[Any]] = {}  # whose turn it is, by place
+        self._jobs: set[Job[Any]] = set()  # those that are not over
+        self._writing: dict[str, Job[Any]] = {}  # the job whose turn it is, by place
         self._taken = self._failed = 0
         self._uncleaned: set[tuple[Any, ...]] = set()  # causes that were logged
         self._periodic: list[PeriodicCheckpoints] = []
@@ -137,15 +138,15 @@ class Checkpointer:
         return self._publisher
 
     def succeed(self, checkpoint: Checkpoint) -> None:
-        """What is here came from a checkpoint: who published it so far is replaced by us."""
+        """What is here came from a checkpoint: we replace the publisher of its place."""
         with self._lock:
             claim = Claim(self._owner(), checkpoint.seen)
             before = self._claims.setdefault(checkpoint.storage.url, claim)
-            if claim.generation < before.generation:  # two of one place: what was seen by both
+            if claim.generation < before.generation:  # two from one place: the lower one counts
                 self._claims[checkpoint.storage.url] = claim
 
     def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
-        """What is here came from a checkpoint, and changes after the epoch are changes to it."""
+        """What is here came from a checkpoint. Changes after the epoch are changes to it."""
         self._residence.store.track(epoch)
         self._remember(checkpoint, epoch)
 
@@ -158,10 +159,10 @@ class Checkpointer:
             self._came[part.start : part.stop] = array("I", [store.epoch]) * len(part)
 
     def since(self, digest: bytes) -> "array[int] | None":
-        """Per leaf: since when its changes are changes to a checkpoint; 0: all of it is.
+        """Per leaf: the epoch after which its changes are changes to a checkpoint; 0: all of it is.
 
-        None if the checkpoint is not one that we took last in some place, or were restored from.
-        The provider's lock is held.
+        None if we neither took that checkpoint as the last one in some place nor were restored from
+        it. The provider's lock is held.
         """
         with self._lock:
             lineages = [*self._lineages.values()]
@@ -185,14 +186,14 @@ class Checkpointer:
         is_extra: bool = False,
         keep: int | None = None,
     ) -> CheckpointJob:
-        """Freezes the state now and writes it in the background. Waits for one that runs already.
+        """Freezes the state now and writes it in the background. Waits if one is being written.
 
-        gives_way: to those who use the state; not if somebody waits for it.
+        gives_way: threads that use the state have priority. False if somebody waits for the result.
         must_own: NothingOwnedError if no key-group is owned at that moment.
-        choose: asked at that moment which of the owned key-groups belong into it.
-        is_extra: not one that the next one can be based on; also of key-groups that are shut. The
+        choose: called at that moment, says which of the owned key-groups belong into it.
+        is_extra: the next one cannot be based on it; it has key-groups that are shut, too. The
         caller has the provider's lock.
-        keep: how many of the newest are to stay.
+        keep: how many of the newest checkpoints stay; None removes none.
         """
         storage = open_storage(url) if storage is None else storage
         if compression is not None:
@@ -200,8 +201,9 @@ class Checkpointer:
         if keep is not None:
             check_keep(keep)
         if callable(metadata):
-            # As late as can be, but before and without a lock: what it gives must not be newer than
-            # the state, and it may wait for threads that wait for us.
+            # Called as late as possible, but before the state is frozen, since metadata must not be
+            # newer than the state. And without a lock, since it may wait for threads that wait for
+            # us.
             with self._turns:
                 self._turns.wait_for(lambda: storage.url not in self._writing)
             metadata = metadata()
@@ -221,7 +223,7 @@ class Checkpointer:
         choose: Callable[[], tuple[range, ...]] | None = None,
         is_extra: bool = False,
     ) -> PartJob:
-        """As start(), of a part of checkpoint `number`, which another publishes."""
+        """Like start(), but for a part of checkpoint `number`, which another process publishes."""
         storage = open_storage(url)
         check_compression(compression)
         if type(number) is not int:
@@ -252,12 +254,12 @@ class Checkpointer:
             raise
 
     def take(self, url: Any, base: Any = "auto", **options: Any) -> Checkpoint:
-        """Takes one and waits for it. A base that is gone is no error: then it is a full one."""
+        """Takes one and waits for it. If the base is gone, a full one is taken instead."""
         result = _waited_for(self.start(url, base, **options), options.get("choose"))
         return self.take(url, None, **options) if result is None else result
 
     def take_part(self, url: Any, number: int, base: Any = "auto", **options: Any) -> Part:
-        """As take(), of a part."""
+        """Like take(), but for a part."""
         job = self.start_part(url, number, base, **options)
         result = _waited_for(job, options.get("choose"))
         return self.take_part(url, number, None, **options) if result is None else result
@@ -292,7 +294,7 @@ class Checkpointer:
     # ---- In the background
 
     def _carry_out(self, job: Job[Any], order: "_Order", run: "_Run | None") -> None:
-        """All of a checkpoint, or all but the freezing."""
+        """Takes a checkpoint. run: the state was frozen already, only the rest is done."""
         url = order.storage.url
         result: Checkpoint | Part | None = None
         error: BaseException | None = None
@@ -302,7 +304,7 @@ class Checkpointer:
                 if run is None:
                     run = self._freeze(job, order)
                     job._is_frozen.set()
-                    # The caller first: we would keep the GIL for a while if nothing made us wait.
+                    # Lets the caller go on first: otherwise we would keep the GIL for a while.
                     sleep(_YIELD_SECONDS)
                 result = run.write()
             finally:
@@ -324,14 +326,14 @@ class Checkpointer:
             error = kept(raised)
         if result is not None:
             error = None
-        run = None  # an error may keep this call, and must not keep the state with it
+        run = None  # an error may keep this frame alive, but must not keep the frozen state with it
         if result is not None and order.keep is not None:
             self._clean_up(job, order.storage, order.keep)
         self._count(result, error)
         self._end(job, url, result, error)
 
     def _clean_up(self, job: Job[Any], storage: Storage, keep: int) -> None:
-        """Removes older ones. The new one is taken, and must not look as if it were not."""
+        """Removes older ones. If that fails, the new one still counts as taken."""
         try:
             collect(storage, keep)
             self._uncleaned.clear()
@@ -396,9 +398,9 @@ class Checkpointer:
         return run
 
     def _descent(self, order: "_Order", holdings: Holdings) -> Checkpoint | None:
-        """The checkpoint that a part goes on from; None if all of it came from elsewhere since.
+        """The checkpoint that a part goes on from; None if all leaves came from elsewhere since.
 
-        Whether or not the part refers to packs of it: publish() compares what parts go on from.
+        Even if the part refers to none of its packs: publish() compares what parts go on from.
         """
         lineage = self._lineages.get(order.storage.url)
         if order.part_number is None or order.base is None or lineage is None:
@@ -420,19 +422,20 @@ class Checkpointer:
         if not (isinstance(base, str) and base == "auto"):
             _check_base(storage, base, lineage)
         if lineage is not None:
-            # One look, because without it the attempt would have to fail. If it is not possible
-            # to look, the attempt will say why.
+            # If the base is gone, it is better to know it now: later the attempt would have to
+            # fail. If looking fails, the attempt will say why.
             with suppress(StorageError):
                 if not lineage.checkpoint.exists():
                     return None
         return lineage
 
     def _complete(self, job: Job[Any], lineage: _Lineage | None) -> None:
-        """Brings leaves here as a whole that are to be written anew and are here in part.
+        """Loads leaves that are to be written anew and are here only in part.
 
-        Such are those of a lazy restore of which entries were picked. What is here of them would be
-        added to their chains, which would become longer with each checkpoint. If a leaf cannot come
-        it is done like that; whoever touches it is told why.
+        Such leaves come from a lazy restore, if entries of them were picked. If they were not
+        loaded, the entries that are here would be added to their chains, which would become longer
+        with each checkpoint. If a leaf cannot be loaded, that is what happens; a caller that
+        touches the leaf is told why.
         """
         sources, store = self._residence.sources, self._residence.store
         if sources is None or (lineage is not None and not lineage.worn):
@@ -448,15 +451,16 @@ class Checkpointer:
     def _plan(
         self, store: Store, lineage: _Lineage | None, holdings: Holdings
     ) -> "array[int] | None":
-        """For each leaf the epoch since when its changes are wanted; 0 for all of it."""
+        """For each leaf the epoch after which its changes are wanted; 0 for all of the leaf."""
         since = None if lineage is None else self._changes(store, lineage, holdings)
         owned = self._holdings().owned
         if owned != holdings.owned or self._residence.shut_leaves:
-            # Not only of those that are owned: others may be shut, and in the snapshot too.
+            # All others are left out, not only owned ones: leaves that are shut may be in the
+            # snapshot, too.
             left_out = subtract((range(store.key_groups),), holdings.owned)
             since = since or array("I", bytes(4 * store.leaves))
             for part in leaf_ranges(left_out, store.subgroups):
-                since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # none
+                since[part.start : part.stop] = array("I", [store.epoch]) * len(part)  # no changes
         return since
 
     def _changes(self, store: Store, lineage: _Lineage, holdings: Holdings) -> "array[int]":
@@ -465,12 +469,12 @@ class Checkpointer:
         covered = leaf_ranges(base.key_groups, base.subgroups)
         owned = leaf_ranges(holdings.owned, store.subgroups)
         if owned != covered:
-            # Leaves that came in the meantime are not in the base, or not as they are here.
+            # Leaves that came in the meantime are not in the base, or differ from it.
             for part in subtract(owned, covered):
                 since[part.start : part.stop] = array("I", bytes(4 * len(part)))
         if self._came is not None:
-            # A leaf that was given away and came back, perhaps not loaded yet, from another
-            # checkpoint: the base has it, but not as it is.
+            # A leaf may have been given away and come back, from another checkpoint and perhaps
+            # not loaded yet. The base has that leaf, but not as it is now.
             for leaf, epoch in enumerate(self._came):
                 if epoch > since[leaf]:
                     since[leaf] = 0
@@ -487,11 +491,11 @@ class Checkpointer:
             self._written.setdefault(url, []).append(written)
             while len(self._written) > _LINEAGES_MAX:
                 del self._written[next(iter(self._written))]
-            # Who never publishes must not make us remember for ever what has changed.
+            # If parts are never published, we must not remember changes for ever.
             del self._written[url][:-_WRITTEN_MAX]
 
     def _find_published(self, storage: Storage) -> None:
-        """Makes a lineage of the newest of our parts that was published there since."""
+        """If some of our parts were published there since, the newest becomes the lineage."""
         with self._lock:
             written = [*self._written.get(storage.url, ())]
         for at in reversed(range(len(written))):
@@ -499,7 +503,7 @@ class Checkpointer:
             try:
                 found = read_checkpoint(storage, part.number)
             except NoCheckpointError:
-                continue  # not yet; or collected, and then there is a newer one
+                continue  # not published yet; or collected, and then there is a newer one
             if part.file in found.manifest.parts:
                 with self._lock:
                     self._written[storage.url] = written[at + 1 :]
@@ -508,7 +512,7 @@ class Checkpointer:
                 return
 
     def _track(self) -> None:
-        """Lets the store forget changes that no checkpoint to come is made of."""
+        """Lets the store forget changes that no future checkpoint needs."""
         with self._lock:
             known = [one.epoch for one in self._lineages.values()]
             known += [one.epoch for some in self._written.values() for one in some]
@@ -517,7 +521,7 @@ class Checkpointer:
     def _remember(
         self, checkpoint: Checkpoint, epoch: int, owned: tuple[range, ...] | None = None
     ) -> None:
-        """owned: the leaves of it that were ours at the epoch; all unless told."""
+        """owned: the leaves of the checkpoint that were ours at the epoch; None: all."""
         leaves = self._residence.store.leaves
         since = array("I", [epoch]) * leaves
         if owned is not None:
@@ -544,7 +548,7 @@ class Checkpointer:
         on_error: Callable[[Exception], object] | None,
         **options: Any,
     ) -> "PeriodicCheckpoints":
-        """Takes one every so many seconds and keeps the newest."""
+        """Takes one every `seconds` seconds and keeps the `keep` newest."""
         check_compression(options.get("compression"))
         if not callable(metadata := options.get("metadata")):
             options["metadata"] = plain_metadata(metadata)
@@ -580,7 +584,7 @@ class _BaseGoneError(CheckpointError):
 
 
 def _check_base(storage: Storage, base: Any, lineage: _Lineage | None) -> None:
-    """Refuses what is not the last checkpoint there."""
+    """Refuses a base that is not the last checkpoint there."""
     advice = 'Leave base out (it is "auto"), or pass base=None for a full checkpoint.'
     if type(base) is not int and not isinstance(base, Checkpoint):
         raise ArgumentError(f"{shorten(base)} is no base of a checkpoint. {advice}")
@@ -631,9 +635,9 @@ class _Run:
         self.claim = claim
         self.epoch: int = frozen.snapshot.epoch
         self.store = frozen.store
-        # Leaves that are owned, as ranges: a list of them takes long, and the caller waits.
+        # The owned leaves as ranges: making a list would take long, and the caller waits.
         self.parts = leaf_ranges(holdings.owned, self.store.subgroups)
-        self._confirmed: set[Checkpoint] = set()  # origins that were looked for
+        self._confirmed: set[Checkpoint] = set()  # origins that were found to exist
         self.descent: Checkpoint | None = None  # of a part: what it goes on from
 
     def write(self) -> Checkpoint | Part:
@@ -642,7 +646,7 @@ class _Run:
         base = self.lineage.checkpoint
         try:
             with self.storage.pin(base.manifest.name):
-                # By its contents: the directory may have been emptied and used by another
+                # Compared by contents: the directory may have been emptied and used by another
                 # provider, which has come to the same number.
                 if not base.exists():
                     raise self._base_gone()
@@ -684,7 +688,7 @@ class _Run:
             if self.order.part_number is not None:
                 is_referred = self.lineage is not None
                 found = attempt.write_part(base=self.descent, is_referred=is_referred, **what)
-                for origin in self._confirmed:  # as the base: after the part is there
+                for origin in self._confirmed:  # checked after the part is there, like the base
                     if not origin.exists():
                         raise _gone(origin)
                 return part_of(*found)
@@ -692,9 +696,9 @@ class _Run:
             return attempt.publish(base=base, metadata=self.order.metadata, **what)
 
     def _link_leaves(self, attempt: Attempt) -> None:
-        """Puts under the new segments what they are applied over."""
+        """Puts the older segments of each leaf under the new ones."""
         failpoints.visit("checkpoint.link")
-        # There may be a million leaves, most of them empty: the loops are about the others.
+        # There may be a million leaves, most of them empty: the loops go over the others only.
         residencies = self.frozen.snapshot.residencies()
         away = sum(residencies.count(_AWAY, part.start, part.stop) for part in self.parts)
         assert not away, f"{away} leaves are owned and away"
@@ -738,7 +742,7 @@ class _Run:
         attempt.refer(leaf, manifest.chain(leaf), manifest.packs)
 
     def _add_source(self, attempt: Attempt, leaf: int) -> None:
-        """What a leaf that is not all here has in the checkpoint it is being restored from."""
+        """Adds what the source has of a leaf that is not whole here."""
         source = self.frozen.source
         assert source is not None, f"leaf {leaf} is not whole and comes from nowhere"
         origin = source.checkpoint_of(leaf)
@@ -749,13 +753,13 @@ class _Run:
             for segment in reversed(origin.manifest.chain(leaf)):
                 pack = origin.manifest.packs[segment.pack]
                 attempt.add_frames(leaf, read_frames(origin.storage, pack, segment), below=True)
-        else:  # not leaf for leaf: regrouped, so that what it holds is made of several
+        else:  # regrouped: the leaf is made of several leaves of the source
             for blocks in source.read_leaf(leaf):
                 if blocks:
                     attempt.add(leaf, blocks, below=True)
 
     def _confirm(self, origin: Checkpoint) -> None:
-        """Its pin keeps it from being collected, but not from being wiped out with its place."""
+        """Checks that an origin exists: its pin prevents collecting it, not deleting its place."""
         if origin not in self._confirmed and not origin.exists():
             raise _gone(origin)
         self._confirmed.add(origin)
@@ -793,9 +797,9 @@ class _Run:
 
 
 def _waited_for(job: Job[R], choose: object = None) -> R | None:
-    """What a job gives; None if its base was gone, so that it is to be taken again, in full.
+    """The result of a job; None if its base was gone, so that it must be taken again, in full.
 
-    choose: of a barrier. Its moment is over, and does not come again.
+    choose: given for a barrier. Then it cannot be taken again, since the moment is over.
     """
     try:
         return job.wait()
@@ -803,7 +807,7 @@ def _waited_for(job: Job[R], choose: object = None) -> R | None:
         if not job._is_base_gone or choose is not None:
             raise
         return None
-    except BaseException:  # of an interrupt
+    except BaseException:  # an interrupt
         job.cancel()
         job._done.wait()
         raise

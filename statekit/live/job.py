@@ -28,23 +28,23 @@ class CheckpointProgress(NamedTuple):
 
 
 class Job(InProcess, Generic[R]):
-    """What checkpoints and parts have in common while they are being written."""
+    """What jobs of checkpoints and jobs of parts have in common."""
 
     _instead = "Pass on what wait() gives."
 
     def __init__(self, url: str, on_cancel: Callable[[], None]) -> None:
         self.url = url
-        #: Why older ones could not be removed, if keep= was given. The checkpoint itself is taken.
+        #: Why older checkpoints could not be removed, if keep= was given. This one was taken.
         self.cleanup_error: Exception | None = None
         self._on_cancel = on_cancel
-        self._is_frozen = threading.Event()  # or it is over: whoever asked for it may go on
+        self._is_frozen = threading.Event()  # or it is over: the caller of start() may go on
         self._leaves_total = 0
         self._leaves_done = 0
-        self._bytes_written = 0  # once there is no attempt any more
+        self._bytes_written = 0  # used once there is no attempt any more
         self._attempt: Attempt | None = None
         self._is_cancelled = False
-        self._is_base_gone = False  # the reason why it failed
-        self._is_taken_up = False  # the state was frozen for it: what fails now is told by wait()
+        self._is_base_gone = False  # it failed because its base is gone
+        self._is_taken_up = False  # the state was frozen for it: wait() raises later failures
         self._done = threading.Event()
         self._result: R | None = None
         self._error: BaseException | None = None
@@ -58,7 +58,7 @@ class Job(InProcess, Generic[R]):
 
     @property
     def done(self) -> bool:
-        """Whether it is over, one way or the other."""
+        """Whether it is over, successfully or not."""
         return self._done.is_set()
 
     @property
@@ -67,7 +67,7 @@ class Job(InProcess, Generic[R]):
         return self._error
 
     def wait(self, timeout: float | None = None) -> R:
-        """What it gives, once that is durable. Raises what went wrong; TimeoutError if not done."""
+        """The result, once it is durable. Raises what went wrong; TimeoutError if not done."""
         if not self._done.wait(timeout):
             raise TimeoutError(
                 f"the checkpoint to {self.url!r} is not done after {timeout} s "
@@ -93,14 +93,14 @@ class Job(InProcess, Generic[R]):
 
     def _begin(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        if self._is_cancelled:  # before there was an attempt to tell
+        if self._is_cancelled:  # cancelled before there was an attempt that cancel() could stop
             attempt.cancel()
 
     def _filled(self, records: Sequence[Filled]) -> None:
         self._leaves_done += len(records)
 
     def _reach(self, leaves_left: int) -> None:
-        """All but so many leaves are done; among them those that there was nothing to do for."""
+        """All but `leaves_left` leaves are done; some of them needed no work."""
         self._leaves_done = max(self._leaves_done, self._leaves_total - leaves_left)
 
     def _finish(self, result: R | None, error: BaseException | None) -> None:
@@ -127,17 +127,17 @@ class PartJob(Job[Part]):
 
 
 class NothingOwnedError(CheckpointError):
-    """There is nothing that a checkpoint could be of."""
+    """There is nothing to take a checkpoint of."""
 
 
 def cause_of(error: BaseException) -> tuple[Any, ...]:
-    """What tells a failure from another one that has another reason, whatever file it was about."""
+    """Identifies the cause of a failure, whichever file was concerned: equal for equal causes."""
     cause = error.__cause__
     return type(error), type(cause), getattr(cause, "errno", None)
 
 
 def kept(error: E) -> E:
-    """An error with the lines that it came through, without what the calls there worked on."""
+    """An error to be kept: with its traceback, but without the local variables of the calls."""
     clear_frames(error)
     trace = error.__traceback__
-    return error.with_traceback(trace and trace.tb_next)  # the first is our caller, who goes on
+    return error.with_traceback(trace and trace.tb_next)  # without our caller, which still runs

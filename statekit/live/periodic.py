@@ -1,11 +1,11 @@
-"""PeriodicCheckpoints: one every so many seconds, the older ones removed.
+"""PeriodicCheckpoints: a checkpoint at regular intervals; older ones are removed.
 
-    background        a thread takes them, at any moment: between the two changes that a record
-                      makes, say, or between a change and the counting of its offset
-    not background    poll() takes them, in the thread of whoever calls it, between two records
+    background        a thread takes them, at any moment: perhaps between two changes that one
+                      record makes, or between a change and the counting of its offset
+    not background    poll() takes them, in the thread of its caller, between two records
 
-A failure is told once for each cause: what fails every minute for a night is one line in the log,
-and another when it works again.
+A failure is logged once for each cause: a checkpoint that fails every minute for a whole night
+makes one line in the log, and another when it works again.
 """
 
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger("statekit")
 
 
 class Taker(Protocol):
-    """Who takes checkpoints: the Checkpointer of a provider."""
+    """What takes checkpoints: the Checkpointer of a provider."""
 
     @property
     def start(self) -> Callable[..., CheckpointJob]: ...
@@ -34,7 +34,7 @@ class Taker(Protocol):
 
 
 class PeriodicCheckpoints:
-    """Checkpoints that are taken every so many seconds; see KVProvider.checkpoint_every()."""
+    """Checkpoints that are taken at regular intervals; see KVProvider.checkpoint_every()."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class PeriodicCheckpoints:
         self._on_error = on_error
         self._is_stopped = threading.Event()
         self._causes: set[tuple[Any, ...]] = set()  # of failures that were logged
-        self._lock = threading.RLock()  # of whoever polls; on_error may stop it
-        self._job: CheckpointJob | None = None  # that poll() has begun
+        self._lock = threading.RLock()  # held while polling; reentrant: on_error may call stop()
+        self._job: CheckpointJob | None = None  # the one that was begun last, until it is over
         self._due = monotonic() + seconds
         self.background = background
         self.last: Checkpoint | None = None  # the newest one taken
@@ -81,11 +81,11 @@ class PeriodicCheckpoints:
         )
 
     def poll(self) -> CheckpointJob | None:
-        """Takes a checkpoint if it is time for one, as checkpoint_async() does; gives its job.
+        """Takes a checkpoint if it is time for one, as checkpoint_async() does. Returns its job.
 
-        For checkpoint_every(background=False), between two records. It costs a look at the clock if
-        there is nothing to do, and never waits for one that is being written. A failure does not
-        raise here, unless on_error does, which is called from here.
+        For checkpoint_every(background=False), between two records. If there is nothing to do, it
+        costs a look at the clock. It never waits for a checkpoint that is being written. A failure
+        raises nothing here, unless on_error raises: it is called from here.
         """
         if self.background:
             raise ArgumentError(
@@ -103,24 +103,24 @@ class PeriodicCheckpoints:
         try:
             self._job = self._owner.start(None, **self._options)
         except NothingOwnedError:
-            pass  # one of nothing would push out the last that has something
+            pass  # an empty checkpoint would push out the last one that has state
         except Exception as error:
             self._fail(error, tell)
         return self._job
 
     def _look(self, tell: Callable[[Exception], None]) -> None:
-        """Takes note of what became of the last one, if it is over."""
+        """Takes note of the outcome of the last one, if it is over."""
         job = self._job
         if job is None or not job.done:
             return
         self._job = None
         self._end(job, tell)
 
-    # ---- What became of them
+    # ---- Outcomes
 
     def _end(self, job: CheckpointJob, tell: Callable[[Exception], None]) -> None:
         if job._is_base_gone:
-            self._due = monotonic()  # once more, at once: that one is full
+            self._due = monotonic()  # take another at once: it will be full
         elif isinstance(job.error, Exception):
             self._fail(job.error, tell)
         else:
@@ -157,13 +157,13 @@ class PeriodicCheckpoints:
             self._on_error(error)
 
     def _tell_safely(self, error: Exception) -> None:
-        """From a thread of ours, or while closing: there is nobody to raise to."""
+        """For our own thread, and while closing: nobody is there who could catch what it raises."""
         try:
             self._tell(error)
         except Exception:
             _log.exception("on_error of the checkpoints to %r failed", self._storage.shown)
 
-    # ---- By itself
+    # ---- In the background
 
     def _start(self) -> None:
         if self.background:

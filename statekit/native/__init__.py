@@ -9,8 +9,8 @@
     block.py        reading encoded blocks in place
     snapshot.py     the store at one moment
     frames.py       frames of a pack, in native memory, and their checksums
-    chains.py       single entries out of leaves as packs have them
-    ttl.py          time to live: what a state says about it, and who clears away what expired
+    chains.py       picks single entries out of leaves that lie in packs
+    ttl.py          time to live: its settings, and the thread that clears away what has expired
     buffers.py, kinds.py, digest.py   what these share
 
 Typed state (dataclasses, views) is built on top of this, in the layer above.

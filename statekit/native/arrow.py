@@ -2,7 +2,7 @@
 
 An object with __arrow_c_array__ hands out two capsules. They hold pointers to the structs
 below (their layout is fixed by the interface) and free the memory when they are collected, so
-the capsule is what a column keeps. pyarrow is imported only for what must be converted.
+a column keeps the capsule. pyarrow is imported only for arrays that must be converted.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from statekit._native import ffi, lib
 from statekit.errors import ColumnError, MissingPackageError, null_item, package
 
-# letter, type, n, data, offsets, data_len, keep: the fields of _columns.Column
+# letter, type, n, data, offsets, data_len, keep: the fields of columns.Column
 ArrowColumn: TypeAlias = tuple[str, int, int, Any, Any, int, object]
 
 
@@ -56,7 +56,7 @@ _VARIABLE = {
     b"z": ("b", lib.SK_COL_VAR32, 4),
     b"Z": ("b", lib.SK_COL_VAR64, 8),
 }
-_NO_OFFSETS = bytes(8)  # of an empty column, which may have no buffers at all
+_NO_OFFSETS = bytes(8)  # for an empty column, which may have no buffers at all
 
 
 def arrow_column(source: Any) -> ArrowColumn:
@@ -151,7 +151,8 @@ def _aligned(
 ) -> tuple[Any, object]:
     """A pointer to part of a buffer of `width`-byte numbers, and what keeps it alive.
 
-    A copy if it is not aligned: Arrow recommends that but does not demand it; C does.
+    It is a copy if the part is not aligned: Arrow recommends alignment but does not demand it; C
+    does.
     """
     address = (base or 0) + width * start
     if address % width == 0:

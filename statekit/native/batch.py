@@ -18,7 +18,7 @@ from statekit.native.columns import Column, column, key_column
 
 
 class Owner(Protocol):
-    """What a batch must know of its state (_states.State)."""
+    """What a batch must know of its state (states.State)."""
 
     _ptr: Any
     _id: int
@@ -32,7 +32,7 @@ _IS_UNKNOWN = bytes(status == lib.SK_UNKNOWN for status in range(256))
 
 
 class Numbers(NamedTuple):
-    """Values of format 'q' or 'd', and one byte per value: 1 if there is one (else it is 0)."""
+    """Values of format 'q' or 'd'; found[r] is 1 if there is a value, else 0, as is the value."""
 
     values: "memoryview[Any]"
     found: memoryview
@@ -102,7 +102,7 @@ def run_batch(
     want: the letter of the values' column (columns.py). raw: bytes are bytes, not MessagePack.
     numbers: fields of sk_batch_args. out_format, wants_bytes: the results that the operation has.
     """
-    ptr = state._ptr  # once: another thread may close the store
+    ptr = state._ptr  # read once: another thread may close the store
     if ptr is None:
         raise closed_error(state.name)
     key_col = key_column(keys, state.codec, f"the keys for state {state.name!r}")

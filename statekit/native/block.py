@@ -84,7 +84,7 @@ class Block:
 
     @property
     def is_delta(self) -> bool:
-        """True if it holds changes, deletions among them, rather than all entries."""
+        """True if it holds only changes, including deletions, rather than all entries."""
         return bool(self._info.is_delta)
 
     @property
@@ -148,7 +148,7 @@ class Block:
     def find(self, key: Any, *, missing: Any = None, deleted: Any = None) -> Any:
         """The value of one key by binary search, decoding nothing else.
 
-        `missing` if the block does not have the key, `deleted` if it says that it was deleted.
+        `missing` if the block does not have the key, `deleted` if it has a deletion of the key.
         """
         try:
             k = self.codec.encode(key)
@@ -187,11 +187,11 @@ class Block:
     # ---- Integrity
 
     def check(self) -> None:
-        """Checks every entry: order, offsets, hashes, leaf, values. CorruptBlockError if not."""
+        """Checks order, offset, hash, leaf and value of every entry. CorruptBlockError if bad."""
         self._expect(lib.sk_block_check(self._native, self.size))
 
     def verify(self, seed: int = 0) -> None:
-        """Checks what seal() wrote with the same seed. CorruptBlockError if not."""
+        """Checks the checksum that seal() wrote with this seed. CorruptBlockError if it differs."""
         self._expect(lib.sk_block_verify(self._native, self.size, seed))
 
     def _expect(self, status: int) -> None:
@@ -200,7 +200,7 @@ class Block:
 
 
 def seal(block: bytearray | memoryview, seed: int = 0) -> None:
-    """Writes the block's CRC32C XOR seed into it. seed binds it to a place in a file."""
+    """Writes CRC32C XOR seed of the block into it. The seed can bind it to a place in a file."""
     native = ffi.from_buffer("uint8_t[]", block, require_writable=True)
     status = lib.sk_block_seal(native, len(native), seed)
     if status:
@@ -216,12 +216,12 @@ def rewrite(
     timed: bool | None = None,
     as_delta: bool = False,
 ) -> bytes:
-    """The block at the start of a buffer once more, for another place or type; None: as it is.
+    """Makes the block at the start of a buffer anew, for another place or type; None: as it is.
 
-    Holds the entries of `leaf` of `leaves` only. i64 may become f64, entries may get stamps (none
-    known yet) or lose them. as_delta: what is there becomes a delta. Empty if no entry is left
-    and it is a delta; a full block says that there is none. Entries of that leaf are checked as
-    by check(). SchemaError if the kinds do not fit.
+    The result has only the entries of `leaf` of `leaves`. i64 may become f64, entries may get
+    stamps (not known yet) or lose them. as_delta: a full block becomes a delta. If no entry is
+    left, the result is empty for a delta; otherwise it is a full block without entries. Entries of
+    that leaf are checked as by check(). SchemaError if the kinds do not fit.
 
     >>> from statekit import Store
     >>> store = Store(key_groups=1, subgroups=1)
@@ -261,7 +261,7 @@ Types: TypeAlias = Mapping[str, tuple[str, bool]]  # of states, by name: kind, t
 
 
 def fit_blocks(blocks: bytes, types: Types) -> bytes:
-    """Blocks as a store with these types takes them: an older one may be of another type."""
+    """Blocks as a store with these types takes them: older blocks may have other types."""
     parts: list[bytes | memoryview] = []
     is_changed = False
     for block, piece in block_pieces(blocks):

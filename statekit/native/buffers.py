@@ -1,9 +1,9 @@
 """Native memory for results: buffers that are reused, and buffers that are given away.
 
 A call needs a place for its result that no other thread uses meanwhile: cffi releases the GIL.
-Making one costs more than the call, so used ones are kept in lists. list.pop and list.append
-are atomic, which makes them free lists without a lock; whoever fails to return one (after an
-exception, say) loses nothing, because the garbage collector frees it.
+Making a buffer costs more than the call, so used ones are kept in lists. list.pop and list.append
+are atomic, so these free lists need no lock. A caller that does not return a buffer (after an
+exception, say) does no harm: the garbage collector frees it.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Buffer:
 
     def take(self, length: int) -> bytes:
         """Copies the result out and returns the buffer to the free list."""
-        # The capacity, not the length, tells that the memory was moved: C may reserve more
+        # The capacity, not the length, tells whether the memory was moved: C may reserve more
         # than it needs, and it may have done so in an earlier call that failed.
         cap = self._head[_CAP]
         if cap != self._cap:
@@ -93,7 +93,7 @@ def take_grown(pointer: Any, length: int) -> bytes:
 
 
 def owned_view(buf: Any) -> memoryview:
-    """The bytes of an sk_buf as a view that frees them when it, and all made from it, is gone."""
+    """The bytes of an sk_buf as a view. They are freed when all views made from it are gone."""
     if buf.len == 0:
         lib.sk_buf_free(buf)
         return memoryview(b"")
@@ -107,10 +107,10 @@ def readable(data: Any) -> Any:
 
 
 class BufferSlice:
-    """A part of bytes, without a copy: what a memoryview would be.
+    """A part of bytes, without a copy, like a memoryview.
 
-    But one that may be in a circle of references: CPython before 3.12.3 crashes on collecting such
-    memoryviews (gh-77894), and tracebacks make circles.
+    Unlike a memoryview, it may be in a cycle of references: CPython before 3.12.3 crashes when it
+    collects memoryviews in a cycle (gh-77894), and tracebacks make cycles.
     """
 
     __slots__ = ("data", "start", "stop")
@@ -137,7 +137,7 @@ class BufferSlice:
 
 
 def unpinned(data: bytes | BufferSlice) -> bytes | BufferSlice:
-    """The same for keeping it: a copy if it is the smaller part of what it keeps in memory."""
+    """The same bytes, to be kept: a copy if they are less than half of what they keep in memory."""
     return bytes(data) if data.__class__ is BufferSlice and 2 * len(data) < len(data.data) else data
 
 
@@ -150,6 +150,6 @@ def span(data: Any) -> tuple[Any, int]:
 
 
 def native_text(pointer: Any) -> str:
-    """A C string. Names come from blocks too, so they may be anything but must not raise."""
+    """A C string as text. Names may come from blocks and be any bytes: none may raise here."""
     text: str = ffi.string(pointer).decode(errors="surrogateescape")
     return text

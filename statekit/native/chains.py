@@ -1,4 +1,4 @@
-"""Single entries out of the chains of leaves, as packs have them (csrc/chain.c)."""
+"""Picks single entries out of the chains of leaves, as packs have them (csrc/chain.c)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ class ChainSegment(NamedTuple):
     """One step of a leaf's chain: frames, and where a pack has them."""
 
     leaf: int
-    data: bytes  # that the frames are in
+    data: bytes  # the bytes that hold the frames
     start: int  # of the frames, in data
     length: int
     pack_id: bytes
@@ -26,22 +26,22 @@ class ChainSegment(NamedTuple):
 class Left(NamedTuple):
     """Leaves that nothing was picked from."""
 
-    to_load: list[int]  # to load them is less work
-    unfit: list[int]  # loading them will tell what is wrong, if something is
+    to_load: list[int]  # loading these as a whole is less work
+    unfit: list[int]  # picking did not work; loading them will tell what is wrong, if anything is
 
 
 def pick_entries(
     store: Store, state: State, keys: Column, segments: Sequence[ChainSegment]
 ) -> Left:
-    """Brings the entries of keys here out of the chains of their leaves, "under" what is here.
+    """Brings the entries of keys into the store, from the chains of their leaves.
 
-    segments: by leaf, ascending, each chain newest first and all of it. A key that has no entry is
-    known to be missing then.
+    They go "under" what is here. A key that has no entry is known to be missing then. segments: the
+    whole chains, by ascending leaf, each chain newest first.
     """
     if not segments:
         return Left([], [])
     native = ffi.new("sk_segment[]", len(segments))
-    pointers: dict[int, Any] = {}  # to each data, by id: several segments lie in one
+    pointers: dict[int, Any] = {}  # to each `data`, by its id: several segments may lie in one
     for at, (leaf, data, start, length, pack_id, offset) in enumerate(segments):
         one = native[at]
         for held in (data, pack_id):
@@ -71,6 +71,6 @@ def pick_entries(
 
 
 def are_known(state: State, keys: Iterable[bytes]) -> bool:
-    """Whether it is known of all encoded keys what they have, or that they have nothing."""
+    """Whether none of these encoded keys is unknown: each has an entry here or is missing."""
     ptr, number = state._ptr, state._id
     return all(lib.sk_contains(ptr, number, key, len(key)) != lib.SK_UNKNOWN for key in keys)

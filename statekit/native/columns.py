@@ -6,9 +6,9 @@ and float64. Converted: other integer and float widths, NumPy 'S', 'U' and objec
 chunked Arrow arrays, pandas and Polars series, and lists or other iterables of str, bytes,
 int or float. Neither NumPy nor pyarrow is imported unless the caller's data needs it.
 
-What is wanted is said with one letter: 's' str, 'b' bytes, 'i' int64, 'f' float64, '*' any of
-these (an element of a container). The source must fit: bytes are not taken for str, nor
-floats for ints. A null is an error, which names its position.
+One letter says what is wanted: 's' str, 'b' bytes, 'i' int64, 'f' float64, '*' any of these (an
+element of a container). The source must fit: bytes are not accepted as str, nor floats as ints. A
+null is an error, which names its position.
 """
 
 import sys
@@ -36,11 +36,11 @@ class Column(NamedTuple):
     letter: str  # 's', 'b', 'i' or 'f'
     type: int  # sk_column_type
     n: int
-    data: Any  # pointers that cffi takes for const void *
+    data: Any  # this and offsets: pointers that cffi accepts as const void *
     offsets: Any
     data_len: int
     keep: object
-    is_keys: bool = False  # encoded keys, of a tuple perhaps
+    is_keys: bool = False  # encoded keys, perhaps of tuples
 
     def fill(self, target: Any, *, raw: bool = False) -> None:
         """Writes the column into an sk_column. raw: bytes are bytes, not MessagePack."""
@@ -70,12 +70,12 @@ class Column(NamedTuple):
 
 
 def column(source: Any, want: str, what: str = "the column") -> Column:
-    """A column of what is wanted. what: how messages call it, "the keys of state 'visits'"."""
+    """A column of what is wanted. what: its name in messages, "the keys of state 'visits'"."""
     try:
         found = _find(source, want)
         if want in ("*", found.letter):
             return found
-        if found.n == 0:  # an empty array has whatever type its library likes
+        if found.n == 0:  # the type of an empty array says nothing: it depends on the library
             return _from_items((), want)
         if want == "f" and found.letter == "i":
             return _floats(found)
@@ -117,7 +117,7 @@ def key_column(source: Any, codec: KeyCodec, what: str = "the keys") -> Column:
 
 
 def route(keys: Any, codec: KeyCodec, leaves: int) -> "memoryview[int]":
-    """The leaf of each key, in a store of so many leaves."""
+    """The leaf of each key, in a store that has `leaves` leaves."""
     col = key_column(keys, codec)
     native = ffi.new("sk_column *")
     col.fill(native)
@@ -138,13 +138,13 @@ def _tuple_parts(source: Any, count: int) -> Any:
     rows = source if isinstance(source, list) else list(source)
     if not rows:
         return [[] for _ in range(count)]
-    # Rows are tuples: two lists of two might be rows as well as columns.
+    # Rows must be tuples: two lists of two items could be either rows or columns.
     fit = all(isinstance(row, tuple) and len(row) == count for row in rows)
     return list(zip(*rows, strict=True)) if fit else None
 
 
 def _find(source: Any, want: str) -> Column:
-    """The column that a source is, whatever it holds."""
+    """The column of a source, whatever its items are."""
     if isinstance(source, Column):
         return source
     if isinstance(source, list | tuple):
@@ -179,7 +179,7 @@ def _find(source: Any, want: str) -> Column:
 
 
 def _from_items(source: Any, want: str) -> Column:
-    items = tuple(source)  # a copy that no other thread and no __len__ of its own can change
+    items = tuple(source)  # a copy: no other thread can change it, nor has it a __len__ of its own
     if want == "*":
         want = _letter_of(items[0]) if items else "s"
     try:
@@ -194,7 +194,7 @@ def _from_items(source: Any, want: str) -> Column:
 
 
 def _float_items(items: tuple[Any, ...]) -> "array[float]":
-    """Their floats. InexactError for a number that none is equal to."""
+    """The items as floats. InexactError for a number that no float is equal to."""
     floats = array("d", items)
     if not set(map(type, items)) <= {float} and tuple(floats) != items:
         for item in items:  # a NaN is not equal to itself
@@ -216,11 +216,11 @@ def _letter_of(item: object) -> str:
     for letter, kind in (("s", str), ("b", bytes), ("i", int), ("f", float)):
         if isinstance(item, kind):
             return letter
-    return "s"  # whatever it is, _item_error will name it
+    return "s"  # it does not fit: _item_error will name it
 
 
 def _item_error(items: Any, want: str) -> ColumnError:
-    """Finds the item that array() or join() did not take."""
+    """Finds the item that array() or join() did not accept."""
     for at, item in enumerate(items):
         try:
             _from_items_one(item, want)

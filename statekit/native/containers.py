@@ -1,6 +1,6 @@
 """Handles of list, map and nested states: MessagePack in, MessagePack out, at any path.
 
-This layer moves bytes: elements, map keys and sub-trees are MessagePack, each one value. A path
+This layer moves bytes: an element, a map key or a sub-tree is one value in MessagePack. A path
 is a tuple of steps from the value's root: an int into a list (negative counts from the end),
 a key into a map.
 
@@ -30,7 +30,7 @@ Path: TypeAlias = tuple[Step, ...]
 
 _MISSING = lib.SK_MISSING
 _LAST = 2**63 - 1  # "to the end" of a slice
-_SHAPES = {"list": b"l", "map": b"m", "nested": b""}  # what a write may create if not told
+_SHAPES = {"list": b"l", "map": b"m", "nested": b""}  # what a write may create by default
 _TYPES = {ord("l"): "list", ord("m"): "map", ord("s"): "scalar"}
 _PAGE_ELEMENTS = 1024
 _FIXSTR = [bytes([0xA0 | length]) for length in range(32)]  # heads of short strings
@@ -48,7 +48,7 @@ def encode_path(path: Path) -> bytes:
 
 
 def _encode_step(step: Step) -> bytes:
-    # The two usual kinds of step by hand: packb() makes a packer for each call.
+    # The two usual kinds of steps are packed by hand: packb() makes a packer for each call.
     if step.__class__ is str:
         data = step.encode()
         if len(data) < 32:
@@ -100,7 +100,7 @@ class ContainerState(State):
     def slice(
         self, key: Any, start: int = 0, stop: int | None = None, path: Path = ()
     ) -> bytes | None:
-        """An array of the list's elements from start to stop, as Python slices."""
+        """An array of the list's elements from start to stop, which count as in a Python slice."""
         end = _LAST if stop is None else stop
         elements: bytes | None = self._read(key, lib.SK_R_SLICE, path, b"", start, end, True)
         return elements
@@ -206,7 +206,7 @@ class ContainerState(State):
     def append_many(self, keys: Any, values: Any, *, raw: bool = False) -> None:
         """Appends to each key's list: str, int or float elements, or bytes, each MessagePack.
 
-        raw: bytes are elements themselves.
+        raw: bytes are elements themselves, not MessagePack.
         """
         run_batch(self, lib.SK_B_APPEND, keys, values=values, raw=raw)
 
@@ -226,7 +226,7 @@ class ContainerState(State):
         j: int = 0,
         wants_bytes: bool = True,
     ) -> Any:
-        """sk_read at an encoded path: the bytes or the number it gives, or None if nothing."""
+        """sk_read at an encoded path: the bytes or number it gives; None if nothing is there."""
         encode = self._encode
         try:
             k = encode(key)
@@ -257,7 +257,7 @@ class ContainerState(State):
         j: int = 0,
         shape: bytes = b"",
     ) -> Any:
-        """sk_write at an encoded path: the element it took out, True, or None if nothing there."""
+        """sk_write at an encoded path: the element taken out, or True; None if nothing is there."""
         encode = self._encode
         try:
             if arg.__class__ is not bytes:

@@ -7,7 +7,7 @@ from statekit.native.buffers import readable
 
 
 def crc32c(data: Any, seed: int = 0) -> int:
-    """CRC32C of a buffer; seed is the result for what comes before it.
+    """CRC32C of a buffer; seed is the CRC32C of the bytes before it.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'

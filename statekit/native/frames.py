@@ -43,7 +43,8 @@ class Head(NamedTuple):
 class Frames:
     """Bytes in native memory that grow at their end. For one thread at a time.
 
-    As with a bytearray, what would move the bytes is a BufferError while a view of them is alive.
+    As with a bytearray, a call that would move the bytes raises BufferError while a view of them is
+    alive.
     """
 
     __slots__ = ("_exported", "ptr")
@@ -67,7 +68,7 @@ class Frames:
             raise native_error(status)
 
     def reserve(self, more: int) -> None:
-        """Makes room for so many bytes more, so that adding them moves nothing."""
+        """Makes room for `more` bytes, so that adding them moves nothing."""
         self.unshared()
         status = lib.sk_buf_reserve(self.ptr, more)
         if status:
@@ -83,7 +84,7 @@ class Frames:
         exported: Any = None if self._exported is None else self._exported()
         if exported is None:
             pointer = self.ptr
-            # The view keeps the memory, whatever becomes of this object.
+            # The view keeps the memory alive, even after this object is gone.
             data = ffi.gc(pointer.data, lambda _: pointer.len) if pointer.len else ffi.new("char *")
             exported = ffi.buffer(data, pointer.len)
             self._exported = weakref.ref(exported)
@@ -104,7 +105,7 @@ def seal(frames: Writable) -> None:
 
 
 def digest(frames: Readable) -> bytes:
-    """Size and checksum of each frame, 12 bytes: what a pack is named by. Before bind()."""
+    """Size and checksum of each frame, 12 bytes: a pack is named by these. Call before bind()."""
     native = readable(frames)
     buffer = empty_buffer()
     length = lib.sk_frames_digest(native, len(native), buffer.ptr)
@@ -117,7 +118,7 @@ def digest(frames: Readable) -> bytes:
 def bind(frames: Writable, pack_id: bytes, offset: int) -> None:
     """Binds checksums to a pack and a place in it: the first frame is at `offset` in that pack.
 
-    Once more, and they are plain again.
+    Binding them to the same place once more makes them plain again.
     """
     native = ffi.from_buffer("uint8_t[]", frames, require_writable=True)
     _expect(lib.sk_frames_bind(native, len(native), _checked(pack_id), offset))
@@ -140,7 +141,7 @@ def verify(frames: Readable | BufferSlice, pack_id: bytes, offset: int) -> int |
 def read_head(block: Readable) -> Head:
     """The header of the block at the start of a buffer. CorruptBlockError if it is not valid.
 
-    It is what Block begins with, without all that is needed to look at entries.
+    Block() reads the same header, but also prepares what is needed to look at entries.
     """
     native = block if block.__class__ is bytes else ffi.from_buffer("uint8_t[]", block)
     info = ffi.new("sk_block_info *")

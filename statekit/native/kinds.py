@@ -8,7 +8,7 @@ from statekit.errors import ArgumentError, native_error, shorten
 Clock: TypeAlias = Literal["processing", "event"]
 
 CLOCKS: dict[str, int] = {"processing": lib.SK_PROCESSING_TIME, "event": lib.SK_EVENT_TIME}
-NO_TIME = -(2**63)  # SK_NO_TIME: no time, not known yet
+NO_TIME = -(2**63)  # SK_NO_TIME: the time is not known yet
 
 Residency: TypeAlias = Literal["whole", "partial", "absent", "away"]
 
@@ -16,7 +16,7 @@ RESIDENCIES: tuple[Residency, ...] = ("whole", "partial", "absent", "away")  # b
 
 
 def residency_filter(*wanted: Residency) -> bytes:
-    """For bytes.translate() of residencies by number: 1 for these, 0 for all others."""
+    """A table for bytes.translate() of residencies by number: 1 for these, 0 for all others."""
     table = bytearray(256)
     for residency in wanted:
         table[RESIDENCIES.index(residency)] = 1
@@ -38,7 +38,7 @@ def clock_number(clock: str) -> int:
 
 
 def residency_name(answer: int) -> Residency:
-    """What a native function answered: a residency, or a negated status."""
+    """The residency that a native function answered. Raises if the answer is a negated status."""
     if answer < 0:
         raise native_error(-answer)
     return RESIDENCIES[answer]

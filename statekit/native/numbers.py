@@ -1,7 +1,7 @@
 """Handles of number states: a 64-bit integer or float under each key.
 
-Written as states.py says. The two kinds differ in the native functions they call and in what
-they take for a number, which NumberState finds in its slots.
+The code has the shape that states.py explains. The two kinds differ in the native functions they
+call and in what they accept as a number; NumberState has both in its slots.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class _Kind(NamedTuple):
     convert: Callable[[Any], Any]  # makes a `type` of what may pass for one, or raises TypeError
     column: str  # letter for column()
     format: Literal["q", "d"]  # of a memoryview
-    cell: str  # the C type of a place for one
+    cell: str  # the C type of a place for one number
     value: Callable[..., Any]
     value_or: Callable[..., Any]
     get: Callable[..., int]
@@ -101,7 +101,8 @@ class NumberState(State, Generic[N]):
             raise self._fault(fault, key) from None
         if value == value and value != _NONE:
             return value
-        # Perhaps no value. A signal handler may have left another status behind, so ask again.
+        # Perhaps there is no value. A signal handler may have changed the status since, so ask
+        # again.
         cell = ffi.new(self._number.cell)
         status = self._number.get(self._ptr, self._id, k, len(k), cell)
         if not status:
@@ -123,8 +124,8 @@ class NumberState(State, Generic[N]):
             raise self._refuse(status, key)
 
     def add(self, key: Any, amount: N = 1, initial: N = 0, _fold: int = _ADD) -> N:
-        """Adds to the value, or to `initial` if there is none; the new value."""
-        # min() and max() are this with another _fold: a common helper would cost add() a call.
+        """Adds to the value, or to `initial` if there is none. Returns the new value."""
+        # min() and max() call this with another _fold: a common helper would cost add() a call.
         encode, fold = self._encode, self._native_folded
         number = self._type
         try:
@@ -144,11 +145,11 @@ class NumberState(State, Generic[N]):
         return value
 
     def min(self, key: Any, value: N) -> N:
-        """Lowers the value to this one, if that is less; the new value."""
+        """Lowers the value to this one, if this one is less. Returns the new value."""
         return self.add(key, value, 0, _MIN)
 
     def max(self, key: Any, value: N) -> N:
-        """Raises the value to this one, if that is more; the new value."""
+        """Raises the value to this one, if this one is more. Returns the new value."""
         return self.add(key, value, 0, _MAX)
 
     def compare_and_set(self, key: Any, expected: N | None, desired: N) -> bool:
@@ -198,9 +199,9 @@ class NumberState(State, Generic[N]):
     def add_many(
         self, keys: Any, amounts: Any = 1, *, initial: N = 0, returning: bool = False
     ) -> "memoryview[Any] | None":
-        """Adds a number to each key's value: one for all, or a column with one for each.
+        """Adds a number to each key's value: one number for all, or a column with one for each.
 
-        returning: give back the new values, as of each record's turn.
+        returning: give back the new values, each as it is right after its record.
         """
         number = self._number
         fields = {f"initial_{number.suffix}": self._checked(initial)}

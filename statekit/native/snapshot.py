@@ -29,15 +29,15 @@ class Filled(NamedTuple):
 class Snapshot:
     """Iterates over (leaf, its blocks), each leaf once. Get one from Store.snapshot().
 
-    Several threads may read it together: each leaf goes to one of them. Close it, best with
-    `with`: while it is open, whoever changes a leaf that it has not read yet must encode that
-    leaf first.
+    Several threads may read it together: each leaf goes to one of them. Close it, best with a
+    `with` statement: while it is open, a thread that changes a leaf which was not read yet must
+    encode that leaf first.
     """
 
     __slots__ = ("_cell", "_idle", "_ptr", "_readers", "epoch", "leaves", "watermark")
 
     def __init__(self, store: Any, since: "array[int] | None", bytes_max: int) -> None:
-        # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
+        # The cell owns what C puts into it, so that nothing leaks if a signal interrupts us.
         self._cell = ffi.gc(ffi.new("sk_snapshot **"), _close)
         epochs = ffi.NULL if since is None else ffi.from_buffer("uint32_t[]", since)
         status = lib.sk_snapshot_open(store, epochs, bytes_max, self._cell)
@@ -48,12 +48,12 @@ class Snapshot:
         self._readers = 0
         self.epoch: int = lib.sk_snapshot_epoch(self._ptr)
         watermark = lib.sk_snapshot_watermark(self._ptr)
-        #: Event time when it was taken; None if there was none. What was alive then is in it.
+        #: Event time when it was taken; None if there was none. It has all entries alive then.
         self.watermark: int | None = None if watermark == NO_TIME else watermark
         self.leaves: int = lib.sk_leaf_count(store)
 
     def add_shut(self) -> None:
-        """Has leaves in it that are shut, as they are. Before it is read, or a gate opened."""
+        """Adds leaves that are shut, as they are. Call it before reading, and before gates open."""
         lib.sk_snapshot_add_shut(self._ptr)
 
     def _begin(self) -> Any:
@@ -90,8 +90,9 @@ class Snapshot:
     def fill(self, frames: Frames, bytes_max: int) -> list[Filled]:
         """Appends the blocks of leaf after leaf, with checksums, until there are bytes_max.
 
-        At least one leaf, if one is left; a leaf without entries gives nothing. An empty list:
-        there is none left (for this thread; another may be at the last one). The GIL is free.
+        Takes at least one leaf, if one is left; a leaf without entries gives nothing. An empty list
+        means that no leaf is left (for this thread; another may be reading the last one). The GIL
+        is released meanwhile.
         """
         buffer = frames.unshared()
         records = ffi.new("sk_filled[]", min(_RECORDS_MAX, self.leaves))
@@ -111,9 +112,9 @@ class Snapshot:
         ]
 
     def residency(self, leaf: int) -> Residency:
-        """What the leaf was when the snapshot was taken.
+        """The residency of the leaf when the snapshot was taken.
 
-        One that was not whole is in the snapshot only as far as it was here.
+        Of a leaf that was not whole, the snapshot has only the entries that were here.
         """
         pointer = self._begin()
         try:

@@ -2,8 +2,8 @@
 
 These methods are the single-key fast path: most of their time is the cffi call itself. Hence
 the shape of the code: callables are loaded into locals (CPython 3.11 does not specialise calls
-through slots), there is no `with` and no helper before the call, and everything that is not
-the expected outcome is explained in the two methods at the top.
+through slots), and there is no `with` and no helper before the call. Every outcome that is not the
+expected one is turned into an exception by the methods at the top, _fault() and _refuse().
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class State(InProcess):
         self.name = name
         self.kind = kind
         self.timed = timed
-        self.ttl_settings: tuple[int, Clock, bool] | None = None  # as ttl() was told
+        self.ttl_settings: tuple[int, Clock, bool] | None = None  # the arguments of ttl()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, keys {self.codec.python}>"
@@ -120,7 +120,7 @@ class State(InProcess):
     def delete(self, key: Any, blind: bool = False) -> bool:
         """Removes the entry; True if there was one.
 
-        blind: do not ask whether it exists. Then a leaf that is not whole is no obstacle.
+        blind: do not ask whether it exists. Then the leaf need not be whole.
         """
         encode = self._encode
         try:
@@ -176,7 +176,7 @@ class State(InProcess):
             raise self._refuse(status, key)
 
     def install(self, key: Any, encoded: bytes | None, stamp: int | None = None) -> None:
-        """What the leaf's home answered for a key: its encoded value, or None for "no such key".
+        """Takes in what the leaf's home answered for a key: its encoded value, or None if missing.
 
         Does nothing if the key is here already, because what is here is newer. stamp: in a timed
         state, when the home's entry was last touched, in ms; None counts as now.
@@ -207,8 +207,8 @@ class State(InProcess):
     def ttl(self, ms: int, *, clock: Clock = "processing", on_read: bool = False) -> None:
         """Entries of this timed state expire `ms` after they were last written; 0: never.
 
-        clock: "processing" is the system's, "event" the watermark that Store.set_time() was told.
-        on_read: reading an entry is as good as writing it.
+        clock: "processing" is the system's clock, "event" the watermark set by Store.set_time().
+        on_read: reading an entry starts its time anew, too.
         """
         if self._ptr is None:
             raise closed_error(self.name)
@@ -223,7 +223,7 @@ class State(InProcess):
         self.ttl_settings = (ms, clock, on_read)
 
     def is_expired(self, stamp: int) -> bool:
-        """Whether an entry with this stamp, wherever it is, has expired by now."""
+        """Whether an entry with this stamp, here or anywhere else, has expired by now."""
         if self._ptr is None:
             raise closed_error(self.name)
         answer: int = lib.sk_stamp_expired(self._ptr, self._id, stamp)

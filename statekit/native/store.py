@@ -73,13 +73,13 @@ class Stats(NamedTuple):
     whole: int  # leaves
     partial: int
     absent: int
-    away: int  # leaves that are not this store's; shut ones too, whose entries and bytes count
+    away: int  # leaves that are not this store's, and shut ones (their entries and bytes do count)
     flooded: int  # tables that went over to the secret hash
-    operations: int  # calls about one key and records of batches so far; 0 for some leaves only
+    operations: int  # calls about one key and records of batches so far; 0 if not of all leaves
 
 
 class Leaves:
-    """Leaves taken out of a store, to be attached to one with as many leaves."""
+    """Leaves taken out of a store, to be attached to a store with the same number of leaves."""
 
     __slots__ = ("_held", "start", "stop")
 
@@ -134,7 +134,7 @@ class Store(InProcess):
             ) from None
         if status:
             raise native_error(status)
-        # Native memory goes when the store and all handles made from it are gone.
+        # Native memory is freed when the store and all handles made from it are gone.
         self._native = ffi.gc(out[0], lib.sk_close)
         self._handles: dict[str, State] = {}
         self._numbering: _Numbering | None = None
@@ -160,7 +160,7 @@ class Store(InProcess):
         """Lets go of all entries; from now on the store and its handles raise ClosedError.
 
         Safe while other threads are inside a call, and open snapshots can still be read: native
-        memory goes with the last of them.
+        memory is freed with the last of these.
         """
         self._native = None
         for handle in tuple(self._handles.values()):
@@ -216,7 +216,7 @@ class Store(InProcess):
             handle_type = _HANDLES.get(kind, BytesState)
             made = handle_type(self._ptr, state_id[0], name, kind, codec, bool(timed))
             handle = self._handles.setdefault(name, made)
-            if self._native is None:  # closed meanwhile, perhaps too early to see this handle
+            if self._native is None:  # closed meanwhile; close() may not have seen this handle
                 handle._ptr = None
         return handle
 
@@ -251,8 +251,8 @@ class Store(InProcess):
     def retype(self, name: str, kind: Kind | None = None, timed: bool | None = None) -> State:
         """Changes the type of a state that nobody uses yet: i64 to f64, timed or not.
 
-        None: as it is. Its entries are converted; handles made before are of no use. Entries
-        that become timed have no stamp yet. SchemaError if the types do not fit.
+        None: as it is. Its entries are converted; handles made before must not be used any more.
+        Entries that become timed have no stamp yet. SchemaError if the types do not fit.
         """
         there = next((state for state in self.states() if state.name == name), None)
         row = KINDS.get(there.kind if there and kind is None else kind or "")
@@ -278,7 +278,7 @@ class Store(InProcess):
         return int(lib.sk_bytes_used(self._ptr))
 
     def limit(self, bytes_max: int) -> None:
-        """Sets the limit on native memory; 0 for none. What is above it stays."""
+        """Sets the limit on native memory; 0 for none. If more is in use already, it stays."""
         self._expect(lib.sk_bytes_limit(self._ptr, bytes_max))
 
     def stats(self, state: State | None = None, start: int = 0, stop: int | None = None) -> Stats:
@@ -308,7 +308,7 @@ class Store(InProcess):
         return None if now == NO_TIME else now
 
     def set_time(self, clock: Clock, ms: int | None) -> None:
-        """Tells the watermark ("event"; an older one is ignored), or stops the clock for tests.
+        """Sets the watermark ("event"; an older one is ignored), or stops the clock for tests.
 
         "processing" with None goes back to the system's clock.
         """
@@ -320,9 +320,9 @@ class Store(InProcess):
         self._expect(status)
 
     def sweep(self, slots_max: int) -> int:
-        """Removes expired entries, looking at about slots_max slots from where the last stopped.
-
-        Gives how many it removed. Expired entries are never seen; this gives their memory back.
+        """Removes expired entries among about slots_max slots, from where the last sweep stopped.
+        Returns how many it removed. No call returns expired entries anyway; this frees their
+        memory.
         """
         removed: int = lib.sk_sweep(self._ptr, slots_max)
         if removed < 0:
@@ -343,7 +343,7 @@ class Store(InProcess):
         return RESIDENCIES[answer]
 
     def by_leaf(self, state: State, keys: Sequence[bytes]) -> dict[int, list[bytes]]:
-        """Encoded keys of a state, by the leaf that each is of."""
+        """Encoded keys of a state, by leaf."""
         ptr, number = self._ptr, state._id
         found: dict[int, list[bytes]] = {}
         for key in keys:
@@ -354,9 +354,9 @@ class Store(InProcess):
         return found
 
     def residencies(self, leaves: Any) -> bytes:
-        """residency() of leaves, an array of 32 bits each: a byte each, by number (kinds.py).
+        """residency() of many leaves, one byte each, by number (kinds.py).
 
-        It waits for nobody who is filling a leaf in.
+        leaves: an array of 32-bit ints. It does not wait for a thread that is filling a leaf in.
         """
         out = bytearray(len(leaves))
         native = ffi.from_buffer("uint32_t[]", leaves)
@@ -368,9 +368,9 @@ class Store(InProcess):
         return bytes(out)
 
     def mark(self, start: int, stop: int, residency: Residency) -> None:
-        """Says what leaves [start, stop) are now; "absent" and "away" drop their entries.
+        """Sets the residency of leaves [start, stop); "absent" and "away" drop their entries.
 
-        Their gates are open then. A leaf that is shut cannot become "whole" or "partial" so.
+        Their gates are open then. A leaf that is shut cannot be made "whole" or "partial" this way.
         """
         if residency not in RESIDENCIES:
             raise ArgumentError(f"{shorten(residency)} is no residency. Use one of {RESIDENCIES}.")
@@ -386,32 +386,33 @@ class Store(InProcess):
         return GATES[answer]
 
     def set_gate(self, start: int, stop: int, gate: Gate) -> None:
-        """Lets operations on leaves [start, stop) in, or not: one process hands them to another.
+        """Lets operations on leaves [start, stop) in, or not, while they are handed over.
 
-        "shut": they stay as they are, to be read out with encode_leaf() and pick(); for all else
-        they are away. "expected": they are absent and on their way, and every call about a key
-        raises UnknownEntryError, a blind write too, until decode_leaf(), spread() or install()
-        brings something. "open": as they were before. All of them, or (if it raises) none.
+        "shut": they stay as they are, to be read out with encode_leaf() and pick(); for all other
+        calls they are away. "expected": they are absent and on their way, and every call about a
+        key, even a blind write, raises UnknownEntryError until decode_leaf(), spread() or install()
+        brings something. "open": as they were before. It acts on all of them or, if it raises, on
+        none.
         """
         if gate not in GATES:
             raise ArgumentError(f"{shorten(gate)} is no gate. Use one of {GATES}.")
         self._expect(lib.sk_leaf_gate(self._ptr, *_leaves(start, stop), GATES.index(gate)))
 
     def heat(self) -> "array[int]":
-        """How many operations each leaf has seen: calls about one key, and records of batches."""
+        """About how many operations each leaf has seen: calls about one key, records of batches."""
         heat = array("Q", bytes(8 * self.leaves))
         self._expect(lib.sk_leaf_heat(self._ptr, ffi.from_buffer("uint64_t[]", heat)))
         return heat
 
     def leaf_sizes(self) -> "array[int]":
-        """How many bytes the entries of each leaf take, those of leaves that are shut too."""
+        """How many bytes the entries of each leaf take, also of leaves that are shut."""
         sizes = array("Q", bytes(8 * self.leaves))
         out = ffi.from_buffer("uint64_t[]", sizes)
         self._expect(lib.sk_leaf_sizes(self._ptr, _id(None), ffi.NULL, out))
         return sizes
 
     def leaf_entries(self, state: State) -> "array[int]":
-        """How many entries of a state each leaf has, those of leaves that are shut too."""
+        """How many entries of a state each leaf has, also of leaves that are shut."""
         entries = array("Q", bytes(8 * self.leaves))
         out = ffi.from_buffer("uint64_t[]", entries)
         self._expect(lib.sk_leaf_sizes(self._ptr, _id(state), out, ffi.NULL))
@@ -441,7 +442,7 @@ class Store(InProcess):
     def encode_bound(
         self, leaf: int, state: State | None, since: int, pack_id: bytes, offset: int
     ) -> bytes:
-        """encode_leaf() with checksums, bound as frames.bind() does it: for a way to somewhere."""
+        """encode_leaf() with checksums that are bound as by frames.bind(): for sending it."""
         (leaf,) = _leaves(leaf)
         buffer = empty_buffer()
         length = lib.sk_leaf_encode(self._ptr, leaf, _id(state), since, buffer.ptr)
@@ -456,8 +457,8 @@ class Store(InProcess):
     def pick(self, leaf: int, state: State, keys: Sequence[bytes]) -> bytes:
         """A delta block with the entries of some encoded keys of a leaf, which must be whole.
 
-        A key that has none is in it as a deletion: where the block is decoded "under", it is
-        known to be missing. No keys, no block.
+        A key without an entry is in the block as a deletion: where the block is decoded "under",
+        the key is then known to be missing. Without keys there is no block.
         """
         (leaf,) = _leaves(leaf)
         col = column(keys, "b", f"the keys of state {state.name!r}")
@@ -475,9 +476,9 @@ class Store(InProcess):
     ) -> bytes:
         """pick() for keys of any leaves: one block, for spread() elsewhere.
 
-        marks: a byte for each leaf, 0 to leave its keys out. So are those of leaves that are not
-        whole, or away; no entries, no block. The leaves are locked together, so ask for thousands
-        of keys at once, not for millions.
+        marks: a byte for each leaf, 0 to leave its keys out. Keys of leaves that are away or not
+        whole are left out, too. Without entries there is no block. The leaves are locked together,
+        so ask for thousands of keys at once, not for millions.
         """
         assert marks is None or len(marks) == self.leaves
         only = ffi.NULL if marks is None else ffi.from_buffer("uint8_t[]", marks)
@@ -491,12 +492,12 @@ class Store(InProcess):
     def spread(
         self, blocks: bytes | bytearray | memoryview, leaves: Iterable[int] | None = None
     ) -> tuple[list[int], StateKitError | None]:
-        """Fills in, "under" what is here, what blocks from pick_many() bring: each leaf its own.
+        """Fills the entries of blocks from pick_many() in "under" what is here, each in its leaf.
 
-        leaves: only these, all unless told. Leaves that are whole, away or shut are passed over.
-        Returns the others that the blocks have entries of, ascending; and what stopped it, if
-        memory was short: those before have taken theirs in. All blocks are checked first: a bad
-        one is raised, and leaves all as it was.
+        leaves: only these; all if None. Leaves that are whole, away or shut are passed over.
+        Returns the other leaves that the blocks have entries of, ascending, and the error that
+        stopped it if memory was short: then the returned leaves have taken their entries in. All
+        blocks are checked first: if one is bad, that is raised and nothing has changed.
         """
         touched = bytearray(self.leaves)
         if leaves is not None:
@@ -517,9 +518,10 @@ class Store(InProcess):
     ) -> None:
         """Reads blocks of a leaf into it.
 
-        "replace": the leaf becomes what they say, and whole. "under": they come from the home
-        and fill in only what is not here; "under_all": so, and they are all that the home has.
-        "over": they are a later delta. States not yet declared are declared from the blocks.
+        "replace": the leaf gets exactly their entries, and is whole. "under": they come from the
+        home and fill in only what is not here. "under_all": the same, and they are all that the
+        home has. "over": they are a later delta. States not yet declared are declared from the
+        blocks.
         """
         if mode not in _MODES:
             raise ArgumentError(f"{shorten(mode)} is no mode. Use one of {', '.join(_MODES)}.")
@@ -532,11 +534,12 @@ class Store(InProcess):
         try:
             self.decode_leaf(leaf, blocks, mode)
         except SchemaError:
-            # Types differ, which is rare. C has taken in nothing, so looking first is not worth
-            # it: that takes a fifth of the time that a restore takes.
+            # The types differ, which is rare. C has taken nothing in. Looking at the types first
+            # is not worth it: that would take a fifth of the time of a restore.
             self.decode_leaf(leaf, fit_blocks(bytes(blocks), self.types()), mode)
-            # What is here now is not what the checkpoint has: entries have got stamps, say, which
-            # must not be given anew with every restore. So the next checkpoint writes it anew.
+            # What is here now differs from the checkpoint: entries have got stamps, for example,
+            # and must not get new ones with every restore. So the next checkpoint writes the leaf
+            # anew.
             self.forget(leaf)
 
     def decode_chain(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
@@ -550,23 +553,23 @@ class Store(InProcess):
         return {raw.name: (raw.kind, raw.timed) for raw in self.states()}
 
     def detach(self, start: int, stop: int) -> Leaves:
-        """Takes leaves [start, stop) out, with their entries; here they are away then.
+        """Takes leaves [start, stop) out, with their entries; in this store they are away then.
 
         NotOwnedError if one of them is away already.
         """
-        # The cell owns what C puts into it, so that nothing is lost if a signal interrupts us.
+        # The cell owns what C puts into it, so that nothing leaks if a signal interrupts us.
         cell = ffi.gc(ffi.new("sk_leaves **"), _free_leaves)
         self._expect(lib.sk_detach(self._ptr, *_leaves(start, stop), cell))
         return Leaves(cell, start, stop)
 
     def attach(self, leaves: Leaves) -> None:
-        """Puts detached leaves in. OccupiedError if a leaf of theirs has entries here."""
+        """Puts detached leaves in. OccupiedError if one of these leaves has entries here."""
         ptr = self._ptr
         try:
-            cell = leaves._held.pop()  # atomic: of two threads, one gets it
+            cell = leaves._held.pop()  # atomic: only one of two threads gets it
         except IndexError:
             raise ClosedError(f"{leaves!r} were attached before. Detach them again.") from None
-        native, cell[0] = cell[0], ffi.NULL  # from here on they are C's
+        native, cell[0] = cell[0], ffi.NULL  # from here on C owns them
         status = lib.sk_attach(ptr, native)
         if status:
             error = native_error(status)
@@ -591,7 +594,8 @@ class Store(InProcess):
     # ---- Homes
 
     def write_back(self, on: bool = True) -> None:
-        """Whether changes go home: deletions stay remembered, even in whole leaves, until then.
+        """Whether changes are written home. Until a deletion is written, it is remembered, even in
+        whole leaves.
 
         To be called while no other thread uses the store.
         """
@@ -605,18 +609,19 @@ class Store(InProcess):
         bytes_max: int,
         cold: bool = False,
     ) -> tuple[list[bytes | None], int, dict[str, int], int]:
-        """Changes that are not home yet, as rows for it, from a leaf on; rows_done() must follow.
+        """Changes that were not written home yet, as rows, from a leaf on; rows_done() must follow.
 
-        The rows as a list [name, row, name, row, ...], None in place of the row of a deletion
-        (csrc/writeback.c says what both are); the leaf to go on from, `leaves` if that is all; how
-        many rows each state has; and how many bytes all of it takes. Leaves come as a whole,
-        until there are rows_max rows or about bytes_max bytes. Clean leaves are not looked at.
+        Returns the rows as a list [name, row, name, row, ...], with None for the row of a deletion
+        (csrc/writeback.c says what both are); the leaf to go on from, or `leaves` if these are all
+        changes; how many rows each state has; and how many bytes the rows take. Leaves are taken as
+        a whole, until there are rows_max rows or about bytes_max bytes. Clean leaves are not looked
+        at.
 
-        numbers: of the states, at home. cold: only entries that were not used since evict() last
-        passed them, and deletions.
+        numbers: the numbers of the states at home. cold: only entries that were not used since
+        evict() last passed them, and deletions.
 
-        One caller at a time, until his rows_done(). If he is interrupted and there is none, the
-        changes are dirty for the next one as if nothing had happened.
+        There may be one caller at a time, until its rows_done(). If a caller is interrupted before
+        rows_done(), the changes are dirty for the next caller, as if nothing had happened.
         """
         flags = lib.SK_COLD if cold else 0
         return self._rows(leaf, numbers, rows_max, bytes_max, flags)
@@ -624,9 +629,9 @@ class Store(InProcess):
     def rows_moment(
         self, numbers: Mapping[str, int], bytes_max: int
     ) -> tuple[list[bytes | None], dict[str, int]] | None:
-        """All changes that are not home yet, at one moment; as rows_take() else.
+        """All changes that were not written home yet, at one moment; otherwise like rows_take().
 
-        None, and nothing is taken, if they are more than bytes_max.
+        None if they take more than bytes_max: then nothing is taken.
         """
         rows, leaf, counts, _ = self._rows(0, numbers, 0, bytes_max, lib.SK_MOMENT)
         return (rows, counts) if leaf else None
@@ -662,14 +667,14 @@ class Store(InProcess):
         return unpackb(data) if rows else [], form.leaf[0], taken, size
 
     def rows_done(self, start: int, stop: int, written: bool) -> None:
-        """Ends what rows_take() began in leaves [start, stop): rows are home, or dirty again."""
+        """Ends rows_take() in leaves [start, stop): rows are written, or (False) dirty again."""
         self._expect(lib.sk_rows_done(self._ptr, *_leaves(start, stop), written))
 
     def home_keys(self, state: State, leaf: int, keys: Sequence[bytes]) -> None:
-        """Tells all keys that the home has of a leaf and a state: others are missing from now on.
+        """Tells the store all keys that the home has of a leaf and a state: all others are missing.
 
-        No row may be taken between reading the home and this call. It holds until the leaf is
-        marked, moved or decoded, or many times as many rows were taken.
+        No row may be taken between reading the home and this call. The store remembers the keys
+        until the leaf is marked, moved or decoded, or until many times as many rows were taken.
         """
         offsets = ffi.new("int64_t[]", [0, *accumulate(map(len, keys))])
         data = b"".join(keys)
@@ -694,7 +699,7 @@ class Store(InProcess):
         self._expect(lib.sk_dirty_done(self._ptr, leaf, written))
 
     def evict(self, bytes_wanted: int) -> int:
-        """Drops clean entries that were not used lately; the bytes that became free."""
+        """Drops clean entries that were not used lately. Returns the bytes that became free."""
         freed: int = lib.sk_evict(self._ptr, bytes_wanted)
         if freed < 0:
             raise native_error(-freed)
@@ -708,13 +713,13 @@ class Store(InProcess):
         return int(lib.sk_epoch(self._ptr))
 
     def advance_epoch(self) -> int:
-        """Starts a new epoch, as a snapshot does; the one that ended."""
+        """Starts a new epoch, as a snapshot does. Returns the one that ended."""
         return int(lib.sk_epoch_advance(self._ptr))
 
     def snapshot(self, since: int | Sequence[int] | None = None, bytes_max: int = 0) -> Snapshot:
         """The store as it is now; see Snapshot.
 
-        since: only what changed after that epoch, or after one epoch per leaf (0: all of it).
+        since: only what changed after that epoch; or one epoch for each leaf (0: all of the leaf).
         bytes_max: how far writers may encode ahead of the reader; 0 for the default.
         """
         epochs = None
@@ -734,7 +739,7 @@ class Store(InProcess):
         self._expect(lib.sk_track(self._ptr, epoch))
 
     def forget(self, leaf: int) -> None:
-        """The leaf counts as changed in a way that deltas cannot tell: its next one is full."""
+        """The leaf counts as changed in a way that no delta can tell: a full block comes next."""
         (leaf,) = _leaves(leaf)
         self._expect(lib.sk_leaf_forget(self._ptr, leaf))
 
@@ -801,13 +806,13 @@ class Scan:
         store = self._store
         was_whole = store.residency(leaf) == "whole"
         data = store.encode_leaf(leaf, self._state)
-        # Asked twice, because an eviction may have come in between.
+        # The residency is asked twice, because an eviction may have come in between.
         if not self._partial and not (was_whole and store.residency(leaf) == "whole"):
             raise _not_whole(self._state, f"leaf {leaf} is not whole")
         blocks = tuple(Block.each(data))
         if not self._partial and any(block.is_delta for block in blocks):
             raise _not_whole(self._state, f"leaf {leaf}")
-        # a leaf that is not whole remembers deletions
+        # Deletions are left out: a leaf that is not whole remembers them.
         return (
             entry
             for block in blocks
@@ -817,7 +822,7 @@ class Scan:
 
 
 class _Numbering:
-    """Numbers of states at home, as C takes them, and places for what rows_take() tells."""
+    """Numbers of states at home, as C takes them, and places for the results of rows_take()."""
 
     __slots__ = ("count", "counts", "leaf", "names", "native", "numbers")
 

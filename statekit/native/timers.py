@@ -23,14 +23,14 @@ from statekit.native.states import State
 
 _OK: int = lib.SK_OK
 _MISSING: int = lib.SK_MISSING
-_NONE = 2**63 - 1  # what next_due is told where there is none
+_NONE = 2**63 - 1  # what sk_timers_next answers if there is no timer
 _HEAD = Struct("<qI")
 
 
 class TimersState(State):
     """Any number of timers under each key, each due at an int of 64 bits, ms by convention.
 
-    Setting a timer twice is setting it once. Timers are never evicted.
+    Setting a timer twice has the same effect as setting it once. Timers are never evicted.
     """
 
     __slots__ = ()
@@ -65,7 +65,7 @@ class TimersState(State):
         return () if encoded is None else self.decode(encoded)
 
     def decode(self, encoded: bytes) -> tuple[int, ...]:
-        """The due times that get_encoded() and blocks have as bytes."""
+        """The due times from their bytes, as get_encoded() and blocks have them."""
         return tuple(memoryview(encoded).cast("q"))
 
     def due(
@@ -73,8 +73,8 @@ class TimersState(State):
     ) -> list[tuple[int, Any]]:
         """Takes out the timers of leaves [start, stop) that are due at the watermark.
 
-        (due, key) for each, ordered by time and then by the key's bytes. Each timer is given
-        to one caller, once. peek: leave them in place.
+        Returns (due, key) of each, ordered by time and then by the key's bytes. Each timer is
+        given to one caller, once. peek: leave them in place.
         """
         ptr = self._ptr
         if ptr is None:

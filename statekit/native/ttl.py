@@ -99,7 +99,7 @@ def _sweep_until(store: "weakref.ref[Store]", stop: threading.Event) -> None:
         alive = store()
         if alive is None:
             return
-        # Until a sweep finds nothing, for a second at most: a burst must not pile up.
+        # Sweeps until one finds nothing, 64 times at most: expired entries must not pile up.
         for _ in range(64):
             if stop.is_set() or alive.sweep(SWEEP_SLOTS) == 0:
                 break

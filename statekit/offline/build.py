@@ -20,7 +20,7 @@ def build(
     metadata: dict[str, Any] | None = None,
     compression: str | None = None,
 ) -> Checkpoint:
-    """The first checkpoint of a new directory, of all that a store holds."""
+    """The first checkpoint of a new directory, with everything that a store holds."""
     check_empty(out)
     with store.snapshot() as snapshot, Attempt(out, compression=compression) as attempt:
         attempt.fill(snapshot)

@@ -1,5 +1,5 @@
-"""Compact: leaves that have deltas are folded, packs that are mostly garbage are copied, and all
-else is referred to.
+"""Compact: leaves that have deltas are folded, the used parts of packs that are mostly garbage are
+copied, and everything else is referred to.
 """
 
 from collections import Counter
@@ -17,13 +17,14 @@ from statekit.offline.copying import (
 )
 from statekit.offline.fold import Folder
 
-_USED_MIN = 0.5  # of a pack; one of which less is used is copied
+_USED_MIN = 0.5  # of a pack's bytes; if less is used, the used segments are copied
 
 
 def compact(source: Checkpoint, *, on_bytes: OnBytes = ignore) -> Checkpoint | None:
     """A new checkpoint of the same state with every chain folded; None if there is nothing to do.
 
-    Packs of which it uses less than a half are copied, so that they can go with the older ones.
+    What it uses of a pack is copied if that is less than a half, so that the pack can be collected
+    together with the older checkpoints.
     """
     manifest = source.manifest
     used: Counter[int] = Counter()
@@ -41,7 +42,7 @@ def compact(source: Checkpoint, *, on_bytes: OnBytes = ignore) -> Checkpoint | N
     kept = [one for one in manifest.segments if one.leaf not in moved]
     if not moved:
         with pinned([source]):
-            check_segments(source, kept, on_bytes)  # whoever compacts may collect the others next
+            check_segments(source, kept, on_bytes)  # older checkpoints may be collected next
         return None
     folder = Folder(source)
     with (
@@ -66,6 +67,9 @@ def compact(source: Checkpoint, *, on_bytes: OnBytes = ignore) -> Checkpoint | N
 
 
 def _claim_of(source: Checkpoint) -> Claim:
-    """The newest one in another shape is still its owner's. An older one is not: it goes back."""
+    """The newest checkpoint in another shape still belongs to its owner.
+
+    An older one does not: compacting it goes back to an older state.
+    """
     newest = open_checkpoint(source.storage)
     return Caretaker() if newest.number == source.number else Claim()

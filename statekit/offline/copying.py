@@ -1,15 +1,15 @@
 """Copying segments into another checkpoint as they are: no block is decoded, none is sealed again.
 
-A frame's checksum is that of its bytes, mixed with the name and place of its pack (pack.py). So the
-bytes are looked at once, to verify them; moving them changes four bytes a frame.
+A frame's checksum is that of its bytes, mixed with the id of its pack and its place in it
+(pack.py). So the bytes are read once, to verify them; moving them changes four bytes per frame.
 
-What remains is memory, and that decides. A local pack is mapped, privately: the four bytes are
-changed in the map, which costs a page each and leaves the file alone, and the map is what is
-written to the new pack, so that the system copies from its cache of one file to that of the other.
-(Measured, CPU time for 0.9 GB: 0.5 s, of which verifying 0.15; reading into buffers that are used
-again 1.8 s; appending to a growing buffer 5 s.) The price: if the disk cannot read a mapped page,
-the system ends the process (SIGBUS), where a read would have failed with an error. Nothing is
-published then, as if the process had been killed.
+Then copying memory is what costs most. A local pack is mapped, privately. The four bytes are
+changed in the map, which costs a page each and leaves the file alone. The map itself is written to
+the new pack, so the system copies from its cache of one file to that of the other. (Measured, CPU
+time for 0.9 GB: 0.5 s, of which 0.15 s for verifying; reading into buffers that are used again
+takes 1.8 s, appending to a growing buffer 5 s.) The price: if the disk cannot read a mapped page,
+the system ends the process (SIGBUS), where a read would have failed with an error. Then nothing is
+published, as if the process had been killed.
 """
 
 import mmap
@@ -29,9 +29,9 @@ from statekit.native.digest import xxh64
 from statekit.native.frames import bind, digest, verify
 from statekit.storage import Storage
 
-OnBytes: TypeAlias = Callable[[int], None]  # so many more bytes are done
+OnBytes: TypeAlias = Callable[[int], None]  # called with the number of bytes done since
 
-_RUN_BYTES = 8 << 20  # of neighbours that are taken together
+_RUN_BYTES = 8 << 20  # at most, of neighbouring segments that are taken together
 
 
 class Run(NamedTuple):
@@ -51,9 +51,9 @@ class Run(NamedTuple):
 
 
 def runs(packs: Sequence[PackRef], wanted: Iterable[Segment]) -> Iterator[Run]:
-    """Segments of a manifest, neighbours together, each leaf's oldest first."""
+    """Segments of a manifest in runs of neighbours. The segments of a leaf stay oldest first."""
     by_place: list[Segment] = []
-    by_chain: list[Segment] = []  # of leaves whose chain goes back and forth; there are few
+    by_chain: list[Segment] = []  # of the few leaves whose chain is not in the order of places
     chain: list[Segment] = []
     for segment in wanted:
         if not segment.is_delta:
@@ -97,7 +97,7 @@ class _CopiedPack(PackBuilder):
         return self._end
 
     def take(self, frames: memoryview, run: Run) -> None:
-        """frames: those of the run, verified, with plain checksums."""
+        """Adds a run. frames: its frames, verified, with plain checksums."""
         for segment in run.segments:
             self._note(segment.leaf, self._end + segment.offset - run.offset, segment.length, False)
         self._parts.append(frames)
@@ -128,7 +128,7 @@ class CopyAttempt(Attempt):
     ) -> None:
         """Puts segments at the end of their leaves' chains. wanted: by leaf, oldest first."""
         for run, frames in _verified(source, wanted):
-            bind(frames, run.pack.id, run.offset)  # twice undoes it
+            bind(frames, run.pack.id, run.offset)  # binding twice to the same place undoes it
             self._copied_pack().take(frames, run)
             for segment in run.segments:
                 self._links.append(self._link(segment.leaf, below=False))
@@ -144,7 +144,7 @@ class CopyAttempt(Attempt):
         return made
 
     def _room(self) -> PackBuilder:
-        if isinstance(self._pack, _CopiedPack):  # what is added has a pack of its own
+        if isinstance(self._pack, _CopiedPack):  # segments that are added go into another pack
             self._hand_on()
         return super()._room()
 
@@ -152,17 +152,17 @@ class CopyAttempt(Attempt):
 def check_segments(
     source: Checkpoint, wanted: Iterable[Segment], on_bytes: OnBytes = lambda _: None
 ) -> None:
-    """DamagedError if one of these is not what was written: for who is about to refer to them."""
+    """DamagedError if one of these segments is damaged. To be called before referring to them."""
     checked: PackRef | None = None
     for run, _ in _verified(source, wanted):
-        if run.pack != checked:  # what is copied gets a new header, what is referred to has this
+        if run.pack != checked:  # segments that are referred to keep this header, copies do not
             check_header(source.storage, run.pack)
             checked = run.pack
         on_bytes(run.length)
 
 
 def _verified(source: Checkpoint, wanted: Iterable[Segment]) -> Iterator[tuple[Run, memoryview]]:
-    """The frames of segments, to be changed without changing their packs."""
+    """The verified frames of segments, as memory that may be changed without changing the packs."""
     opened: tuple[PackRef, memoryview] | None = None
     for run in runs(source.manifest.packs, wanted):
         ref = run.pack
@@ -183,7 +183,7 @@ def _verified(source: Checkpoint, wanted: Iterable[Segment]) -> Iterator[tuple[R
 
 
 def _writable(storage: Storage, pack: PackRef) -> memoryview:
-    """A pack's bytes, to be changed without changing the pack."""
+    """A pack's bytes, as memory that may be changed without changing the pack."""
     if not storage.is_local:
         return memoryview(bytearray(storage.read(pack.name)))
     try:
@@ -199,11 +199,11 @@ def _writable(storage: Storage, pack: PackRef) -> memoryview:
         raise storage.failed("read", pack.name, error) from error
 
 
-# ---- What all that is made of checkpoints has in common
+# ---- What all these operations have in common
 
 
 def ignore(_: int) -> None:
-    """For on_bytes: nobody wants to know."""
+    """For on_bytes, if nobody wants to know."""
 
 
 @contextmanager
@@ -216,10 +216,10 @@ def pinned(sources: Iterable[Checkpoint]) -> Iterator[None]:
 
 
 def check_empty(out: Storage) -> None:
-    """ArgumentError if a directory that a new line of checkpoints is to be in has files."""
+    """ArgumentError if a directory for a new line of checkpoints is not empty."""
     is_empty = not out.list()
     for name in out.subdirectories() if is_empty else ():
-        # What a rescale that failed leaves behind is a directory with a lock in it.
+        # A rescale that failed leaves directories behind that have nothing but a lock file.
         is_empty = name.startswith("worker-") and not out.sub(name).list()
         if not is_empty:
             break
@@ -247,7 +247,7 @@ def refer(
 
 
 def publish_like(attempt: Attempt, source: Checkpoint) -> Checkpoint:
-    """Publishes what is the same state in another shape, or nearly so."""
+    """Publishes nearly the same state as the source, or the same in another shape."""
     return attempt.publish(
         key_groups=source.key_group_count,
         subgroups=source.subgroups,

@@ -1,10 +1,11 @@
-"""What differs between two checkpoints, or what is like one: which keys came, went and changed.
+"""How two checkpoints, or other sources like them, differ: which keys came, went and changed.
 
-Leaf by leaf, so that it needs the memory of one. Leaves that both have from the same places in the
-same files are equal without being read: of two checkpoints in one directory, most are.
+They are compared leaf by leaf, so it needs the memory of one leaf. If both have a leaf from the
+same places in the same files, it is equal and need not be read. Of two checkpoints in one
+directory, that goes for most leaves.
 
-They need not have as many leaves. Leaves are prefixes of the routing hash, so one of the smaller
-number is a row of neighbours in the larger one.
+They need not have the same number of leaves. Leaves are prefixes of the routing hash, so one leaf
+of the smaller number is a row of neighbouring leaves of the larger one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,18 +29,18 @@ class Readable(Protocol):
     def leaf_count(self) -> int: ...
 
     def leaves(self) -> Iterator[int]:
-        """Those that may have entries, ascending."""
+        """The leaves that may have entries, ascending."""
 
     def leaf_bytes(self, leaf: int) -> int: ...
 
     def place(self, leaf: int) -> object:
-        """Leaves of equal places are equal, and not read; None: that is not known."""
+        """Where a leaf lies: leaves of equal places are equal, and not read; None: not known."""
 
     def leaf_rows(self, leaf: int) -> dict[str, _Rows]: ...
 
 
 class Difference(NamedTuple):
-    """One key. Values are as Block gives them; None where there is none."""
+    """One key that differs. Values are as Block gives them; None if there is none."""
 
     kind: Kind  # "touched": the value is the same, and its time to live starts at another time
     key: bytes  # encoded
@@ -67,7 +68,7 @@ class StateDiff:
         return not entries and self.before == self.after
 
     def _are_equal(self, before: Any, after: Any) -> bool:
-        """Bytes may differ where values do not: sets and maps are stored in the order of adding."""
+        """Equal values may have different bytes: sets and maps are stored in insertion order."""
         if self._codecs is None:
             assert self.before is not None
             assert self.after is not None
@@ -88,7 +89,7 @@ def diff(
     limit: int = 10,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> list[StateDiff]:
-    """All states of both, in the order of their names. limit: of the differences that are kept."""
+    """All states of both, in the order of their names. limit: how many differences are kept."""
     found = {
         name: StateDiff(name, before.states.get(name), after.states.get(name))
         for name in sorted({*before.states, *after.states})
@@ -132,7 +133,7 @@ def _rows(source: Readable, leaves: range) -> dict[str, _Rows]:
 def _compare(state: StateDiff, before: _Rows, after: _Rows) -> Iterator[Difference]:
     was, now = state.before, state.after
     if was is not None and now is not None and (was.key, was.form) != (now.key, now.form):
-        # Another kind of state under the same name: nothing of it is what it was.
+        # Another kind of state under the same name: all entries are new.
         yield from (Difference("removed", key, row[0], None) for key, row in before.items())
         yield from (Difference("added", key, None, row[0]) for key, row in after.items())
         return

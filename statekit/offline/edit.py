@@ -17,7 +17,10 @@ from statekit.schema import StateSchema
 
 
 def edit(source: Checkpoint, state: str, key: Any, value: bytes | None) -> Checkpoint:
-    """A new checkpoint with one entry set (as State.put_encoded() takes it) or, None, deleted."""
+    """A new checkpoint in which one entry is set, or deleted if the value is None.
+
+    value: as State.put_encoded() takes it.
+    """
     schema = source._schema(state)
     encoded = encode_key(schema.key, key)
     leaf = leaf_of_encoded(key_codec(schema.key), encoded, source.manifest.leaves)
@@ -52,7 +55,7 @@ def _one_entry(
     """A block with one entry or deletion."""
     store = Store(source.key_group_count, source.subgroups)
     raw = declare_timed(store, schema)
-    store.mark(leaf, leaf + 1, "absent")  # so that what is here then is a delta
+    store.mark(leaf, leaf + 1, "absent")  # so that the leaf is encoded as a delta
     if value is None:
         raw.delete(raw.codec.decode(key), blind=True)
     else:

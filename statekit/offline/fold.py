@@ -34,7 +34,7 @@ class Folder:
 
 
 def declare_timed(store: Store, schema: StateSchema) -> Any:
-    """The native state of a schema. Entries get stamps by its clock, with no end to their life."""
+    """The native state of a schema. Entries get stamps from its clock, but never expire."""
     kind: Any = schema.kind
     raw: Any = store.state(schema.name, kind, schema.key, timed=schema.timed)
     if schema.timed:

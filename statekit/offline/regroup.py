@@ -1,7 +1,8 @@
 """Regroup: the same state in another number of key-groups.
 
-The leaves stay if they can: G key-groups of S sub-groups are as many leaves as 2 G of S / 2. Beyond
-that every leaf is cut into slices of its hash range.
+The leaves stay as they are if possible: G key-groups of S sub-groups have as many leaves as 2 G
+key-groups of S / 2. If there are to be more key-groups than leaves, every leaf is cut into slices
+of its hash range.
 """
 
 from statekit.assignment import group_ranges, show_groups
@@ -29,14 +30,14 @@ _GROUPS_MAX = 1 << 20
 def regroup(
     source: Checkpoint, key_groups: int, out: Storage | None = None, *, on_bytes: OnBytes = ignore
 ) -> Checkpoint:
-    """The same state in another number of key-groups. out: a new directory; else where it is."""
+    """The same state in another number of key-groups. out: a new directory; None: in place."""
     check_key_groups(key_groups)
     if out is not None:
         check_empty(out)
     leaves = source.manifest.leaves
     owned = _regrouped(source, key_groups)
     target = source.storage if out is None else out
-    # In place it is a state that no running process has.
+    # In place, the result is a state that no running process has: so it gets a claim of its own.
     with (
         pinned([source]),
         CopyAttempt(target, claim=Claim() if out is None else None) as attempt,
@@ -64,7 +65,7 @@ def regroup(
 
 
 def check_key_groups(key_groups: int) -> None:
-    """ArgumentError if no store has so many."""
+    """ArgumentError if no store can have this number of key-groups."""
     if not isinstance(key_groups, int) or not 1 <= key_groups <= _GROUPS_MAX:
         raise ArgumentError(
             f"there cannot be {shorten(key_groups)} key-groups. "
@@ -97,12 +98,12 @@ def _regrouped(source: Checkpoint, key_groups: int) -> tuple[range, ...]:
 
 
 def _slice(attempt: Attempt, source: Checkpoint, leaves: int, on_bytes: OnBytes) -> None:
-    """Every leaf as so many leaves as lie in its hash range."""
+    """Cuts every leaf into the new leaves that lie in its hash range."""
     folder = Folder(source)
     shift = 64 - (leaves.bit_length() - 1)  # a leaf's number is the first bits of the hash
     for leaf, chain in source.manifest.chains():
         blocks = []
-        parts: set[int] = set()  # most of many would be empty
+        parts: set[int] = set()  # new leaves with entries: of many, most would be empty
         for block, data in block_pieces(folder.fold(leaf)):
             blocks.append(data)
             parts.update(hash_ >> shift for hash_ in block.hashes)

@@ -1,7 +1,7 @@
 """Rescale and merge: the key-groups of some workers shared out to others, or to one.
 
-Frames are copied as they are; only the mix that binds a checksum to its file is taken off and put
-on again (copying.py).
+Frames are copied as they are. Only their checksums change: each is unbound from its old place and
+bound to its new one (copying.py).
 """
 
 import threading
@@ -29,9 +29,9 @@ _TOGETHER = 4  # workers that are written at the same time
 def rescale(
     sources: Sequence[Checkpoint], out: Storage, workers: int, *, on_bytes: OnBytes = ignore
 ) -> list[Checkpoint]:
-    """The state of some workers shared out to others: out/worker-0, out/worker-1, ...
+    """The state of some workers, shared out to others: out/worker-0, out/worker-1, ...
 
-    Either all of them are there in the end, or (if it raises) none.
+    In the end all of these are there, or none if it raises.
     """
     union = _united(sources)
     union.check_whole("Give those of all workers.")
@@ -55,7 +55,7 @@ def rescale(
         except BaseException:
             is_over.set()
             pool.shutdown(cancel_futures=True)
-            # Whoever finds some of the workers must not take them for all.
+            # Nobody must find some of the workers and believe that they are all.
             for job in jobs:
                 with suppress(Exception, CancelledError):
                     _remove(job.result())
@@ -63,13 +63,13 @@ def rescale(
 
 
 def _united(sources: Sequence[Checkpoint]) -> Union:
-    """Frames are copied as they are, so the leaves must be the same."""
+    """The union. Frames are copied as they are, so the leaves must be the same."""
     check_alike(sources)
     return unite(sources)
 
 
 def _remove(checkpoint: Checkpoint) -> None:
-    """The manifest first: what remains if that is all is garbage."""
+    """Removes a checkpoint, its manifest first: if no more is removed, the rest is garbage."""
     manifest = checkpoint.manifest
     checkpoint.storage.delete([manifest.name, *(pack.name for pack in manifest.packs)])
 
@@ -83,10 +83,10 @@ def merge(
 ) -> Checkpoint:
     """The state of several workers as one checkpoint in a new directory.
 
-    may_miss: also if they do not have all key-groups together.
+    may_miss: allowed even if together they do not have all key-groups.
     """
     union = _united(sources)
-    if len(sources) > 1 and not may_miss:  # one alone may be a worker's
+    if len(sources) > 1 and not may_miss:  # a single source may be that of one worker
         union.check_whole("Give those of all workers, or say that these are enough: --missing-ok.")
     check_empty(out)
     with pinned(sources):
@@ -104,7 +104,7 @@ def _gather(
         for source in union.checkpoints:
             wanted = segments_of(source, leaf_ranges(owned, union.subgroups))
             attempt.copy(source, wanted, on_bytes)
-        attempt.compression = union.compression  # as the frames are
+        attempt.compression = union.compression  # that of the copied frames
         return attempt.publish(
             key_groups=union.key_groups,
             subgroups=union.subgroups,

@@ -1,8 +1,8 @@
 """The calls between processes as plain data, and PeerService: what answers them.
 
 Leaves travel as the blocks that checkpoints hold, byte for byte, in Pieces. A leaf above
-CHUNK_BYTES is cut into several, in order; joined, their `blocks` are the leaf. Every call may be
-repeated: the same call has the same effect, once.
+CHUNK_BYTES is cut into several Pieces, in order; joined, their `blocks` are the leaf. Every call
+may be repeated: the same call said twice has its effect once.
 """
 
 from array import array
@@ -15,9 +15,9 @@ from statekit.native.buffers import BufferSlice
 from statekit.protocol.messages import Offer
 from statekit.schema import StateSchema
 
-PROTOCOL = 1  # of the wire; peers of another one refuse each other
+PROTOCOL = 1  # the version of the wire; peers of different versions refuse each other
 
-# Bytes of one Piece. Larger ones make the stream no faster, and each is copied some times.
+# Bytes of one Piece. Larger ones do not make a stream faster, and each is copied several times.
 CHUNK_BYTES = 1024 * 1024
 RANGES_MAX = 65536  # of leaves or key-groups, in one message
 
@@ -26,20 +26,20 @@ class Limits(NamedTuple):
     """What a peer may make this process hold, and for how long.
 
     A server needs `threads + 2 * streams` threads at most, and `calls * message_bytes` of memory
-    for what it is sent; a peer that has not shown its token is let send nothing at all.
+    for what it is sent. A peer that has not shown its token may not send anything.
     """
 
     message_bytes: int = 8 << 20  # one message, either way
     leaf_bytes: int = 1 << 30  # one leaf, in all its pieces
     streams: int = 64  # calls at once that send many messages: background streams, large leaves
-    calls: int = 256  # calls at once in all; more are told to come again
+    calls: int = 256  # calls at once in all; further ones are told to come again
     connections: int = 256  # at once; more are closed
-    threads: int = 8  # for all calls that send one message: streams cannot take them
-    call_s: float = 30.0  # a peer that sends or takes nothing for so long is cut off
-    idle_s: float = 5.0  # a connection without a call is closed after so long; calls open another
+    threads: int = 8  # for all calls that send one message: streams cannot use these threads
+    call_s: float = 30.0  # a peer that neither sends nor takes anything for this long is cut off
+    idle_s: float = 5.0  # a connection without calls is closed after this; the next call opens one
 
     def check(self) -> "Limits":
-        """Itself. ArgumentError if no server could work with it."""
+        """Returns itself. ArgumentError if no server could work with these limits."""
         least = Limits(2 * CHUNK_BYTES, 1, 1, 1, 1, 1, 0.001, 0.001)
         for name, value, bound in zip(self._fields, self, least, strict=True):
             if not value >= bound:
@@ -81,9 +81,9 @@ class BeginReply(NamedTuple):
     key_groups: int
     subgroups: int
     watermark: int | None
-    timer_leaves: tuple[range, ...]  # leaves with timers: to be had early, or timers are late
-    sizes: "array[int]"  # 'Q': about so many bytes, one for each of the offer's grants
-    based: bool  # leaves come as what changed since the base
+    timer_leaves: tuple[range, ...]  # leaves with timers: to be fetched early, or timers are late
+    sizes: "array[int]"  # 'Q': about how many bytes each leaf has, in the order of the grants
+    based: bool  # True: only what changed since the base comes
 
 
 class FetchCall(NamedTuple):
@@ -95,7 +95,7 @@ class FetchCall(NamedTuple):
 
 
 class PickCall(NamedTuple):
-    """Target: single entries of leaves, before all the rest of these."""
+    """Target: single entries of leaves, before the rest of these leaves."""
 
     migration: str
     generation: int
@@ -104,7 +104,7 @@ class PickCall(NamedTuple):
 
 
 class PickReply(NamedTuple):
-    """The entries, as blocks that each are of all leaves (csrc/pick.c), bound to ENTRIES_PLACE."""
+    """The entries as blocks, each over all leaves at once (csrc/pick.c), bound to ENTRIES_PLACE."""
 
     blocks: bytes
     refused: tuple[int, ...]  # leaves of which nothing is in the blocks: fetch() tells why
@@ -126,7 +126,7 @@ class Piece(NamedTuple):
     kind: PieceKind
     leaf: int
     epoch: int
-    blocks: bytes | BufferSlice = b""  # a BufferSlice: of the message that came
+    blocks: bytes | BufferSlice = b""  # a BufferSlice is a part of the message that came
     is_last: bool = True  # of this leaf
     is_whole: bool = True  # the pieces together are all that the leaf has
     is_delta: bool = False  # they are what changed since the base
@@ -136,7 +136,7 @@ class Piece(NamedTuple):
 
 
 class StreamCall(NamedTuple):
-    """Target: all the rest, as far as I give credit."""
+    """Target: send all the rest, as far as I give credit."""
 
     migration: str
     generation: int
@@ -178,7 +178,7 @@ class QueryReply(NamedTuple):
 
 
 class ScanCall(NamedTuple):
-    """Anybody: all that these key-groups have, as it is at one moment. Reads only."""
+    """Anybody: all that these key-groups hold, as it is at one moment. Reads only."""
 
     key_groups: tuple[range, ...]
 
@@ -186,8 +186,8 @@ class ScanCall(NamedTuple):
 class PeerService(Protocol):
     """What answers a server's calls. Called in threads of the server, several at once.
 
-    A StateKitError is told to the peer as it is, and raised there; anything else is logged, and
-    the peer is told that it happened.
+    A StateKitError is sent to the peer as it is, and raised there. Any other exception is logged,
+    and the peer is told that something went wrong.
     """
 
     def hello(self) -> PeerHello: ...
@@ -195,10 +195,10 @@ class PeerService(Protocol):
     def begin(self, call: BeginCall) -> BeginReply: ...
 
     def fetch(self, call: FetchCall) -> Iterator[Piece]:
-        """The pieces of each lease, in the order of the leases; closed early if enough came."""
+        """The pieces of each lease, in the order of the leases. May be closed before the end."""
 
     def pick(self, call: PickCall) -> PickReply:
-        """Entries of leaves that are offered; of the others it only says which they are."""
+        """Entries of leaves that are offered. Of all other leaves it only gives the numbers."""
 
     def stream(
         self,
@@ -208,8 +208,8 @@ class PeerService(Protocol):
     ) -> Iterator[Piece]:
         """The pieces of one leaf after the other. It runs in a thread of its own.
 
-        credits: how many bytes of blocks may be sent in all, growing; next() waits for more, and
-        ends (StopIteration) when the target has gone or wants no more.
+        credits: how many bytes of blocks may be sent in all. The number grows: next() waits for
+        more, and ends (StopIteration) when the target has gone or wants no more.
         """
 
     def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:

@@ -1,6 +1,6 @@
 """Coordinator: who is to own what, checkpoints, and recovery. A pure state machine.
 
-Messages and calls come in, orders go out; there is no clock, socket, thread or chance in here.
+Messages and calls come in, orders go out; there is no clock, socket, thread or randomness in here.
 Whether a worker is dead, and when to take a checkpoint, is decided outside: suspect(),
 checkpoint().
 
@@ -8,15 +8,17 @@ All that matters is in one stored Record, which is replaced by compare-and-set o
 
     asked for  ->  Persist  ->  persisted()  ->  sent
 
-1. Nothing is sent before the record that says so is stored. So whatever a participant has heard
-   of, a successor knows, and numbers of generations, tables and checkpoints are never used twice.
+1. Nothing is sent before the record that says so is stored. So a successor knows everything that
+   any participant has heard of, and numbers of generations, tables and checkpoints are never used
+   twice.
 2. One write is under way at a time, and it is repeated until it is answered. The next one expects
    its revision. So a write that was delayed anywhere finds a greater revision, and fails.
-3. Whoever takes over writes first. From then on every write of its predecessor fails, which is
-   all that fencing needs: what the predecessor still sends was stored before, and so is known.
+3. A coordinator that takes over begins with a write. From then on every write of its predecessor
+   fails, which is all that fencing needs: what the predecessor still sends was stored before that
+   write, so the successor knows it.
 4. A generation restores one checkpoint with one table, both fixed in the record (restored, start).
-   A participant that joins later, or hears late, is told the same as all others; what later tables
-   give it comes by migration.
+   A participant that joins late, or hears of it late, is told the same as all others. Leaves that
+   later tables give it come by migration.
 5. A checkpoint is complete when each leaf is in one part, all parts of one generation. Once a
    new generation is asked for, parts of the old one are refused: it begins from a checkpoint
    that is already fixed.
@@ -59,11 +61,11 @@ class Coordinator:
         self.leaves = leaves
         self.record = _NOTHING  # as it is stored, as far as is known
         self.is_leading = False  # our first write was stored
-        self.is_deposed = False  # another has taken over: this one is of no use any more
+        self.is_deposed = False  # another coordinator has taken over: this one can do nothing more
         self.taking = 0  # the checkpoint that is under way; 0: none
         self._writing: Record | None = None
         self._next: Record | None = None  # to be written after that
-        self._parts: dict[int, str] = {}  # of the checkpoint under way: leaf, whose part it is in
+        self._parts: dict[int, str] = {}  # of the checkpoint under way: leaf, worker of its part
         self._seen: dict[str, int] = {}  # worker: the incarnation that lives, as far as is known
         self._suspects: dict[str, None] = {}  # participants that are said to be dead
         self._recovered: dict[str, None] = {}  # members that are in the record's generation
@@ -113,9 +115,10 @@ class Coordinator:
         return self._change(term=self.record.term + 1, coordinator=self.name)
 
     def rescale(self, owners: Sequence[str]) -> list[Order]:
-        """One worker a leaf. While an earlier rescale runs, too: leaves go on from where they are.
+        """Gives each leaf a new owner; `owners` names one worker per leaf.
 
-        The first one begins the first generation, with all leaves empty.
+        This may be called while an earlier rescale runs: leaves move on from where they are. The
+        first call begins the first generation, with all leaves empty.
         """
         self._check_leading()
         wanted = self.wanted
@@ -152,7 +155,7 @@ class Coordinator:
             self.taking = 0
 
     def suspect(self, worker: str) -> list[Order]:
-        """The worker is dead, or as good as dead. If it may have had anything: a new generation."""
+        """The worker is dead, or as good as dead. Begins a new generation if it may own leaves."""
         self._check_leading()
         if worker not in self._seen:
             return []
@@ -176,7 +179,7 @@ class Coordinator:
             self._settled.clear()
         if not self.is_leading:
             self.is_leading = True
-            # Our predecessor may have stored it, and then died before anybody was told.
+            # Our predecessor may have stored that it is complete, and died before it told anybody.
             if new.complete:
                 orders.append(Completed(new.complete))
         elif new.complete != old.complete:
@@ -186,14 +189,14 @@ class Coordinator:
         return orders + self._tell(new.members)
 
     def conflicted(self) -> list[Order]:
-        """The record was not stored, since another one was: its writer has taken over."""
+        """The record was not stored because another one was: the other's writer has taken over."""
         self.is_leading = False
         self.is_deposed = True
         self._writing = self._next = None
         return []
 
     def resend(self) -> list[Order]:
-        """All that was not acknowledged, again. To be called now and then."""
+        """Repeats everything that was not acknowledged. To be called now and then."""
         if self.is_deposed:
             return []
         orders: list[Order] = []
@@ -208,17 +211,17 @@ class Coordinator:
     def on(self, sender: str, message: Any) -> list[Order]:
         """A message has come: at any time, in any order, any number of times."""
         if isinstance(message, Fenced):
-            # Somebody is in a generation that we have not stored: so another coordinator has.
+            # Somebody is in a generation that we have not stored: another coordinator has done so.
             return self.conflicted() if message.generation > self.record.generation else []
         if not self.is_leading:
-            return []  # it will be said again
+            return []  # the sender will say it again
         handler: Callable[..., list[Order]] = _HANDLERS[type(message)]
         return handler(self, message)
 
     def _on_hello(self, hello: Hello) -> list[Order]:
         worker, incarnation = hello.worker, hello.incarnation
         if incarnation < self._seen.get(worker, 0):
-            return []  # of an earlier life
+            return []  # a message from an earlier life of this worker
         self._seen[worker] = incarnation
         name = instance(worker, incarnation)
         self._suspects.pop(name, None)
@@ -255,7 +258,7 @@ class Coordinator:
         for leaf in part.leaves:
             is_twice = self._parts.setdefault(leaf, part.worker) != part.worker
             if is_twice or not 0 <= leaf < self.leaves:
-                self.cancel()  # which of the two is right? nobody can say
+                self.cancel()  # two workers claim one leaf: nobody can say which of them is right
                 return []
         if len(self._parts) < self.leaves or self.wanted.complete == part.number:
             return []
@@ -266,17 +269,17 @@ class Coordinator:
             self.cancel()
         return []
 
-    # ---- Steps that several of them take
+    # ---- Steps that several calls and messages share
 
     def _replace_dead(self) -> list[Order]:
-        """Members that are dead, or have begun another life: whatever they had must be restored."""
+        """Replaces members that are dead or have begun another life: what they had is restored."""
         wanted = self.wanted
         dead = [member for member in wanted.members if self._is_dead(member)]
         if not dead:
             return []
         if self._has_settled() and not any(member in wanted.owners for member in dead):
-            # It has nothing, nothing is on its way to it or from it, and it will get nothing. But
-            # part of the checkpoint under way may have been its to tell.
+            # The dead have no leaves, none is on its way to or from them, and they will get none.
+            # But we may still wait for their parts of the checkpoint under way.
             self.cancel()
             return self._change(members=tuple(m for m in wanted.members if m not in dead))
         alive = [instance(worker, self._seen[worker]) for worker in self.workers()]
@@ -336,7 +339,7 @@ class Coordinator:
         return Persist(expected, self._writing)
 
     def _tell(self, members: Iterable[str]) -> list[Order]:
-        """What the record says and they have not acknowledged."""
+        """Sends these members what the record says and they have not acknowledged."""
         record = self.record
         if not record.owners:
             return []

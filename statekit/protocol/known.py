@@ -1,8 +1,8 @@
-"""What a participant knows of leaves: a record for each, which leaves that are alike share.
+"""What a participant knows of leaves: one record for each. Leaves that are alike share a record.
 
-There may be 2^20 leaves, and most are alike: what is known of a leaf is never changed but replaced,
-and the same record stands for all leaves of which the same is known. So a hand-over of a million
-leaves is begun, and accepted, in a few steps: one for each run of leaves that are alike.
+There may be 2^20 leaves, and most are alike. A record is never changed, only replaced, so one
+record can stand for all leaves of which the same is known. A hand-over of a million leaves is
+therefore begun and accepted in a few steps: one for each run of leaves that are alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from statekit.protocol.messages import Leases, runs_of
 NONE, OWNED, PARTIAL, EXPECTED = "none", "owned", "partial", "expected"
 OFFERED, RETURNED = "offered", "returned"
 
-_SHARED_MAX = 4096  # records that are looked through for one to be shared
+_SHARED_MAX = 4096  # records that are remembered in order to be shared
 
 
 class Known(NamedTuple):
-    """What is known of a leaf. It stays when the leaf has gone: late messages are told by it."""
+    """What is known of a leaf. It is kept when the leaf has gone, to recognize late messages."""
 
     state: str
     epoch: int  # the greatest that was ever valid here; OFFERED: the target's
@@ -56,13 +56,16 @@ class KnownLeaves:
     def alike(
         self, leaves: Sequence[int] | None = None
     ) -> list[tuple[Known | None, Sequence[int]]]:
-        """Leaves (all unless told) in parts of which the same is known (None: nothing)."""
+        """Leaves (all if none are given) in runs, each with the one record of all its leaves.
+
+        The record is None for leaves that were never heard of.
+        """
         runs = [range(len(self._records))] if leaves is None else _runs(leaves)
         parts: list[tuple[Known | None, Sequence[int]]] = []
         for run in runs:
             records = self._records[run.start : run.stop]
             if not records:
-                parts.append((None, run))  # beyond all that were heard of
+                parts.append((None, run))  # beyond all leaves that were ever heard of
             elif len(records) == len(run) == records.count(records[0]):
                 parts.append((records[0], run))
             else:
@@ -87,7 +90,7 @@ class KnownLeaves:
             self._records[run.start : run.stop] = [known] * len(run)
 
     def leases(self, leaves: Sequence[int]) -> Leases:
-        """The epochs of those that were heard of."""
+        """The epochs of those leaves that were ever heard of."""
         return [
             (run, known.epoch)
             for known, some in self.alike(leaves)

@@ -1,6 +1,6 @@
 """Machine: what both sides of a hand-over share. The old owner's side and the new one's extend it.
 
-What is known of leaves is in known.py, which makes many leaves that are alike as cheap as one.
+What is known of leaves is kept by known.py, where many leaves that are alike cost as much as one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ from statekit.protocol.messages import (
     runs_of,
 )
 
-WINDOW_BYTES = 16 << 20  # that a stream may be ahead of who reads it
+WINDOW_BYTES = 16 << 20  # how far a stream may be ahead of its reader
 
 
 class Machine:
@@ -42,15 +42,16 @@ class Machine:
     ) -> None:
         self.name = name
         self.generation = generation
-        self.subgroups = subgroups  # leaves of a key-group, which changes hands as a whole
+        self.subgroups = subgroups  # leaves per key-group; a key-group changes hands as a whole
         self.window = window
         self.is_fenced = generation == OUTSIDE  # owns nothing before own() is called
         self.barrier = 0  # the last checkpoint that was taken here
         self._leaves = KnownLeaves()
-        self._outgoing: dict[str, Outgoing] = {}  # by migration, as the next two
+        self._outgoing: dict[str, Outgoing] = {}  # by migration, like the next two
         self._incoming: dict[str, Incoming] = {}
         self._asks: dict[str, Ask] = {}
-        self._parts: dict[int, dict[int, None]] = {}  # taken here: what is written of our part
+        # By the number of a checkpoint that was taken here: leaves of our part that are written.
+        self._parts: dict[int, dict[int, None]] = {}
         self._sequence = 0
 
     # ---- What is known
@@ -72,11 +73,11 @@ class Machine:
         """Who is to have the leaf, as far as is known here; None if it is here, or unknown."""
         known = self._leaves.get(leaf)
         if known is None or known.state not in (NONE, OFFERED) or known.peer == self.name:
-            return None  # ours by a word that came before the offer: on its way here
+            return None  # peer is us: we heard that it is ours before its offer came
         return known.peer or None
 
     def leases(self, leaves: Sequence[int]) -> Leases:
-        """The epochs of leaves that were heard of, as epoch_of() tells them."""
+        """The epochs of those leaves that were ever heard of, as epoch_of() gives them."""
         return self._leaves.leases(leaves)
 
     def held(self) -> list[int]:
@@ -84,20 +85,20 @@ class Machine:
         return [leaf for leaf, known in self._leaves.items() if known.state is not NONE]
 
     def outgoing(self, migration: str) -> Outgoing | None:
-        """The hand-over, if something of it is open here; to be read only."""
+        """The hand-over, if it is not over here. Not to be changed by the caller."""
         return self._outgoing.get(migration)
 
     def incoming(self, migration: str) -> Incoming | None:
-        """The same, if leaves come here in it."""
+        """The same, for a hand-over in which leaves come here."""
         return self._incoming.get(migration)
 
     def is_done(self, migration: str) -> bool:
-        """Nothing of the migration is open here, if it was ever known here."""
+        """Whether the migration is over here, or was never known here."""
         return not (
             migration in self._outgoing or migration in self._incoming or migration in self._asks
         )
 
-    # ---- Leaves that come and go in ways that are not ours
+    # ---- Leaves that come and go by other ways than a hand-over
 
     def own(
         self,
@@ -108,10 +109,10 @@ class Machine:
     ) -> list[Action]:
         """At the start or after a restore: these leaves are here, whole, and nobody else's.
 
-        generation: that the restore was asked for; if another has begun since, nothing happens.
-        leases: that ended before: of leaves that another participant of this process has
-        disowned, or that an earlier life had. Others may remember these epochs, and would take an
-        offer with smaller ones for an old one.
+        generation: the one that the restore was for; if another has begun since, nothing happens.
+        leases: earlier leases of these leaves, which have ended: another participant of this
+        process has disowned them, or an earlier life had them. Other processes may remember their
+        epochs, and would take an offer with a smaller epoch for an old one.
         """
         if generation is not None and generation != self.generation:
             return []
@@ -121,7 +122,8 @@ class Machine:
             if known is not None and known.state is not NONE:
                 raise LeaseError(f"leaf {some[0]} is known already. Own leaves once.")
         for known, some in alike:
-            # One that was here before comes back with a greater epoch: what is late finds it so.
+            # A leaf that was here before comes back with a greater epoch, so that messages that
+            # are late do not fit it any more.
             above = first_epoch(self.generation) if known is None else known.epoch + 1
             self._leaves.put(some, Known(OWNED, above, covered))
         mine = {*leaves} if leases else set()
@@ -134,9 +136,9 @@ class Machine:
         return []
 
     def disown(self, leaves: Iterable[int]) -> Leases:
-        """These leaves go to another participant of this process, in a way that is not ours.
+        """These leaves go to another participant of this process, without a hand-over.
 
-        Their leases are returned, for the other one's own().
+        Their leases are returned, to be passed to own() of that participant.
         """
         leaves = sorted(leaves)
         self.check_free(leaves)  # all of them, or none
@@ -146,7 +148,7 @@ class Machine:
         return self.leases(leaves)
 
     def check_free(self, leaves: Iterable[int]) -> None:
-        """LeaseError if one of these is not ours, or another process may have a claim to it."""
+        """LeaseError if one of these is not ours, or if another process may have a claim to it."""
         for known, some in self._leaves.alike([*leaves]):
             if known is None or known.state is not OWNED or not known.is_closed:
                 raise LeaseError(
@@ -157,7 +159,7 @@ class Machine:
     # ---- Steps that both sides take
 
     def _add_to_parts(self, leaves: Iterable[int], known: Known) -> list[Action]:
-        """Checkpoints that were taken here while leaves were nobody's, and do not have them yet."""
+        """Adds leaves to checkpoints that were taken here while these leaves were nobody's."""
         if known.covered >= self.barrier:
             return []
         return [AddToPart(n, tuple(leaves)) for n in self._parts if n > known.covered]
@@ -186,7 +188,7 @@ class Machine:
     def _whole_groups(
         self, leaves: Iterable[int], is_so: Callable[[Known | None], bool]
     ) -> list[int]:
-        """Of these leaves, ascending, those whose key-groups are so in each of their leaves."""
+        """Those of these leaves, ascending, in whose key-group is_so() holds for every leaf."""
         chosen = sorted(leaves)
         all_of_them = self._with_siblings(chosen)
         wrong: set[int] = set()
@@ -209,7 +211,7 @@ class Machine:
         return found
 
     def _where(self, sender: str, migration: str, leaf: int, epoch: int) -> Send:
-        """The answer to one who asks for a leaf at an epoch that it is not offered at."""
+        """The answer to a process that asks for a leaf at an epoch at which it is not offered."""
         known = self._leaves.get(leaf)
         if known is None or known.epoch < epoch:
             return self._to(sender, Never, migration, leaf, epoch)

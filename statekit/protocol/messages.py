@@ -5,8 +5,8 @@ coordinator.py are the only ones that decide what is said.
 
 Every message carries the migration it belongs to, the generation of its sender (see Fenced) and
 the sender's running number. An epoch belongs to a leaf: whoever has the lease with the highest
-epoch owns it. `generation << 32 | hand-overs` makes every epoch of a later generation greater than
-all of earlier ones, without anybody having to know them.
+epoch owns the leaf. An epoch is `generation << 32 | hand-overs`. So every epoch of a later
+generation is greater than all epochs of earlier ones, and nobody has to know those.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ Leases: TypeAlias = Sequence[tuple[range, int]]  # leaves, and the epoch of thei
 
 LEAVES_END = 1 << 32  # greater than any leaf
 HOPS_BITS = 32
-OUTSIDE = -1  # the generation of a process that was not let into any yet
+OUTSIDE = -1  # the generation of a process that was not let into any generation yet
 
 
 def first_epoch(generation: int) -> int:
@@ -27,7 +27,7 @@ def first_epoch(generation: int) -> int:
 
 
 def instance(worker: str, incarnation: int) -> str:
-    """The name of a participant. A process that lost its memory is another participant."""
+    """The name of a participant. A process that lost its memory comes back as another one."""
     return f"{worker}.{incarnation}"
 
 
@@ -41,7 +41,7 @@ _NUMBER_DIGITS = 16  # hexadecimal: the end of a migration's id
 
 
 def migration_id(life: str, number: int) -> str:
-    """The id of a migration: which life of a process made it, and its number among those."""
+    """The id of a migration: which life of a process made it, and its number in that life."""
     return f"{life}{number:0{_NUMBER_DIGITS}x}"
 
 
@@ -51,7 +51,7 @@ def maker_of(migration: str) -> tuple[str, int]:
 
 
 def runs_of(leaves: Sequence[int]) -> list[range]:
-    """Ascending leaves as ranges. There may be a million, in few runs: it looks at few of them.
+    """Ascending leaves as ranges. Looks at few of them: there may be a million leaves in few runs.
 
     >>> runs_of([3, 4, 5, 9])
     [range(3, 6), range(9, 10)]
@@ -59,7 +59,7 @@ def runs_of(leaves: Sequence[int]) -> list[range]:
     runs: list[range] = []
     start = 0
     while start < len(leaves):
-        # Within a run all leaves are as far from their places as the first; behind it, further.
+        # leaf - place is the same for all leaves of a run, and greater for all leaves after it.
         ahead = leaves[start] - start
         places = range(start, len(leaves))
         count = bisect_right(places, ahead, key=lambda place: leaves[place] - place)
@@ -69,7 +69,7 @@ def runs_of(leaves: Sequence[int]) -> list[range]:
 
 
 def cut_leases(leases: Leases, ranges: Iterable[range]) -> list[tuple[range, int]]:
-    """Those of leases that are of these leaves. Both ascend.
+    """The leases, cut down to these leaves. Both ascend.
 
     >>> cut_leases([(range(0, 8), 5)], [range(2, 4), range(6, 20)])
     [(range(2, 4), 5), (range(6, 8), 5)]
@@ -88,7 +88,7 @@ def cut_leases(leases: Leases, ranges: Iterable[range]) -> list[tuple[range, int
 
 
 def renew_leases(leases: Leases, later: Leases) -> list[tuple[range, int]]:
-    """Leases, and later ones in place of those of the same leaves. Both ascend, as does the result.
+    """The leases, where later ones replace those of the same leaves. All three ascend.
 
     >>> renew_leases([(range(0, 8), 5)], [(range(2, 4), 6), (range(8, 9), 5)])
     [(range(0, 2), 5), (range(2, 4), 6), (range(4, 9), 5)]
@@ -110,7 +110,7 @@ def renew_leases(leases: Leases, later: Leases) -> list[tuple[range, int]]:
 
 
 class Grant(NamedTuple):
-    """Leaves that are offered: the epoch of their new lease, and what has them already."""
+    """Leaves that are offered: the epoch of their new lease, and which checkpoint they are in."""
 
     leaves: range
     epoch: int
@@ -127,11 +127,11 @@ class Begin(NamedTuple):
     generation: int
     sequence: int
     leaves: tuple[range, ...]
-    above: int = 0  # an epoch that the target knows of one of them: it takes none that is lower
+    above: int = 0  # the greatest epoch the target knows of these leaves; it takes greater ones
 
 
 class Declined(NamedTuple):
-    """Source: that has not begun, and never will under this id."""
+    """Source: this migration has not begun, and never will under this id."""
 
     migration: str
     generation: int
@@ -140,7 +140,7 @@ class Declined(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Source: these leaves are yours. I accept nothing for them any more."""
+    """Source: these leaves are yours. I accept no more operations on them."""
 
     migration: str
     generation: int
@@ -151,13 +151,13 @@ class Offer(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """Target: I know, and of these nothing has come yet. Send me what there is, by this stream."""
+    """Target: I have the offer. Nothing has come yet of these leaves: send them by this stream."""
 
     migration: str
     generation: int
     sequence: int
     waiting: tuple[tuple[range, int], ...]  # leaves, epoch
-    stream: int = 0  # its number; a greater one ends those before, and begins with all that is left
+    stream: int = 0  # its number; a greater one ends earlier streams, and sends all that is left
     credit: int = 0  # bytes that the stream may send in all; see Credit
 
 
@@ -173,7 +173,7 @@ class Fetch(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Target: the stream may send so many bytes in all."""
+    """Target: the stream may send `bytes_total` bytes in all."""
 
     migration: str
     generation: int
@@ -183,7 +183,7 @@ class Credit(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Source: here it is, all of it or (is_whole False) the entries that were wanted first."""
+    """Source: here is the leaf, or (is_whole False) those of its entries that were wanted first."""
 
     migration: str
     generation: int
@@ -192,11 +192,11 @@ class Here(NamedTuple):
     epoch: int
     is_whole: bool
     content: Any
-    stream: int = 0  # that sends it; 0: it was asked for
+    stream: int = 0  # the stream that sends it; 0: it answers a Fetch
 
 
 class Moved(NamedTuple):
-    """The leaf is at `to`, with this epoch. If that is newer than the lease asked for, it ended."""
+    """The leaf is at `to`, with this epoch. If the lease you asked for is older, it has ended."""
 
     migration: str
     generation: int
@@ -217,7 +217,7 @@ class InTransit(NamedTuple):
 
 
 class Never(NamedTuple):
-    """I never had this leaf at that epoch: it is lost, or you ask the wrong one."""
+    """I never had this leaf at that epoch: it is lost, or you ask the wrong process."""
 
     migration: str
     generation: int
@@ -247,7 +247,7 @@ class Released(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Target: nothing of these leaves has come here, and nothing will be let in any more."""
+    """Target: nothing of these leaves has come here, and I shall not let anything in any more."""
 
     migration: str
     generation: int
@@ -282,15 +282,15 @@ class Hello(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Coordinator: who is to have which leaf. Whoever has one of another's offers it to them."""
+    """Coordinator: who is to have which leaf. If you have a leaf of another, offer it to them."""
 
     generation: int
     version: int
-    owners: tuple[str, ...]  # one a leaf
+    owners: tuple[str, ...]  # one per leaf
 
 
 class Settled(NamedTuple):
-    """Worker: I have what this version gives me, whole, and nothing else."""
+    """Worker: I have all leaves that this version gives me, whole, and no others."""
 
     worker: str
     generation: int
@@ -324,8 +324,8 @@ class PartFailed(NamedTuple):
 class Recover(NamedTuple):
     """Coordinator: a new generation begins from checkpoint n: forget all, restore what is yours.
 
-    It is the same for the whole generation, however late it comes: leaves that a later table
-    gives to a participant must reach it by migration, since somebody else has restored them.
+    This message is the same for the whole generation, however late it comes. Leaves that a later
+    table gives to a participant must reach it by migration, since somebody else has restored them.
     """
 
     generation: int
@@ -350,15 +350,15 @@ class Send(NamedTuple):
 
 
 class Shut(NamedTuple):
-    """Accept nothing for these leaves from now on; keep what they hold as it is."""
+    """Accept no operations on these leaves from now on; keep what they hold as it is."""
 
     leaves: tuple[int, ...]
 
 
 class TakeBack(NamedTuple):
-    """These leaves were shut and are ours again: see to it that this survives us.
+    """These leaves were shut and are ours again: record that, so that it survives this process.
 
-    Then say taken_back(): of all of them or of some, now or later. They are shut until then.
+    Then say taken_back(), for all of them or for some, now or later. They are shut until then.
     """
 
     leaves: tuple[int, ...]
@@ -377,9 +377,9 @@ class Drop(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Read the leaf as it was shut, put it into `reply.content`, and send that.
+    """Read the leaf as it was when it was shut, put it into `reply.content`, and send the reply.
 
-    keys: of a large leaf these entries may go first; then reply.is_whole must be False.
+    keys: these entries of a large leaf may go first; then reply.is_whole must be False.
     """
 
     to: str
@@ -388,7 +388,7 @@ class Serve(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """These leaves are ours, but nothing may be read or written before something has come."""
+    """These leaves are ours, but none may be read or written before something of it has come."""
 
     leaves: tuple[int, ...]
     source: str
@@ -401,7 +401,7 @@ class Unexpect(NamedTuple):
 
 
 class Install(NamedTuple):
-    """Put this under what the leaf has here; is_whole: then it is all here."""
+    """Put this content under what the leaf has here. is_whole: then all of the leaf is here."""
 
     leaf: int
     content: Any
@@ -411,8 +411,8 @@ class Install(NamedTuple):
 class WritePart(NamedTuple):
     """Checkpoint n: freeze these leaves now and write them; then say part_written(n).
 
-    unfinished: those of them of which only a part is here. They are to be completed from what
-    is still to come (what is here is newer), and are written when they are whole.
+    unfinished: those of the leaves of which only a part is here. They are completed by what is
+    still to come (what is here is newer), and are written when they are whole.
     """
 
     number: int
@@ -421,8 +421,10 @@ class WritePart(NamedTuple):
 
 
 class AddToPart(NamedTuple):
-    """Leaves that have just been installed, or are just being reopened, belong into our part of n
-    as they came, before any change. If only a part of one is here: as WritePart.unfinished.
+    """Checkpoint n: these leaves belong into our part of it, too, as they are before any change.
+
+    They have just been installed, or are just being reopened. A leaf of which only a part is here
+    is treated as WritePart.unfinished says.
     """
 
     number: int
@@ -444,7 +446,7 @@ class Restore(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The source knows nothing of this leaf: what has not come never will, without a recovery."""
+    """The source knows nothing of this leaf: without a recovery, what has not come never will."""
 
     leaf: int
     source: str
@@ -454,15 +456,15 @@ class Lost(NamedTuple):
 
 
 class Record(NamedTuple):
-    """All that a coordinator must remember. Only what is in the stored record is ever sent."""
+    """Everything that a coordinator must remember. Nothing is sent before it is stored here."""
 
     revision: int  # counts writes: a write that was delayed finds a greater one, and fails
     term: int  # counts coordinators
-    coordinator: str  # who wrote it: two that take over at once must not look the same
+    coordinator: str  # who wrote it: two that take over at once must write different records
     generation: int  # 0: nobody owned anything yet
     members: tuple[str, ...]  # participants that were let into this generation
     version: int  # of the table, in this generation; 1 is the one that it began with
-    owners: tuple[str, ...]  # one a leaf; (): no table yet
+    owners: tuple[str, ...]  # one per leaf; (): no table yet
     start: tuple[str, ...]  # owners of version 1: who had to restore what
     restored: int  # the checkpoint that the generation began from
     complete: int  # the last complete checkpoint; 0: none
@@ -472,7 +474,7 @@ class Record(NamedTuple):
 class Persist(NamedTuple):
     """Store the record if the stored one has the expected revision (0: if there is none).
 
-    Then say persisted(record.revision). If another one is stored: conflicted(). If this very
+    Then say persisted(record.revision). If another record is stored, say conflicted(). If this very
     record is stored already, that is success: an earlier attempt was carried out after all.
     """
 
@@ -481,7 +483,7 @@ class Persist(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """Checkpoint n is complete, and so recorded: sources of records may forget what is before."""
+    """Checkpoint n is complete, and that is recorded: sources may forget the records before it."""
 
     number: int
 

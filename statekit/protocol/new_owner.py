@@ -1,10 +1,11 @@
-"""NewOwner: a participant's part in hand-overs in which leaves come here.
+"""NewOwner: a participant's role in hand-overs in which leaves come here.
 
     NONE -> EXPECTED -> (PARTIAL ->) OWNED, and closed once the old owner has let go
 
-What is not acknowledged is said again (resend): a Begin, that a leaf is here, that one was given
-back. What was asked for and has not come is asked for again by whoever needs it, once the first
-who asked has said that no answer came (unanswered). A stream that broke off is opened anew.
+What is not acknowledged is said again (resend): a Begin, that a leaf is here, that a leaf was given
+back. A leaf that was asked for and has not come is asked for again by whoever needs it, as soon as
+the first one who asked has said that no answer came (unanswered). A stream that broke off is opened
+anew.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,15 +46,16 @@ class NewOwner(Machine):
     # ---- Asking for leaves
 
     def ask(self, migration: str, source: str, leaves: Sequence[range]) -> list[Action]:
-        """Has the source hand these leaves over. The same migration again: only the question."""
+        """Asks the source to hand these leaves over. Called again, it only repeats the question."""
         if migration not in self._asks:
             heard = [epoch for run in leaves for _, epoch in self.leases(run)]
             self._asks[migration] = Ask(source, tuple(leaves), max(heard, default=0))
         return [self._begin(migration)]
 
     def unask(self, migration: str) -> list[Action]:
-        """It is not wanted any more. Whether it has begun is not known, so it is asked once more:
-        what is offered then is given back.
+        """The migration is not wanted any more.
+
+        Whether it has begun is not known. So we ask once more, and give back what is offered then.
         """
         ask = self._asks.get(migration)
         if ask is None:
@@ -62,17 +64,17 @@ class NewOwner(Machine):
         return [self._begin(migration)]
 
     def asks(self, source: str) -> list[str]:
-        """Migrations of this source that were asked for and not answered, or given back unheard."""
+        """Migrations whose Begin or GiveBack this source has not acknowledged."""
         given = [m for m, one in self._incoming.items() if one.source == source and one.returned]
         return [m for m, ask in self._asks.items() if ask.source == source] + given
 
     def source_of(self, migration: str) -> str:
-        """Who hands it over, or was asked to; "" if that is not known any more."""
+        """Who hands the leaves over, or was asked to; "" if that is not known any more."""
         known = self._asks.get(migration) or self._incoming.get(migration)
         return known.source if known else ""
 
     def forget_asks(self, migrations: Iterable[str]) -> None:
-        """Whoever was asked is gone, and what had begun there; or it says that nothing has."""
+        """The source is gone, and with it what had begun there; or it says that nothing began."""
         for migration in migrations:
             self._asks.pop(migration, None)
             incoming = self._incoming.get(migration)
@@ -110,7 +112,7 @@ class NewOwner(Machine):
                         waiting += [(run, epoch) for run in runs_of(some)]
                     continue
                 if known is not None and known.state is not NONE:
-                    # A greater epoch is proof that ours has ended, in ways we were not told of.
+                    # A greater epoch proves that our lease has ended, though nobody told us.
                     for leaf in some:
                         self._end(leaf, known)
                     superseded += some
@@ -128,8 +130,8 @@ class NewOwner(Machine):
             incoming.missing.update(expected)
             actions.append(Expect(tuple(expected), source))
         if returned:
-            # The source may take our Accept for a word about all leaves, so what is given back
-            # is said again until it is acknowledged.
+            # The source may understand our Accept as an answer about all leaves. So we repeat what
+            # is given back until it is acknowledged.
             incoming = self._incoming.setdefault(migration, Incoming(source))
             incoming.returned.update(returned)
             actions.append(self._to(sender, GiveBack, migration, tuple(returned)))
@@ -144,9 +146,9 @@ class NewOwner(Machine):
     def want(
         self, migration: str, leaves: Iterable[int], keys: tuple[Any, ...] = ()
     ) -> list[Action]:
-        """Somebody waits for these leaves; if they are large, for these entries of them.
+        """Somebody waits for these leaves, or, if they are large, for these entries of them.
 
-        A leaf that somebody has asked for as a whole is not asked for again, before unanswered().
+        A leaf that was already asked for as a whole is not asked for again before unanswered().
         """
         incoming = self._incoming.get(migration)
         if incoming is None:
@@ -158,7 +160,7 @@ class NewOwner(Machine):
         return [self._fetch(migration, incoming, leaf, keys) for leaf in wanted]
 
     def unanswered(self, migration: str, leaves: Iterable[int]) -> None:
-        """An outcome of want(): whoever asked for these waits no more; some may have come."""
+        """An outcome of want(): nobody waits for these any more. Some of them may have come."""
         incoming = self._incoming.get(migration)
         if incoming is None:
             return
@@ -177,7 +179,7 @@ class NewOwner(Machine):
     # ---- The stream
 
     def open_stream(self, migration: str) -> list[Action]:
-        """Has the source send by itself what is missing; [] if nothing is."""
+        """Lets the source send by itself what is missing; [] if nothing is missing."""
         incoming = self._incoming.get(migration)
         if incoming is None or not incoming.missing:
             return []
@@ -188,21 +190,22 @@ class NewOwner(Machine):
         return [self._accept(incoming.source, migration, self.leases(waiting))]
 
     def received(self, migration: str, stream: int, size: int) -> list[Action]:
-        """So many bytes have come by the stream, and were taken in."""
+        """The stream has brought `size` more bytes, and they were taken in."""
         incoming = self._incoming.get(migration)
         if incoming is None or stream != incoming.stream:
             return []
         incoming.received += size
         if incoming.received + self.window - incoming.granted < max(self.window // 4, 1):
-            return []  # not for every leaf: it is a message
+            return []  # credit costs a message, so it is not given for every leaf
         incoming.granted = incoming.received + self.window
         return [self._to(incoming.source, Credit, migration, stream, incoming.granted)]
 
     def stream_ended(
         self, migration: str, stream: int, is_tried_again: bool = True
     ) -> list[Action]:
-        """An outcome of open_stream(): nothing more comes by it. If something is missing, another
-        one is opened; not if is_tried_again says so.
+        """An outcome of open_stream(): nothing more comes by this stream.
+
+        If something is missing, another one is opened, unless is_tried_again is False.
         """
         incoming = self._incoming.get(migration)
         if incoming is None or stream != incoming.stream:
@@ -244,7 +247,7 @@ class NewOwner(Machine):
         known = self._leaves.get(moved.leaf)
         if known is None or moved.epoch <= known.epoch or known.state is OFFERED:
             return []
-        # The epoch stays what it is: an offer to us with the one of this message may be on its way.
+        # Our epoch stays as it is: an offer to us with the epoch of this message may be on its way.
         was_here = known.state is not NONE
         if was_here:
             self._end(moved.leaf, known)
@@ -261,7 +264,7 @@ class NewOwner(Machine):
         if known.state is EXPECTED or known.state is PARTIAL:
             return [Lost(never.leaf, sender)]
         if known.state is OWNED and not known.is_closed:
-            return self._close(never.leaf)  # it has nothing that it could let go of
+            return self._close(never.leaf)  # the sender has nothing left to let go of
         return []
 
     def _on_released(self, sender: str, released: Released) -> list[Action]:
@@ -283,7 +286,7 @@ class NewOwner(Machine):
     # ---- Giving back
 
     def give_back(self, migration: str) -> list[Action]:
-        """Never mind the key-groups of which nothing has come."""
+        """Gives back the key-groups of which nothing has come."""
         incoming = self._incoming.get(migration)
         if incoming is None:
             return []
@@ -293,9 +296,10 @@ class NewOwner(Machine):
         return self._return(migration, incoming, untouched)
 
     def decline(self, offer: Offer) -> list[Action]:
-        """What was offered could not be taken on: gives back the key-groups that have not come.
+        """The offer could not be accepted: gives back the key-groups of which nothing has come.
 
-        Not one of which a leaf has come in this very migration: there would be two owners of it.
+        A key-group of which a leaf has come in this very migration is not given back: it would have
+        two owners.
         """
         untouched: list[tuple[int, int]] = []
         for leaves, epoch, _ in offer.grants:
@@ -308,10 +312,11 @@ class NewOwner(Machine):
             untouched += [(leaf, epoch) for leaf in self._whole_groups(leaves, is_free)]
         incoming = self._incoming.setdefault(offer.migration, Incoming(offer.source))
         fresh = [lease for lease in untouched if self.epoch_of(lease[0]) < lease[1]]
-        for leaf, epoch in fresh:  # at this epoch nothing can be let in any more
+        for leaf, epoch in fresh:  # so that nothing of this epoch can be installed any more
             self._leaves.put((leaf,), Known(NONE, epoch, 0, offer.source, offer.migration))
         expected = [leaf for leaf, _ in untouched if self.state_of(leaf) is EXPECTED]
-        actions = self._return(offer.migration, incoming, expected)[:1]  # and one word about all
+        # [:1] leaves out its GiveBack: one message about all leaves follows below.
+        actions = self._return(offer.migration, incoming, expected)[:1]
         incoming.returned.update(untouched)
         self._forget_if_over(offer.migration)
         if untouched:
@@ -322,7 +327,7 @@ class NewOwner(Machine):
         leases: list[tuple[int, int]] = []
         for known, some in self._leaves.alike(leaves):
             assert known is not None
-            # At this epoch: nothing can be let in any more.
+            # The epoch stays, so that nothing of this epoch can be installed any more.
             self._leaves.put(some, known._replace(state=NONE))
             leases += [(leaf, known.epoch) for leaf in some]
         for leaf, epoch in leases:
@@ -346,7 +351,7 @@ class NewOwner(Machine):
     # ---- Saying things again
 
     def unreported(self, migration: str, most: int | None = None) -> list[Action]:
-        """That leaves are here, as the old owner may not know; of so many of them at most."""
+        """Says which leaves are here, at most `most`, in case the old owner does not know."""
         incoming = self._incoming.get(migration)
         if incoming is None:
             return []
@@ -356,7 +361,7 @@ class NewOwner(Machine):
         ]
 
     def unreturned(self, migration: str) -> list[Action]:
-        """That leaves were given back, as the old owner may not know."""
+        """Says which leaves were given back, in case the old owner does not know."""
         incoming = self._incoming.get(migration)
         if incoming is None or not incoming.returned:
             return []
@@ -364,7 +369,7 @@ class NewOwner(Machine):
         return [self._to(incoming.source, GiveBack, migration, leases)]
 
     def uncompleted(self, migration: str) -> list[Action]:
-        """Leaves of which entries are in use here, and nobody has asked for the rest."""
+        """Fetches leaves of which some entries are here, if nobody has asked for the rest."""
         incoming = self._incoming.get(migration)
         if incoming is None:
             return []

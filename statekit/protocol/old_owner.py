@@ -1,11 +1,11 @@
-"""OldOwner: a participant's part in hand-overs in which leaves go from here.
+"""OldOwner: a participant's role in hand-overs in which leaves go away from here.
 
     OWNED -> OFFERED (nothing sent -> something sent) -> NONE
                  \\-> RETURNED -> OWNED     taken back: shut until that is recorded
 
-A stream has a number, and credit of its own: what was granted to one that broke off does not count
-for the next, and messages that are late find another number. It begins with all that is left, since
-nobody knows what of the last one was lost on the way.
+Each stream has a number and credit of its own. Credit that was granted to a stream that broke off
+does not count for the next one, and late messages about the old stream carry another number. A new
+stream sends all leaves that are left: nobody knows how much of the last one was lost on the way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,10 +56,10 @@ class OldOwner(Machine):
     def begin(
         self, migration: str, target: str, leaves: Iterable[int], above: int = 0
     ) -> list[Action]:
-        """Shuts leaves and offers them to the target. The same migration again: only the offer.
+        """Shuts leaves and offers them to the target. Called again, it only repeats the offer.
 
-        above: an epoch that the target knows. It takes none that is not higher; ours may be lower
-        if these leaves were lost since, and restored or opened anew here.
+        above: an epoch that the target knows. It accepts higher epochs only. Our own epoch may be
+        lower, if these leaves were lost since then and restored or opened anew here.
         """
         if migration in self._outgoing:
             return [self._offer(migration)]
@@ -91,9 +91,10 @@ class OldOwner(Machine):
     def why_over(self, migration: str, leaves: Sequence[range]) -> str:
         """Why this migration of these leaves cannot begin any more; "" if it can.
 
-        Whoever made it has made a later one of some of them, or it has begun before and is over.
-        Such a Begin was on its way for longer than its sender waited. To hand over now would take
-        leaves from the later migration, or from here, for one who does not ask any more.
+        Either the process that made it has made a later one of some of these leaves, or it has
+        begun before and is over. Such a Begin was on its way for longer than its sender waited. A
+        hand-over would now take leaves from the later migration, or from here, for a process that
+        does not want them any more.
         """
         maker, number = maker_of(migration)
         for begun, at in self._begun.get(maker, ()):
@@ -104,8 +105,9 @@ class OldOwner(Machine):
         return ""
 
     def withdraw(self, migration: str, leaves: Sequence[range]) -> None:
-        """It shall not begin any more: who made it is told so, or it was proposed from here and
-        has failed.
+        """Makes sure that this migration does not begin any more.
+
+        Its maker is told so, or it was proposed from here and has failed.
         """
         maker, number = maker_of(migration)
         earlier = self._begun.get(maker, [])
@@ -121,8 +123,8 @@ class OldOwner(Machine):
         reason = f"migration {migration} goes to another." if outgoing is not None else ""
         reason = reason or self.why_over(migration, begin.leaves)
         if not reason:
-            # Once, whatever comes of it: the same Begin may still be on its way when whoever said
-            # it was told that it has not begun, and has forgotten it.
+            # A migration may begin only once, whether it succeeds or not. Its sender may be told
+            # that it has not begun, and forget it, while a copy of this Begin is still on its way.
             self.withdraw(migration, begin.leaves)
             try:
                 leaves = chain.from_iterable(begin.leaves)
@@ -145,7 +147,7 @@ class OldOwner(Machine):
     def serves(self, sender: str, generation: int, leaf: int, epoch: int) -> bool:
         """Whether single entries may go to the sender, as if it had said Fetch with keys.
 
-        For many leaves at once; the answer to a Fetch tells why not.
+        For calls about many leaves at once. If not, the answer to a Fetch tells why.
         """
         if generation != self.generation or self.is_fenced:
             return False
@@ -162,14 +164,14 @@ class OldOwner(Machine):
             outgoing.streamed.add(leaf)
 
     def unsent(self, migration: str) -> list[int]:
-        """What the stream has to send now; in which order is the driver's choice."""
+        """The leaves that the stream has to send now. The caller chooses their order."""
         outgoing = self._outgoing.get(migration)
         if outgoing is None or not self.has_credit(migration, outgoing.stream):
             return []
         return [leaf for leaf in outgoing.leaves if leaf not in outgoing.streamed]
 
     def send(self, migration: str, stream: int, leaf: int) -> list[Action]:
-        """Serve the leaf by the stream now; [] if that need not, or must not, be done any more."""
+        """Serves the leaf by the stream now; [] if that need not or must not be done any more."""
         outgoing = self._outgoing.get(migration)
         if outgoing is None or stream != outgoing.stream:
             return []
@@ -195,7 +197,7 @@ class OldOwner(Machine):
         )
 
     def sent(self, migration: str, stream: int, size: int) -> None:
-        """So many bytes went out by the stream."""
+        """The stream has sent `size` more bytes."""
         outgoing = self._outgoing.get(migration)
         if outgoing is not None and stream == outgoing.stream:
             outgoing.sent += size
@@ -252,7 +254,8 @@ class OldOwner(Machine):
         actions: list[Action] = []
         if known is not None:
             if epoch != known.epoch or known.peer != sender:
-                # Only an authority takes back what was sent: it was wrong about the target.
+                # Only an authority that declares the target dead takes back a leaf that was sent.
+                # The authority was wrong: the target still acts.
                 return [self._where(sender, installed.migration, leaf, epoch)]
             if known.state is OFFERED:
                 self._outgoing[known.migration].gone += 1
@@ -265,9 +268,9 @@ class OldOwner(Machine):
     # ---- Taking back
 
     def abort(self, migration: str) -> tuple[list[Action], tuple[int, ...]]:
-        """Takes back key-groups of which nothing was sent. What is still offered is returned.
+        """Takes back key-groups of which nothing was sent. Returns the leaves still offered, too.
 
-        The target learns it from Moved, when it asks or says again that it waits.
+        The target learns of it from Moved, when it fetches or says again that it waits.
         """
         outgoing = self._outgoing.get(migration)
         if outgoing is None:
@@ -282,7 +285,7 @@ class OldOwner(Machine):
         return actions, tuple(outgoing.leaves)
 
     def make_way(self, target: str, leaves: Sequence[range]) -> list[Action]:
-        """Takes back what this target was offered before, and has lost sight of before any came."""
+        """Takes back earlier offers of these leaves that the target forgot before anything came."""
         actions: list[Action] = []
         wanted = {*chain.from_iterable(leaves)}
         for migration, outgoing in [*self._outgoing.items()]:
@@ -291,7 +294,7 @@ class OldOwner(Machine):
         return actions
 
     def taken_back(self, leaves: Sequence[int]) -> list[Action]:
-        """An outcome of TakeBack: that these leaves are ours is recorded. They may be opened."""
+        """An outcome of TakeBack: it is recorded that these leaves are ours. They may be opened."""
         actions: list[Action] = []
         for known, some in self._leaves.alike(leaves):
             assert known is not None
@@ -327,7 +330,7 @@ class OldOwner(Machine):
         return actions
 
     def _take_back(self, leaves: Sequence[int], is_certain: bool = True) -> list[Action]:
-        """is_certain: the target has not put these leaves into its part of a checkpoint."""
+        """is_certain: it is certain that the target's part of no checkpoint has these leaves."""
         migrations: dict[str, None] = {}
         for known, some in self._leaves.alike(leaves):
             assert known is not None
@@ -338,17 +341,17 @@ class OldOwner(Machine):
                 del outgoing.leaves[leaf]
                 outgoing.streamed.discard(leaf)
             covered = known.covered if is_certain else max(known.covered, self.barrier)
-            # The offered epoch may be in the target's hands for ever: this is a still greater one.
+            # The target may hold on to the offered epoch for ever. So this one is greater still.
             taken = known._replace(state=RETURNED, epoch=known.epoch + 1, covered=covered)
             self._leaves.put(some, taken._replace(is_closed=True, is_sent=False))
         return [action for migration in migrations for action in self._sort_back(migration)]
 
     def _sort_back(self, migration: str) -> list[Action]:
-        """What becomes of leaves that are back, when something of their hand-over has changed.
+        """What becomes of leaves that were taken back, when their hand-over has changed.
 
-        A key-group is opened as a whole: leaves wait for those of it that are still offered. If
-        the target has let in one, and died with it, the others are of no use: to own them would put
-        the half of a key-group into checkpoints as if it were all of it.
+        A key-group is opened as a whole: its leaves that are back wait for those that are still
+        offered. If the target has installed one of them and died, the others are of no use: owning
+        them would put half of a key-group into checkpoints as if it were the whole key-group.
         """
         outgoing = self._outgoing.get(migration)
         if outgoing is None or not outgoing.back:

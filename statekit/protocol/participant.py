@@ -1,6 +1,6 @@
 """Participant: what one process knows about leases, and what it says. A pure state machine.
 
-There is no clock, socket, thread or chance in here: messages and calls come in, actions go out.
+There is no clock, socket, thread or randomness in here: messages and calls come in, actions go out.
 The gRPC shell and the simulator drive the same class. docs/protocol.md has every transition as a
 table, and the argument why no leaf is lost or owned twice. In short:
 
@@ -8,23 +8,24 @@ table, and the argument why no leaf is lost or owned twice. In short:
     target:  NONE -> EXPECTED -> (PARTIAL ->) OWNED, and closed once the    new_owner.py
              source has let go
 
-1. A leaf is shut before it is offered, so the source never accepts anything after the target may.
-2. The target accepts nothing before content has come; from then on it is the owner.
+1. A leaf is shut before it is offered. So the source accepts no more operations from the moment on
+   at which the target may accept some.
+2. The target accepts no operations before content has come; from then on it is the owner.
 3. The offered epoch is never used for anything else: a source that takes a leaf back does so with
    a still greater one, and only if nothing was sent, or the target has promised not to install it.
-4. `epoch` of a leaf never falls, not even when the leaf has gone: what is late finds it greater.
+4. `epoch` of a leaf never falls, not even when the leaf has gone: late messages have a smaller one.
 5. A leaf is offered onward only when its last source has let go (Released). So there are never two
    hand-overs of a leaf whose outcome somebody does not know, and an authority that declares one
    target dead cannot bring back a leaf that has travelled on from there.
 
-A participant's name belongs to one life of a process: one that lost its memory comes back under
-another name, and with migrations of other ids. Otherwise it could be handed an offer again that
-it had accepted, and written to, before.
+A participant's name belongs to one life of a process: a process that lost its memory comes back
+under another name, and gives its migrations other ids. Otherwise it could get an offer again that
+it accepted in its earlier life, and whose leaves it has changed since.
 
 All state of a hand-over is here. The process around it carries out actions and says what came of
-them; it asks for nothing that is known here to be kept elsewhere. What it may read is in
-handover.py. An action that it does not know is a bug there; an outcome that was not asked for is
-one too, and is asserted here.
+them; it keeps no copy of what is known here. What it may read is in handover.py. If it does not
+know an action, that is a bug of that process. If it reports an outcome of an action that was not
+asked for, that is a bug too, and is asserted here.
 """
 
 from collections.abc import Iterable
@@ -69,7 +70,7 @@ from statekit.protocol.old_owner import OldOwner
 
 __all__ = ["EXPECTED", "NONE", "OFFERED", "OWNED", "PARTIAL", "RETURNED", "Participant"]
 
-NUMBERS_MAX = 8  # checkpoints that a participant remembers its parts of
+NUMBERS_MAX = 8  # how many checkpoints a participant remembers its parts of
 
 _HANDLERS = {
     Begin: "_on_begin",
@@ -100,8 +101,8 @@ class Participant(OldOwner, NewOwner):
     ) -> None:
         super().__init__(name, generation, subgroups, window)
         self.version = 0  # of the table
-        self.owners: tuple[str, ...] = ()  # by the table, one a leaf; () if there is none
-        self._failed: set[int] = set()  # of our parts: there will be none
+        self.owners: tuple[str, ...] = ()  # by the table, one per leaf; () if there is no table
+        self._failed: set[int] = set()  # checkpoints of which our part could not be written
         self._askers: dict[int, str] = {}  # who said Take(n)
         self._coordinator: str | None = None  # who said Recover
         self._migrations = 0
@@ -123,19 +124,21 @@ class Participant(OldOwner, NewOwner):
     # ---- What an authority says
 
     def declare_dead(self, peer: str) -> tuple[list[Action], tuple[int, ...]]:
-        """An authority vouches that the peer will never act again. What is lost is returned.
+        """An authority vouches that the peer will never act again. Returns lost leaves, too.
 
-        Leaves offered to it come back as they were when offered; what it did with them is lost
-        and must be replayed. Leaves that came from it as a whole are here for good, if all of their
-        key-group is: the half of one would go into checkpoints as if it were all of it. The others
-        are given up, and returned: only a recovery can complete them. (Those of which nothing has
-        come need not be lost: their source may have taken them back, unknown to us.)
+        Leaves offered to the peer come back as they were when offered; what it did with them is
+        lost and must be replayed. Leaves that came from it as a whole stay here for good if all of
+        their key-group has come. Half of a key-group would go into checkpoints as if it were all of
+        it, so such leaves are given up, and returned: only a recovery can complete them. (Leaves of
+        which nothing has come need not be lost: their source may have taken them back, and we do
+        not know it.)
         """
         offered: list[int] = []
         for outgoing in self._outgoing.values():
             if outgoing.target == peer:
                 offered += outgoing.leaves
-        # Not into our part of a checkpoint that has begun: the dead may have put them into theirs.
+        # These leaves do not go into our part of a checkpoint that has begun: the dead peer may
+        # have put them into its own part.
         actions = self._take_back(sorted(offered), is_certain=False)
         for migration in [m for m, ask in self._asks.items() if ask.source == peer]:
             del self._asks[migration]
@@ -156,7 +159,7 @@ class Participant(OldOwner, NewOwner):
         return actions, lost
 
     def fence(self, generation: int) -> list[Action]:
-        """Somebody who knows says that a later generation has begun."""
+        """A later generation has begun, says somebody who knows it."""
         return self._fence(generation) if generation > self.generation else []
 
     def _fence(self, generation: int) -> list[Action]:
@@ -187,7 +190,8 @@ class Participant(OldOwner, NewOwner):
     def take(self, number: int) -> list[Action]:
         """The barrier of checkpoint n has passed here; [] if n or a later one was taken already.
 
-        Offered and expected leaves are left out: whoever installs them next adds them to theirs.
+        Offered and expected leaves are left out: the process that installs or reopens them next
+        adds them to its part.
         """
         if number <= self.barrier or self.is_fenced:
             return []
@@ -244,12 +248,12 @@ class Participant(OldOwner, NewOwner):
             if kind is not Recover:
                 return self._fence(message.generation)
         elif kind is Fenced or (self.is_fenced and kind is not Recover):
-            return []  # the sender will say it again, when we have something to say to it
+            return []  # the sender will say it again when we are able to answer
         actions: list[Action] = getattr(self, _HANDLERS[kind])(sender, message)
         return actions
 
     def resend(self) -> list[Action]:
-        """All that was not acknowledged, again. To be called now and then."""
+        """Repeats everything that was not acknowledged. To be called now and then."""
         actions: list[Action] = [self._begin(migration) for migration in self._asks]
         for migration, outgoing in self._outgoing.items():
             if outgoing.leaves and not outgoing.is_accepted:
@@ -296,7 +300,7 @@ class Participant(OldOwner, NewOwner):
         self._coordinator = sender
         if is_again:
             if self.is_fenced:
-                return []  # being restored
+                return []  # the restore is still under way
             return [Send(sender, Recovered(self.name, self.generation))]
         actions = self._fence(recover.generation)
         self.version = recover.version
@@ -307,14 +311,14 @@ class Participant(OldOwner, NewOwner):
         return actions
 
     def _follow_table(self, leaves: Iterable[int]) -> list[Action]:
-        """Offers those of these leaves that are another's; says so if all is in its place."""
+        """Offers the leaves that the table gives to others. Says Settled if all is in its place."""
         if not self.owners:
             return []
         moving: dict[str, list[int]] = {}
         for leaf in leaves:
             known = self._leaves[leaf]
-            # What a later table than ours has brought here stays: by ours we would send it back,
-            # and so on to and fro until we are told of the later one.
+            # A leaf that a later table than ours has brought here stays. By our table we would send
+            # it back, and it would go to and fro until we are told of the later table.
             if known.state is OWNED and known.is_closed and known.version <= self.version:
                 owner = self.owners[leaf]
                 if owner != self.name:

@@ -1,7 +1,7 @@
 """RoutingTable: which participant is to have which leaf, as ranges, with a version.
 
-Neighbouring leaves mostly have the same owner, so a table of many leaves is a few ranges. It is a
-value: a later one is made from it, and the difference of two says what has to move.
+Neighbouring leaves mostly have the same owner, so a table of many leaves is a few ranges. A table
+never changes: a later one is made from it, and the difference of the two says what has to move.
 
 >>> table = RoutingTable.assigned(1, {"a": [range(0, 2)], "b": [range(2, 4)]}, subgroups=4)
 >>> table.owner_of(7), table.owner_of(8)
@@ -38,7 +38,7 @@ class RoutingTable(NamedTuple):
 
     @classmethod
     def of(cls, version: int, owners: Sequence[str]) -> "RoutingTable":
-        """From one owner a leaf, as messages have it."""
+        """From one owner per leaf, as messages have them."""
         starts, names, at = [], [], 0
         for owner, run in groupby(owners):
             starts.append(at)
@@ -50,7 +50,7 @@ class RoutingTable(NamedTuple):
     def assigned(
         cls, version: int, assignment: Mapping[str, KeyGroups], subgroups: int
     ) -> "RoutingTable":
-        """From key-groups: every one of 0, 1, 2, ... must be assigned, and to one owner."""
+        """From key-groups: each of 0, 1, 2, ... must be assigned to exactly one owner."""
         pieces = sorted(
             (part.start, part.stop, owner)
             for owner, groups in assignment.items()
@@ -74,7 +74,7 @@ class RoutingTable(NamedTuple):
         return self.names[bisect_right(self.starts, leaf) - 1]
 
     def owners(self) -> tuple[str, ...]:
-        """One a leaf."""
+        """One owner per leaf."""
         return tuple(chain.from_iterable(repeat(name, len(part)) for part, name in self.parts()))
 
     def parts(self) -> list[tuple[range, str]]:

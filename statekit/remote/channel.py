@@ -1,17 +1,18 @@
-"""PeerChannel: the calls of PeerService, at another process.
+"""PeerChannel: makes the calls of PeerService to another process.
 
-Every call may be repeated, so each is, with the same request, until it is answered or `timeout_s`
-have passed: then PeerLostError names the peer, what it was asked, and for how long. (At once, if
-nobody listens at that address: there is nothing to wait for, unless somebody did before.) Who
-refuses this process is not asked again (PeerRefusedError), and an error that the other process
-raised is raised here, of the same class.
+Every call may be repeated. So a call is repeated, with the same request, until it is answered or
+`timeout_s` have passed. Then PeerLostError names the peer, what it was asked, and for how long. (If
+nobody listens at that address, PeerLostError comes at once: there is nothing to wait for. But if
+somebody has answered there before, the call is repeated.) A peer that refuses this process is not
+asked again (PeerRefusedError). An error that the other process raised is raised here, with the same
+class.
 
-A channel has two connections. Bulk (streams, large leaves) goes through its own, for what is
-already in the buffers of a connection cannot be overtaken: and a leaf that somebody waits for must
-not stand behind megabytes that nobody waits for.
+A channel has two connections. Bulk (streams, large leaves) has a connection of its own, because
+nothing can overtake what is already in the buffers of a connection: a leaf that somebody waits for
+must not stand behind megabytes that nobody waits for.
 
 Threads may share a channel. Processes may not: gRPC does not survive fork(), so a child makes its
-own channels (and had better be spawned).
+own channels (and is better started with spawn).
 """
 
 import os
@@ -71,11 +72,12 @@ except ImportError as error:
     raise remote.missing_package(error) from error
 
 TIMEOUT_S = 10.0
-_PAUSE_S, _PAUSE_S_MAX = 0.02, 0.5  # between two attempts: doubled, and half of it is random
-_SLAMMED_MAX = 4  # a restart of the server may look like that, but not so often
+_PAUSE_S, _PAUSE_S_MAX = 0.02, 0.5  # between two attempts: doubled each time, half of it random
+_SLAMMED_MAX = 4  # a restart of the server may look like a refusal once or twice, but not so often
 _RECONNECT_MS, _RECONNECT_MS_MAX = 50, 500
-_NOBODY = ("Connection refused", "No such file or directory")  # where nobody listens
-_PIECE_BYTES_MIN = 4096  # of a leaf in several pieces, on average: they are held until all are here
+_NOBODY = ("Connection refused", "No such file or directory")  # signs that nobody listens
+# The least average size of a leaf's pieces, if there are several: they are held until all are here.
+_PIECE_BYTES_MIN = 4096
 _METHOD = "/statekit.v1.Peer/"
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ _UNAVAILABLE = (
 )
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # gRPC reports a failed handshake as "unavailable", and only its text tells it from a peer that is
-# down. Whatever certificate is wrong, it is so the next time too.
+# down. A certificate that is wrong will be wrong the next time, too.
 _HANDSHAKE = (
     "CERTIFICATE_VERIFY_FAILED",
     "certificate required",
@@ -106,10 +108,10 @@ _HANDSHAKE = (
 
 
 class PeerChannel:
-    """Another process, as one that can be called.
+    """Another process that can be called.
 
-    address     as PeerServer.address tells it
-    tls         for a server with TLS; its ca is who signed the server's certificate
+    address     as PeerServer.address gives it
+    tls         for a server with TLS; tls.ca signed the server's certificate
     timeout_s   for each call, with all its attempts
     """
 
@@ -134,13 +136,13 @@ class PeerChannel:
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._was_reached = False  # somebody has answered there, sometime
+        self._was_reached = False  # somebody has answered at that address before
         self._connect: Callable[[], Any] = lambda: _open(
             self.address, tls, self.limits, self.timeout_s
         )
         self._quick = self._connect()
         self._bulk: Any = None
-        self._watch: Watch | None = None  # of streams
+        self._watch: Watch | None = None  # for calls with many messages
         self._methods = {
             name: self._quick.unary_unary(_METHOD + name)
             for name in (
@@ -152,7 +154,7 @@ class PeerChannel:
     # ---- The calls
 
     def hello(self, *, timeout_s: float | None = None) -> PeerHello:
-        """Who is there. PeerRefusedError if it speaks another protocol."""
+        """Who answers there. PeerRefusedError if it speaks another protocol."""
         data = self._ask("Hello", wire.put_hello_request(), "who it is", timeout_s)
         hello = self._read(wire.read_hello, data)
         if hello.protocol != PROTOCOL:
@@ -174,8 +176,8 @@ class PeerChannel:
     def fetch(self, call: FetchCall, *, timeout_s: float | None = None) -> Iterator[Piece]:
         """The pieces of the leaves, in the order of the leases.
 
-        The pieces of a leaf come when all of them are here: so a leaf that is asked for again,
-        because the connection broke, is never seen twice.
+        The pieces of a leaf are given only when all of them are here. So if the connection breaks
+        and a leaf is asked for again, the caller never sees a piece twice.
         """
         if 0 < len(call.leases) <= wire.ITEMS_MAX:
             return self._fetch(call, timeout_s)
@@ -198,7 +200,7 @@ class PeerChannel:
     def _fetch_long(
         self, call: FetchCall, answers: "_Answers", timeout_s: float | None
     ) -> Iterator[Piece]:
-        """The rest. Each message has timeout_s to come; a broken stream begins anew."""
+        """The leaves that are left. Each message has timeout_s; a call that breaks is repeated."""
         tries = _Tries(self, timeout_s)
         while (leaf := answers.leaf) is not None:
             request = wire.put_fetch(call._replace(leases=answers.rest))
@@ -255,9 +257,10 @@ class PeerChannel:
     def scan(
         self, call: ScanCall, *, timeout_s: float | None = None
     ) -> Iterator[tuple[int, bytes]]:
-        """Leaves and their blocks, as they are at one moment; those without entries are left out.
+        """Leaves and their blocks, as they are at one moment. Leaves without entries are left out.
 
-        Once something has come it is not tried again: that would be another moment.
+        Once something has come, the call is not repeated: a second answer would be of another
+        moment.
         """
         what = f"for all of key-groups {show_groups(call.key_groups)}"
         tries = _Tries(self, timeout_s)
@@ -300,7 +303,7 @@ class PeerChannel:
         """Ends the connections, and all calls that run: they raise ClosedError."""
         self._closed.set()
         if self._pid != os.getpid():
-            return  # the connections are the parent's
+            return  # the connections belong to the parent
         with self._lock:
             bulk, watch = self._bulk, self._watch
             self._bulk = self._watch = None
@@ -372,7 +375,7 @@ class PeerChannel:
         return self._read(wire.read_pieces, data, self._leaves, self.limits.leaf_bytes)
 
     def fail(self, error: Any, what: str) -> StateKitError | None:
-        """What to raise for an error of gRPC; None if it may be gone the next time."""
+        """What to raise for an error of gRPC; None if the next attempt may succeed."""
         if self._closed.is_set():
             return self._was_closed()
         for key, value in error.trailing_metadata() or ():
@@ -406,19 +409,20 @@ class PeerChannel:
         )
 
     def is_nobody(self, error: Any) -> bool:
-        """Nobody listens there, and nobody ever did.
+        """Nobody listens at that address, and nobody has answered there before.
 
-        Where somebody did, it may be about to come back: it is waited for.
+        A peer that has answered before may be about to come back, so it is waited for.
         """
         details = error.details() or ""
         return not self._was_reached and any(sign in details for sign in _NOBODY)
 
     def is_slammed(self, error: Any) -> bool:
-        """The peer took the connection, and closed it before it said anything.
+        """The peer accepted the connection, and closed it before it said anything.
 
-        In TLS 1.3 a client is through with the handshake before the server has looked at its
-        certificate, so this is all it learns from one that does not like it. (A server that closes
-        it before has as many connections as it takes, and soon fewer: that is tried again.)
+        In TLS 1.3 the client has finished the handshake before the server looks at the client's
+        certificate. If the server rejects the certificate, a closed connection is all that the
+        client learns. (A server that closes the connection during the handshake has too many
+        connections at the moment: then it is tried again.)
         """
         details = error.details() or ""
         return (
@@ -443,7 +447,7 @@ class PeerChannel:
             raise self._was_closed() from None
 
     def _next(self, messages: Any, limit_s: float) -> bytes | None:
-        """The next message, or None at the end; one that does not come in time is cancelled."""
+        """The next message, or None at the end. If none comes in time, the call is cancelled."""
         watch = self._watch
         if watch is None:
             raise self._was_closed()
@@ -467,7 +471,7 @@ class _Tries:
         self.limit_s = channel.timeout_s if timeout_s is None else timeout_s
         self._began = time.monotonic() if began is None else began
         self._pause_s = _PAUSE_S
-        self._slammed = 0  # attempts that ended with a closed connection, one after the other
+        self._slammed = 0  # how many attempts in a row ended with a closed connection
 
     def restart(self) -> None:
         """Something has come: the time begins anew."""
@@ -475,7 +479,7 @@ class _Tries:
         self._pause_s = _PAUSE_S
 
     def after(self, error: Any, what: str, leaf: int | None) -> float:
-        """Waits before the next attempt, and tells how long that may take; else it raises."""
+        """Waits, and returns how long the next attempt may take. Raises if there is to be none."""
         failed = self._channel.fail(error, what)
         if failed is not None:
             raise failed from None
@@ -507,7 +511,7 @@ class _Tries:
 def _given_up(
     address: str, what: str, seconds: float, error: Any, leaf: int | None = None
 ) -> StateKitError:
-    """The exception for a peer that was asked in vain for so long."""
+    """The exception for a peer that was asked in vain for `seconds`."""
     details = error.details() or "no reason given"
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return PeerRefusedError(
@@ -531,19 +535,19 @@ def _nonsense(address: str, what: str) -> PeerError:
 
 
 def _parts(call: Any) -> Iterator[Any]:
-    """A call about many leases as several that fit into a message each."""
+    """A call about many leases as several calls, each of which fits into a message."""
     for start in range(0, max(len(call.leases), 1), wire.ITEMS_MAX):
         yield call._replace(leases=call.leases[start : start + wire.ITEMS_MAX])
 
 
 class _Answers:
-    """The answers to a FetchCall: held until a leaf is complete, and checked to be the next one."""
+    """The answers to a FetchCall: held until a leaf is complete. Leaves must come in order."""
 
     def __init__(self, address: str, call: FetchCall, leaf_bytes: int) -> None:
         self._address = address
         self._leaf_bytes = leaf_bytes
         self._leases = call.leases
-        self._at = 0  # of the lease whose turn it is
+        self._at = 0  # the index of the lease whose turn it is
         self._held: list[Piece] = []
         self._bytes = 0
 
@@ -562,7 +566,7 @@ class _Answers:
         return bool(self._held)
 
     def add(self, piece: Piece) -> list[Piece]:
-        """All pieces of the leaf, if this is the last one of it; else none."""
+        """All pieces of the leaf if this is its last one; else []."""
         if piece.leaf != self.leaf:
             raise _nonsense(self._address, f"leaf {piece.leaf}, out of turn")
         self._bytes += len(piece.blocks)
@@ -591,12 +595,12 @@ class _Answers:
 
 
 class PeerStream:
-    """The background stream of a migration: iterate it for pieces, and grant what may come.
+    """The background stream of a migration: iterate over its pieces, and grant how much may come.
 
-    It ends when the source has sent everything, or raises: PeerLostError after timeout_s in which
-    not even a sign of life came, PeerError if more comes than was granted. It is not opened again
-    by itself, for only the caller knows what it has by then. One thread iterates; any may grant()
-    and close().
+    It ends when the source has sent everything, or raises: PeerLostError after timeout_s without
+    any sign of life, PeerError if more comes than was granted. It does not reopen by itself,
+    because only the caller knows which leaves it has by then. One thread iterates; any thread may
+    call grant() and close().
     """
 
     def __init__(self, channel: PeerChannel, call: StreamCall, credit: int) -> None:
@@ -611,7 +615,7 @@ class PeerStream:
         self._messages = channel._many("Stream", self._requests(wire.put_stream(call), credit))
 
     def _requests(self, opening: bytes, credit: int) -> Iterator[bytes]:
-        """Runs in a thread of gRPC's. What was granted is said again now and then: see _credits."""
+        """Runs in a thread of gRPC. Repeats the credit now and then: see _credits in server.py."""
         yield opening
         beat_s = min(self._channel.timeout_s, self._channel.limits.call_s) / 3
         total = credit
@@ -626,7 +630,7 @@ class PeerStream:
             total = max(total, granted)
 
     def grant(self, bytes_total: int) -> None:
-        """So many bytes of blocks may come in all. Less than was granted before changes nothing."""
+        """Bytes of blocks that may come in all. A smaller number than before changes nothing."""
         with self._lock:
             if bytes_total <= self._granted:
                 return
@@ -667,10 +671,11 @@ class PeerStream:
         return pieces
 
     def _check(self, pieces: list[Piece]) -> None:
-        """Whoever reads ahead must not be made to hold more than it has granted.
+        """The source must not make this process hold more than it has granted.
 
-        With room for a message that comes twice. And a leaf comes once, in pieces of CHUNK_BYTES:
-        without bytes, or with one each, they would be many for the same credit.
+        There is room for one message more, which may come twice. The number of pieces is limited,
+        too: a leaf comes once, in pieces of CHUNK_BYTES. With empty pieces, or pieces of one byte,
+        there could be very many for the same credit.
         """
         self._received += sum(len(piece.blocks) for piece in pieces)
         self._count += len(pieces)
@@ -685,7 +690,7 @@ class PeerStream:
             )
 
     def close(self) -> None:
-        """Wants no more: the source stops, and iterating ends."""
+        """Nothing more is wanted: the source stops, and iterating ends."""
         self._is_closed = True
         self._grants.put(None)
         self._messages.cancel()
@@ -702,21 +707,22 @@ class PeerStream:
 
 
 def _open(address: str, tls: TLS | None, limits: Limits, timeout_s: float) -> Any:
-    """A connection of its own, not one that gRPC shares between channels."""
+    """Opens a connection of its own, not one that gRPC shares between channels."""
     alive_ms = min(max(1000, int(timeout_s * 250)), 10_000)
     options = [
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", limits.message_bytes),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),  # peers are reached directly, whatever the environment says
-        ("grpc.enable_retries", 0),  # done here, where the deadline is known
+        ("grpc.enable_retries", 0),  # we retry ourselves, since we know the deadline
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS_MAX),
         ("grpc.min_reconnect_backoff_ms", alive_ms),  # how long an attempt to connect may take
-        # Before the server closes it, which gRPC would remark upon on stderr. (A second at least.)
+        # An idle connection is closed before the server does so, which gRPC would report on stderr.
+        # (gRPC takes a second at least.)
         ("grpc.client_idle_timeout_ms", max(1000, int(limits.idle_s * 500))),
-        # A peer that is gone without a word is found out by pings.
+        # Pings find a peer that has vanished without closing its connection.
         ("grpc.keepalive_time_ms", alive_ms),
         ("grpc.keepalive_timeout_ms", alive_ms),
         ("grpc.http2.max_pings_without_data", 0),  # without limit

@@ -1,13 +1,13 @@
-"""Fields: messages of peer.proto as bytes, for those that are sent all the time.
+"""Fields: messages of peer.proto as bytes, for those messages that are sent all the time.
 
-protobuf for Python gives memory back to the system with each 10,000 messages that it has freed
+protobuf for Python gives memory back to the system after every 10,000 messages that it has freed
 (malloc_trim), which looks through the whole heap. In a process with a gigabyte of state that takes
-0.1 s, in which nothing else runs: records would wait for it every few seconds of a hand-over. So
-only what is said once in a hand-over is written and read by protobuf; the rest is here. Columns of
-numbers have a fixed width in peer.proto, which makes each of them one copy.
+0.1 s, during which nothing else runs: records would wait for it every few seconds of a hand-over.
+So protobuf writes and reads only what is said once in a hand-over; this module does the rest.
+Columns of numbers have a fixed width in peer.proto, so each column takes one copy.
 
-What is read may come from a stranger: WireError is the only thing that read() and its Fields
-raise, and n bytes never become more than about 30 n bytes of memory.
+Bytes that are read may come from a stranger: read() and its Fields raise nothing but WireError, and
+n bytes never become more than about 30 n bytes of memory.
 """
 
 import sys
@@ -18,17 +18,17 @@ from typing import Any, NoReturn
 from statekit.native.buffers import BufferSlice
 
 FIELDS_MAX = 3 * 65536  # in one message
-_FIELD_MAX = 15  # then a tag is one byte
-_PART_BYTES = 4096  # what is smaller is copied: that is cheaper than a BufferSlice
+_FIELD_MAX = 15  # up to this number a tag is one byte
+_PART_BYTES = 4096  # smaller parts are copied, which is cheaper than a BufferSlice
 _NUMBER, _BYTES = 0, 2  # how a field is written: the lowest three bits of its tag
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
 class WireError(Exception):
-    """What a peer sent breaks the rules, and which. It never leaves this package."""
+    """What a peer sent breaks the rules; the message says how. It never leaves this package."""
 
 
-# ---- Writing: each gives the bytes of one field
+# ---- Writing: each function gives the bytes of one field
 
 
 def number(field: int, value: int) -> bytes:
@@ -58,7 +58,7 @@ def item(field: int, value: bytes) -> bytes:
 
 
 def head(field: int, size: int) -> bytes:
-    """What comes before so many bytes."""
+    """What comes before a field of `size` bytes."""
     tag = field << 3 | _BYTES
     return bytes((tag, size)) if size < 1 << 7 else bytes((tag, *_varint(size)))
 
@@ -78,7 +78,7 @@ def _little_endian(found: "array[int]") -> "array[int]":
 
 
 def _varint(value: int) -> list[int]:
-    """A number in 7 bits a byte, the lowest first."""
+    """A number in bytes of 7 bits each, the lowest bits first."""
     found = []
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -91,7 +91,7 @@ def _varint(value: int) -> list[int]:
 
 
 class Fields:
-    """The fields of a message. Those that are not there are empty."""
+    """The fields of a message. A field that is not there reads as empty."""
 
     __slots__ = ("_found", "_what")
 
@@ -100,7 +100,7 @@ class Fields:
         self._what = what
 
     def number(self, field: int) -> int:
-        """The last one counts, as in protobuf."""
+        """If the field came several times, the last one counts, as in protobuf."""
         found = self._found.get(field)
         if found is None:
             return 0
@@ -117,7 +117,7 @@ class Fields:
         return bytes(found[-1]) if found else b""
 
     def items(self, field: int) -> list[Any]:
-        """All that came, in order: bytes, or Parts where read() was told."""
+        """All values that came, in order: bytes, or a BufferSlice for a large one of `parts`."""
         found = self._found.get(field, [])
         if found and int in {value.__class__ for value in found}:
             self._refuse()
@@ -151,7 +151,7 @@ class Fields:
 
 
 def read(data: bytes, what: str, parts: int = 0) -> Fields:
-    """The fields of a message named so. parts: the field whose bytes are not copied if many."""
+    """The fields of a message. what: its name; parts: a field with large values, not copied."""
     found: dict[int, list[Any]] = {}
     at = count = 0
     end = len(data)
@@ -181,7 +181,7 @@ def read(data: bytes, what: str, parts: int = 0) -> Fields:
 
 
 def _read_varint(data: bytes, at: int, what: str) -> tuple[int, int]:
-    """The number there, and where it ends."""
+    """The number that begins at `at`, and where it ends."""
     found = shift = 0
     while shift < 70 and at < len(data):
         byte = data[at]
@@ -194,7 +194,7 @@ def _read_varint(data: bytes, at: int, what: str) -> tuple[int, int]:
 
 
 def cut(data: bytes, sizes: Sequence[int], what: str) -> list[bytes]:
-    """Bytes that lie one after the other."""
+    """Cuts bytes into pieces of these sizes, which must add up to all of them."""
     if sum(sizes) != len(data):
         raise WireError(f"no {what}: {len(data)} bytes that are to be {sum(sizes)}")
     found, at = [], 0

@@ -1,8 +1,8 @@
 """statekit.connect(): looking at the state of a running process, from outside and read only.
 
-A Remote has the methods by which a provider declares states; what they give has only those for
-reading, and everything read is a plain copy. A key that the process does not own is answered with
-the error that it would raise itself (NotOwnedError), not with "no such key".
+A Remote has the methods by which a provider declares states. The states that they give have only
+methods for reading, and everything read is a plain copy. For a key that the process does not own,
+reading raises the error that the process itself would raise (NotOwnedError), not "no such key".
 """
 
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D")
 
-_list = list  # Remote.list hides it
+_list = list  # Remote.list hides the built-in
 _NO_DEFAULT: Any = object()
 _MISSING: Any = object()
-_KEYS = 1024  # asked for at once: their values should fit into a message
+_KEYS = 1024  # how many are asked for at once: their values should fit into a message
 _NUMBERS = {"i64": Struct("<q"), "f64": Struct("<d")}
 _FORMS = {"list": "list", "dict": "map", "set": "set"}
 
@@ -42,8 +42,8 @@ def connect(
 ) -> "Remote":
     """The state of the process that serves at an address: see Remote.
 
-    PeerRefusedError if it lets nobody in without another token or certificate, PeerLostError if
-    nobody answers there within timeout_s.
+    PeerRefusedError if the process wants another token or certificate, PeerLostError if nobody
+    answers there within timeout_s.
     """
     from statekit.remote.channel import PeerChannel  # needs gRPC
 
@@ -79,7 +79,7 @@ class Remote:
 
     @property
     def key_groups(self) -> tuple[range, ...]:
-        """Those that the process owns now."""
+        """The key-groups that the process owns now."""
         return self._ask_hello().owned
 
     @property
@@ -129,7 +129,7 @@ class Remote:
         return self.state(name, dict[map_key, value], key=key)
 
     def state(self, name: str, hint: type[T], *, key: KeyType = str) -> "RemoteState[T]":
-        """What a type hint says: lists, dicts and sets, nested as you like; else a value."""
+        """A state of any type hint: lists, dicts and sets, nested as you like, or else a value."""
         codec = make_shape(hint).codec
         tag = codec.type[0] if isinstance(codec.type, _list) else ""
         form = _FORMS.get(tag, "value")
@@ -191,7 +191,7 @@ class RemoteState(Generic[T]):
         self.schema = asked
         self._stored = stored
         self._codec = codec
-        # Kept encoded: what a caller does to what it gets must not change the default.
+        # Kept encoded: a caller may change the object that it gets, but not the default.
         self._default = default if default is _NO_DEFAULT else codec.encode(default)
 
     @property
@@ -225,7 +225,7 @@ class RemoteState(Generic[T]):
         return found  # type: ignore[no-any-return]
 
     def __iter__(self) -> NoReturn:
-        # Without it, Python would ask for the keys 0, 1, 2, ...
+        # Without this method, Python would ask for the keys 0, 1, 2, ...
         raise KindError(
             f"state {self.name!r} at {self._channel.address} cannot be gone through from outside: "
             "a connection reads the keys that it is asked for. Use get_many(keys), or restore a "
@@ -246,7 +246,7 @@ class RemoteState(Generic[T]):
     def _read(self, keys: list[Any]) -> list[Any]:
         """The decoded values; _MISSING where there is none."""
         reply = self._channel.query(QueryCall(self.name, tuple(map(self._encoded, keys))))
-        if reply.schema != self._stored:  # the process has changed it meanwhile
+        if reply.schema != self._stored:  # the process has changed the schema meanwhile
             check_evolution(reply.schema, self.schema)
             self._stored = reply.schema
         return [

@@ -2,12 +2,12 @@
 
 The rules, in one place:
 
-- A server listens on loopback or a Unix socket, unless it has TLS and asks its peers who they are:
-  for a token, or for certificates of their own (mutual TLS).
+- A server listens on loopback or a Unix socket only, unless it has TLS and asks its peers who they
+  are: for a token, or for certificates of their own (mutual TLS).
 - A token goes over TLS, or stays in this machine.
-- insecure=True lifts both, and is for networks that nobody else is in.
-- That a later generation has begun, so that this process owns nothing any more, is believed of
-  those only who have shown who they are: by the token, or by a certificate.
+- insecure=True lifts both rules, and is for networks that nobody else can reach.
+- A peer may say that a later generation has begun, so that this process owns nothing any more. That
+  is believed only if the peer has shown who it is, by the token or by a certificate.
 """
 
 import hmac
@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeAlias
 
 from statekit.errors import ArgumentError, PeerRefusedError, shorten
 
-PEM: TypeAlias = str | os.PathLike[str] | bytes  # a path, or what is in the file
+PEM: TypeAlias = str | os.PathLike[str] | bytes  # the path of a file, or its contents
 
 TOKEN_CHARS_MIN = 16  # 96 bits, if it is random and in base64
-TOKEN_CHARS_MAX = 1024  # it goes with every call
+TOKEN_CHARS_MAX = 1024  # the token is sent with every call
 TOKEN_KEY = "authorization"
 _TOKEN = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}")
@@ -94,11 +94,12 @@ def _bad_address(address: object) -> ArgumentError:
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """Certificates, as paths of PEM files or as the bytes in them.
+    """Certificates, as paths of PEM files or as their contents.
 
     cert, key    who this process is: needed by a server, and by a client of a server with `ca`
-    ca           who signed the certificates of the others. A server with it lets in nobody without
-                 a certificate (mutual TLS); a client without it trusts what the system trusts
+    ca           who signed the certificates of the other side. A server that has a ca lets nobody
+                 in without a certificate (mutual TLS). A client without a ca trusts what the system
+                 trusts
     server_name  the name that a client expects in the server's certificate, if it is not the host
                  in the address
     """
@@ -130,7 +131,7 @@ class TLS:
 
 
 class Certificates(NamedTuple):
-    """The bytes of a TLS' files. Never shown: one is a secret."""
+    """The contents of the files of a TLS. Never shown, because the key is a secret."""
 
     cert: bytes | None
     key: bytes | None
@@ -165,7 +166,7 @@ def _pem(given: PEM | None, name: str, kind: bytes) -> bytes | None:
 
 
 def check_token(token: str | None) -> str | None:
-    """Itself. ArgumentError, without the token in it, if it can be none."""
+    """Returns the token. ArgumentError, which does not show it, if it is not a possible token."""
     if token is None:
         return None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
@@ -182,12 +183,12 @@ def check_token(token: str | None) -> str | None:
 
 
 def bearer(token: str) -> str:
-    """What goes with a call, under TOKEN_KEY."""
+    """What is sent with a call, under TOKEN_KEY."""
     return f"Bearer {token}"
 
 
 def shows(expected: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """True if the metadata of a call have the token; how long it takes says nothing about it."""
+    """True if the metadata of a call contain the token. Takes as long for any wrong token."""
     for key, value in metadata:
         if key == TOKEN_KEY:
             given = value.encode() if isinstance(value, str) else value
@@ -200,17 +201,17 @@ def shows(expected: bytes, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
 
 
 def knows_callers(tls: TLS | None, token: str | None) -> bool:
-    """Whether a server knows of those who call it that they are members of the job."""
+    """Whether a server knows that its callers are members of the job."""
     return bool(token) or (tls is not None and tls.ca is not None)
 
 
 def knows_servers(tls: TLS | None, token: str | None) -> bool:
-    """Whether one who calls knows that of the server: by its certificate, or they share a token."""
+    """Whether a caller knows that the server is a member: by its certificate or a shared token."""
     return bool(token) or tls is not None
 
 
 def unbelieved(generation: int, ours: int, who: str = "a peer") -> PeerRefusedError:
-    """The exception for a stranger's word that our generation is over."""
+    """The exception for a stranger who says that our generation is over."""
     return PeerRefusedError(
         f"{who} says that generation {generation} has begun; this process is of generation {ours}. "
         "They have shown each other neither a token nor a certificate, so this is not believed, "

@@ -2,20 +2,21 @@
 
 Whoever calls, it stays within Limits:
 
-    threads   one pool of `threads + streams`, and one more for each running Stream or Scan. A call
-              that sends many messages has to get one of `streams` slots first, and is refused
-              without one: so `threads` are always left for the others
+    threads   one pool of `threads + streams`, and one more thread for each running Stream or Scan.
+              A call that sends many messages needs one of `streams` slots, and is refused if none
+              is free: so `threads` threads are always left for the other calls
     time      a peer that sends nothing or takes nothing for `call_s` is cut off (watch.py). When
-              many calls wait for what they were to send, those that wait longest go sooner
-    memory    messages above `message_bytes` are refused before they are read, calls above `calls`
-              and connections above `connections` as soon as they come. A connection without a call
-              is closed after `idle_s`, so that those who hold many keep nobody out for long
-    access    the token is looked at before anything of the call is read
+              many calls wait for their request, those that have waited longest are cut off sooner
+    memory    messages above `message_bytes` are refused before they are read. Calls above `calls`
+              and connections above `connections` are refused as soon as they come. A connection
+              without a call is closed after `idle_s`, so that a peer that holds many connections
+              does not keep others out for long
+    access    the token is checked before anything of the call is read
 
-The methods are all written as ones that take a stream of requests, on the wire there is no
-difference. gRPC's own methods for single requests would wait for the request in a thread of the
-pool before anybody could cancel them. And no (de)serializers or interceptors are given to gRPC: it
-runs Python code for each, and reports what they raise as its own failure.
+All methods are registered as taking a stream of requests; on the wire there is no difference.
+gRPC's own methods for single requests would wait for the request in a thread of the pool before
+anybody could cancel them. And gRPC is given no (de)serializers or interceptors: it runs Python code
+for each of them, and reports what they raise as a failure of its own.
 """
 
 import collections
@@ -67,13 +68,13 @@ except ImportError as error:
 SERVICE = "statekit.v1.Peer"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _FETCH_BYTES = CHUNK_BYTES  # of blocks in the one message that answers Fetch
-_PIECES = 1024  # in one message, at most: small leaves come by the thousand
+_PIECES = 1024  # at most in one message: there may be thousands of small leaves
 _BEAT_S = 2.0  # a stream with nothing to send says so this often
 _GRACE_S = 0.1  # for calls that are just being answered
 _METADATA_BYTES = 16 * 1024
 _log = logging.getLogger("statekit.remote")
 
-# What a peer that is not written in Python learns from the code alone.
+# The codes for peers that are not written in Python: the code is all that they understand.
 _CODES: tuple[tuple[type[StateKitError], Any], ...] = (
     (PeerRefusedError, grpc.StatusCode.PERMISSION_DENIED),
     (FencedError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -86,7 +87,7 @@ _Requests = Iterator[bytes]
 
 
 def options(limits: Limits) -> list[tuple[str, int]]:
-    """gRPC's settings that a server and its channels share."""
+    """gRPC's settings for the sizes of messages and of metadata."""
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", limits.message_bytes),
@@ -100,19 +101,19 @@ def _server_options(limits: Limits) -> list[tuple[str, int]]:
     idle_ms = max(1, int(limits.idle_s * 1000))
     return [
         *options(limits),
-        ("grpc.so_reuseport", 0),  # else two servers may have one port, and each half of the calls
+        ("grpc.so_reuseport", 0),  # else two servers may share a port, and each gets half the calls
         ("grpc.max_concurrent_streams", limits.calls),  # of one connection
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", min(call_ms, max(idle_ms, 1000))),
-        # A peer that is gone without a word is found out by pings, in 15 s at most.
+        # Pings find a peer that has vanished without closing its connection, in 15 s at most.
         ("grpc.keepalive_time_ms", min(call_ms, 10_000)),
         ("grpc.keepalive_timeout_ms", min(call_ms, 5_000)),
         ("grpc.keepalive_permit_without_calls", 1),
         # Pings more often than channels send them are an attack.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 4),
-        # There are so many connections, and somebody who opens them all and says nothing would keep
-        # the others out. Opening another takes a peer a few milliseconds, if it was idle for long.
+        # The number of connections is limited. A peer that opens all of them and says nothing would
+        # keep the others out. A peer that was idle for long opens another in a few milliseconds.
         ("grpc.max_connection_idle_ms", idle_ms),
     ]
 
@@ -120,7 +121,7 @@ def _server_options(limits: Limits) -> list[tuple[str, int]]:
 class PeerServer:
     """Serves until close(). `address` is where it really listens, with the port.
 
-    service    what answers. It is called as soon as the server is there
+    service    what answers. It may be called as soon as the server exists
     address    "127.0.0.1:0" (any free port), "[::1]:7000", "unix:/path"; see security.py
     insecure   let it listen outside this machine without TLS and token
     """
@@ -147,7 +148,7 @@ class PeerServer:
         self._is_closed = False
         self._counting = threading.Lock()
         self._figures: collections.Counter[str] = collections.Counter()
-        # Calls whose request is to come, and calls whose peer is to give or take more.
+        # Calls that wait for their request, and calls that wait for the peer to send or take more.
         self._opening = Watch(limits.call_s, "opening", crowd=limits.threads)
         self._running = Watch(limits.call_s, "running")
         self._handlers = self._make_handlers()
@@ -200,7 +201,7 @@ class PeerServer:
         self._server.stop(grace).wait()
         self._opening.close()
         self._running.close()
-        # Not waited for: a service that hangs must not make its server hang.
+        # Do not wait for the pool: a service that hangs must not make its server hang.
         self._pool.shutdown(wait=False)
 
     def __enter__(self) -> "PeerServer":
@@ -221,7 +222,7 @@ class PeerServer:
         if handler is None:
             return None
         self._opening.hurry()
-        # Health needs no token: it says yes or no, reads nothing, and probes have none.
+        # Health needs no token: it only says yes or no, reads nothing, and probes have no token.
         if self._bearer is None or method == _HEALTH or shows(self._bearer, metadata):
             return handler
         self._count("refused")
@@ -264,7 +265,7 @@ class PeerServer:
                 self._fail(context, error, name)
             except Exception as error:
                 if not context.is_active():
-                    raise  # gRPC's own, for a peer that is gone
+                    raise  # gRPC's own exception for a peer that is gone
                 self._fail(context, error, name)
             wait = running.begin(context.cancel)
             if not context.add_callback(lambda: running.end(wait)):
@@ -276,7 +277,7 @@ class PeerServer:
     def _streaming(
         self, name: str, answer: Callable[[_Requests, _Context], Iterator[bytes]]
     ) -> Callable[..., Iterator[bytes]]:
-        """A call with many replies: it needs one of the slots, and gives it back."""
+        """A call with many replies: it takes one of the slots, and gives it back at the end."""
         running = self._running
 
         def handle(requests: _Requests, context: _Context) -> Iterator[bytes]:
@@ -313,7 +314,7 @@ class PeerServer:
         yield b""
 
     def _fail(self, context: _Context, error: Exception, name: str) -> NoReturn:
-        """Tells the peer. A StateKitError goes as it is; of others it learns that they were."""
+        """Tells the peer. A StateKitError is sent as it is; of others only that one happened."""
         if isinstance(error, wire.WireError):
             self._count("bad_requests")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} was sent {error}")
@@ -353,19 +354,20 @@ class PeerServer:
         return wire.put_begin_reply(reply)
 
     def _learn(self, key_groups: int, subgroups: int) -> None:
-        """From what the service says itself: requests can be checked more closely then."""
+        """Learns the geometry from the service's own reply, to check requests more closely."""
         self._key_groups, self._leaves = key_groups, key_groups * subgroups
 
     def _fetch(self, data: bytes) -> bytes:
-        """The leaves that fit, each whole. One too many is dropped: FetchLong sends it again."""
+        """The leaves that fit into one message, each whole. FetchLong sends the others."""
         call = wire.read_fetch(data, self._leaves)
         taken: list[Piece] = []
-        whole = 0  # pieces of leaves that are taken to their last one
+        whole = 0  # how many of these pieces are of leaves whose last piece was taken, too
         room = min(_FETCH_BYTES, self.limits.message_bytes // 2)
         pieces = self._service.fetch(call)
         try:
             for piece in pieces:
-                # A leaf's first piece tells its size, so most that do not fit are seen at once.
+                # A leaf's first piece tells the leaf's size. So for most leaves that do not fit,
+                # this is seen at once.
                 is_first = whole == len(taken)
                 if max(piece.bytes_total if is_first else 0, len(piece.blocks)) > room:
                     return wire.put_pieces(taken[:whole], more=True)
@@ -461,7 +463,7 @@ def _bind(server: Any, address: Address, tls: TLS | None) -> Address:
             )
             port = server.add_secure_port(str(address), credentials)
     except ArgumentError:
-        raise  # about the certificates
+        raise  # it is about the certificates
     except (RuntimeError, ValueError) as error:
         port, reason = 0, str(error)
     else:
@@ -472,12 +474,12 @@ def _bind(server: Any, address: Address, tls: TLS | None) -> Address:
             "(port 0 finds one), an address of this machine, and a certificate with its key."
         )
     if address.port is None:
-        os.chmod(address.host, 0o600)  # as long as nobody is let in: start() comes later
+        os.chmod(address.host, 0o600)  # in time: nobody is let in before start()
     return address.at(port)
 
 
 def _receive(watch: Watch, requests: _Requests, context: _Context) -> bytes:
-    """The next request. What ends the wait early is gRPC's, and gRPC knows what to do with it."""
+    """The next request. If the wait ends early, gRPC raises its own exception and handles it."""
     wait = watch.begin(context.cancel)
     try:
         return next(requests)
@@ -488,9 +490,9 @@ def _receive(watch: Watch, requests: _Requests, context: _Context) -> bytes:
 
 
 def _credits(watch: Watch, requests: _Requests, context: _Context) -> Iterator[int]:
-    """What a stream may send in all, growing. Ends when the peer has gone or closed its side.
+    """How much a stream may send in all: growing numbers. Ends when the peer has gone or closed.
 
-    A channel repeats what it said when it has no more to give, and so is not cut off.
+    A channel that has no more credit to give repeats the last number, so that it is not cut off.
     """
     granted = 0
     while True:
@@ -510,25 +512,26 @@ def _close(iterator: Iterator[Any]) -> None:
 
 
 class _Outbox:
-    """Between the service, which makes pieces in a thread of its own, and the stream.
+    """Stands between the service, which makes pieces in a thread of its own, and the stream.
 
-    The pieces that are there when the last message has gone make up the next one: so messages are
-    large when the network is the slower side, and nothing waits when it is the faster one. And a
-    service that waits or works for long does not keep the stream from saying that it is alive.
+    The pieces that are ready when the last message has gone make up the next one. So messages are
+    large when the network is the slower side, and nothing waits when the network is the faster
+    side. And a service that waits or works for long does not keep the stream from showing that it
+    is alive.
 
-    The deque is shared without a lock, as leaves may be small and many. Who finds it empty or full
-    says so before looking at it once more, and the other side looks whether that was said after
-    each change: so one of the two always sees the other.
+    The deque is shared without a lock, because there may be many small leaves. A side that finds it
+    empty or full sets its flag (_is_empty, _is_full) before it looks once more. The other side
+    checks that flag after each change. So one of the two always notices the other.
     """
 
     def __init__(self, pieces: Iterator[Piece]) -> None:
         self._pieces = pieces
         self._queue: collections.deque[Piece] = collections.deque()
-        self._made = self._taken = 0  # bytes, each written by one side
+        self._made = self._taken = 0  # bytes; each number is written by one side only
         self._change = threading.Condition(threading.Lock())
-        self._is_full = self._is_empty = False  # a side waits
-        self._ended = False  # by the service
-        self._closed = False  # by the stream
+        self._is_full = self._is_empty = False  # the service waits for room, the stream for pieces
+        self._ended = False  # set by the service
+        self._closed = False  # set by the stream
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="statekit-stream", daemon=True)
 
@@ -575,14 +578,15 @@ class _Outbox:
         finally:
             self._closed = True
             self._notify()
-            # Its slot is not free before its thread is; one that hangs cannot be waited for.
+            # The slot is not free before the thread has ended. But a thread that hangs is not
+            # waited for longer than this.
             self._thread.join(patience_s)
             self._queue.clear()
         if self._error is not None:
             raise self._error
 
     def _wait_for_pieces(self, beat_s: float) -> bool:
-        """False at the end. True without any piece if none has come for beat_s."""
+        """False at the end. True if a piece is there, or none has come for beat_s."""
         until = time.monotonic() + beat_s
         with self._change:
             self._is_empty = True
@@ -595,7 +599,7 @@ class _Outbox:
             return bool(self._queue) or not self._ended
 
     def _take(self) -> list[Piece]:
-        """The pieces of the next message: none if there are none."""
+        """The pieces of the next message; [] if no piece is ready."""
         taken: list[Piece] = []
         size = 0
         while self._queue and len(taken) < _PIECES:

@@ -1,9 +1,10 @@
 """Cuts off peers that keep this process waiting.
 
-A thread that waits for a peer is lent to it. Watch knows since when each is waiting, and cancels
-what has waited for too long: without it, a peer that opens calls and sends nothing takes all
-threads of a server (slow loris), and one that is stopped in its tracks keeps its callers for ever.
-gRPC's own deadlines are the caller's to set, so a server cannot rely on them.
+A thread that waits for a peer can do nothing else. Watch knows since when each thread waits, and
+cancels calls that have waited for too long. Without it, a peer that opens calls and sends nothing
+would take all threads of a server (slow loris), and a peer that stops in the middle of a call would
+keep its callers waiting for ever. gRPC's own deadlines are set by the caller, so a server cannot
+rely on them.
 """
 
 import math
@@ -14,22 +15,24 @@ from collections.abc import Callable
 Cancel = Callable[[], object]
 
 
-HASTE_S = 0.25  # how long a wait may take while others want its thread
+HASTE_S = 0.25  # how long a wait may take while other calls need its thread
 
 
 class Watch:
-    """Waits that end after `limit_s`, by one thread for all of them.
+    """Ends waits that take longer than `limit_s`, with one thread for all of them.
 
-    crowd: with so many waits at once each may take HASTE_S only; hurry() says that there are.
+    crowd: if there are this many waits at once, each may take HASTE_S only. hurry() makes the
+    thread look soon.
 
-    begin() and end() are a dict's insertion and removal, because every call goes through them.
-    They need no lock: each is one operation of the interpreter, and expire() works on a copy.
+    begin() and end() only insert into a dict and remove from it, because every call goes through
+    them. They need no lock: each is one operation of the interpreter, and _expire() works on a
+    copy.
     """
 
     def __init__(self, limit_s: float, name: str, crowd: float = math.inf) -> None:
         self._limit_s = limit_s
         self._crowd = crowd
-        # When it began, how long it may take, what ends it; the oldest first.
+        # Of each wait: when it began, how long it may take, what ends it. The oldest comes first.
         self._waits: dict[object, tuple[float, float, Cancel]] = {}
         self.expired = 0
         self._stop = threading.Event()
@@ -38,17 +41,17 @@ class Watch:
         self._thread.start()
 
     def begin(self, cancel: Cancel, limit_s: float | None = None) -> object:
-        """A wait begins; returns what end() is to be told."""
+        """A wait begins; returns what to pass to end()."""
         wait = object()
         self._waits[wait] = (time.monotonic(), limit_s or self._limit_s, cancel)
-        self.hurry()  # those who came earlier may queue for the thread that this one has now
+        self.hurry()  # earlier calls may be queueing for the thread that this wait occupies now
         return wait
 
     def end(self, wait: object) -> None:
         self._waits.pop(wait, None)
 
     def hurry(self) -> None:
-        """Somebody new has come: those who keep a crowd of threads are to be looked at soon."""
+        """A new call has come: if a crowd of threads is waiting, look at them soon."""
         if len(self._waits) >= self._crowd:
             self._hurry.set()
 
@@ -64,12 +67,12 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.is_set():
             if len(self._waits) >= self._crowd or self._hurry.wait(self._limit_s / 4):
-                self._stop.wait(HASTE_S / 2)  # not more often, however many hurry
+                self._stop.wait(HASTE_S / 2)  # not more often than this, however many calls come
                 self._hurry.clear()
             self._expire()
 
     def _expire(self) -> None:
-        """Cancels all that have waited for too long."""
+        """Cancels all calls that have waited for too long."""
         most = HASTE_S if len(self._waits) >= self._crowd else math.inf
         now = time.monotonic()
         for wait, (since, limit, cancel) in self._waits.copy().items():

@@ -1,15 +1,15 @@
-"""Between the calls (calls.py) and their bytes (peer.proto).
+"""Converts between the calls (calls.py) and their bytes (peer.proto).
 
-put_*() write, read_*() read. Whatever is read comes from a stranger: it is checked here, all of it,
-before anything is made of it, and the only thing that read_*() raise is WireError. What they return
-is within these bounds and those of Limits:
+put_*() write, read_*() read. Whatever is read comes from a stranger. So all of it is checked here
+before it is used, and read_*() raise nothing but WireError. What they return is within these bounds
+and those of Limits:
 
-- columns that belong together have one length, and there are at most so many of everything
-- names are printable and short, and keys, states and leaves are such as a store may have
+- columns that belong together have the same length, and the number of everything is limited
+- names are printable and short; keys, states and leaves are such that a store may have them
 - numbers fit into 63 bits
 
-Blocks are not looked into: the store does that when they are installed. They are most of what is
-sent, so Pieces are written with one copy and read with none.
+The contents of blocks are not checked here: the store does that when they are installed. Blocks are
+most of what is sent, so Pieces are written with one copy and read with none.
 
 What is said once in a hand-over goes through protobuf, the rest through fields.py, which says why.
 """
@@ -62,8 +62,8 @@ STATE_BYTES_MAX: int = lib.SK_NAME_BYTES_MAX
 NUMBER_MAX = 2**63 - 1
 NAME_CHARS_MAX = 256  # of migrations, processes, strategies
 DIGEST_BYTES = 32  # SHA-256
-# Leases, keys or pieces in one message: as Python objects they take some 100 bytes each, so that a
-# message never becomes much more than 8 MB of them. PeerChannel cuts longer calls.
+# Leases, keys or pieces in one message. As Python objects they take some 100 bytes each, so all of
+# a message never take much more than 8 MB. PeerChannel cuts longer calls into several.
 ITEMS_MAX = 65536
 DESCRIPTION_BYTES_MAX = 4 << 20
 
@@ -71,7 +71,7 @@ _KINDS = (None, *PieceKind, None, None)  # by the lowest three bits of a head
 _FLAGS = tuple((bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(8))  # by the next three
 _new_piece: Callable[[Iterable[Any]], Piece] = partial(tuple.__new__, Piece)  # twice as fast
 _BLOCKS = 5  # the field of Pieces
-_PIECE_HEAD_BYTES_MAX = 64 + 4 * NAME_CHARS_MAX  # of a piece, beside its blocks
+_PIECE_HEAD_BYTES_MAX = 64 + 4 * NAME_CHARS_MAX  # of a piece, without its blocks
 
 M = TypeVar("M", bound=Message)
 C = TypeVar("C", InstalledCall, GiveBackCall)
@@ -97,7 +97,7 @@ def _parse(message: type[M], data: bytes) -> M:
 
 
 def _name(text: str, what: str, most: int = NAME_CHARS_MAX, least: int = 1) -> str:
-    # Names are logged and shown: what cannot be printed may be made to forge lines there.
+    # Names are logged and shown: unprintable characters could be used to forge lines there.
     if not (least <= len(text) <= most and text.isprintable()):
         _bad(f"{shorten(text)} for {what}")
     return text
@@ -141,7 +141,7 @@ def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]
 
 
 def _read_leases(found: Fields, field: int, leaves: int) -> Leases:
-    """The leaves of a field, and the epochs of the next one."""
+    """The leaves in one field, with their epochs in the next field."""
     leaf, epoch = found.column32(field), found.column64(field + 1)
     n = len(leaf)
     if len(epoch) != n or n > ITEMS_MAX:
@@ -400,7 +400,7 @@ def read_pick_reply(data: bytes, leaves: int = LEAVES_MAX) -> PickReply:
 
 
 def put_pieces(pieces: Sequence[Piece], more: bool = False) -> bytes:
-    """One message. The blocks are joined behind it: fields may come in any order."""
+    """One message. The blocks are appended at its end: fields may come in any order."""
     heads = []
     moved: list[str] = []
     fenced: list[int] = []
@@ -429,7 +429,7 @@ def put_pieces(pieces: Sequence[Piece], more: bool = False) -> bytes:
 def read_pieces(
     data: bytes, leaves: int = LEAVES_MAX, leaf_bytes: int = NUMBER_MAX
 ) -> tuple[list[Piece], bool]:
-    """The pieces of a message, and whether more were asked for."""
+    """The pieces of a message, and whether more leaves were asked for than it holds."""
     found = fields.read(data, "Pieces", parts=_BLOCKS)
     heads, at, epochs, totals = (
         found.column32(1), found.column32(2), found.column64(3), found.column64(4)
@@ -443,7 +443,8 @@ def read_pieces(
             _bad(f"leaf {max(at)} of {leaves}")
         _number(max(epochs), "an epoch")
         _number(max(totals), "the bytes of a leaf", leaf_bytes)
-    # Blocks keep their message in memory, which is counted by their bytes: there is no padding.
+    # Blocks keep their message in memory, but only the bytes of blocks are counted. So a message
+    # must not have padding.
     if len(data) > sum(map(len, blocks)) + (n + 1) * _PIECE_HEAD_BYTES_MAX:
         _bad(f"{len(data)} bytes for {n} pieces")
     to, generations = iter(found.texts(6)), iter(found.column64(7))
@@ -465,7 +466,7 @@ def read_pieces(
 
 
 def put_stream(call: StreamCall) -> bytes:
-    # `first` is a wish: what is beyond the limit comes in the order of the source.
+    # `first` is only a wish: leaves beyond the limit come in the order that the source chooses.
     return _message(
         "StreamRequest",
         (fields.text, 1, call.migration),
@@ -562,7 +563,7 @@ def put_query_reply(reply: QueryReply) -> bytes:
 
 
 def read_query_reply(data: bytes, keys: int) -> QueryReply:
-    """The answer to a question about so many keys."""
+    """The answer to a question about this number of keys."""
     found = fields.read(data, "QueryReply")
     marks, values = found.content(2), found.items(3)
     if len(marks) != keys or marks.count(1) + marks.count(0) != keys:
@@ -604,7 +605,7 @@ DONE: bytes = pb.Done().SerializeToString()
 
 
 def _put(message: type[Message], **values: Any) -> bytes:
-    """A message of what this process says: what does not fit is its caller's mistake."""
+    """A message that this process sends: if a value does not fit, that is the caller's mistake."""
     try:
         data: bytes = message(**values).SerializeToString()
     except (TypeError, ValueError) as error:
@@ -613,7 +614,7 @@ def _put(message: type[Message], **values: Any) -> bytes:
 
 
 def _message(what: str, *parts: Field) -> bytes:
-    """The same without protobuf, of fields: how each is written, its number, its value."""
+    """The same without protobuf. Each part is a field: how it is written, its number, its value."""
     try:
         return b"".join([write(field, value) for write, field, value in parts])
     except (TypeError, ValueError, OverflowError) as error:
@@ -629,7 +630,7 @@ def _unfit(what: str, error: Exception) -> ArgumentError:
 
 # ---- Errors
 
-ERROR_KEY = "statekit-error-bin"  # under which they travel, behind an answer
+ERROR_KEY = "statekit-error-bin"  # the key of an error in the metadata that ends an answer
 _ERROR_CHARS_MAX = 2000  # gRPC refuses metadata above 8 KB
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "state": str, "record": int, "status": int, "peer": str, "leaf": int, "seconds": (float, int),
@@ -643,7 +644,7 @@ _CLASSES: dict[str, type[StateKitError]] = {
 
 
 def put_error(error: StateKitError) -> bytes:
-    """An error as JSON: its class, message and plain fields. Its key is the user's, and stays."""
+    """An error as JSON: its class, message and plain fields. Its key, user data, is not sent."""
     known = next(cls for cls in type(error).__mro__ if cls.__name__ in _CLASSES)
     fields = {
         name: value
@@ -657,7 +658,7 @@ def put_error(error: StateKitError) -> bytes:
 
 
 def read_error(data: bytes) -> StateKitError:
-    """The same error, of a class that errors.py has. PeerError if it is none."""
+    """The same error, of a class that errors.py has. PeerError if it cannot be read."""
     try:
         found = json.loads(data.decode())
         cls, message = _CLASSES[found["class"]], found["message"]

@@ -1,7 +1,7 @@
 """Plain values: what a state holds, read and written by its schema alone, without your classes.
 
 A checkpoint says of every state what type it has (schema.py). That is enough to show a value to a
-person, to put it into a file, and to make bytes of what a person wrote. Two styles:
+person, to put it into a file, and to turn what a person wrote into bytes. There are two styles:
 
     type                 "json": for people and scripts         "columns": for Arrow and Parquet
     int, bool, str, None as it is                               as it is
@@ -21,12 +21,12 @@ person, to put it into a file, and to make bytes of what a person wrote. Two sty
     Any, other unions    as JSON has it, with markers           that JSON as text
     timers               array of due times                     list of ints
 
-Markers stand in an Any for what JSON has not: {"$bytes": "0x6162"}, {"$datetime": "..."},
+Inside an Any, markers stand for what JSON lacks: {"$bytes": "0x6162"}, {"$datetime": "..."},
 {"$float": "NaN"}, {"$ext": [code, "0x.."]}, and {"$map": [[key, value], ...]} for a map whose keys
 are not all text, or that looks like a marker. Keys: keys.py.
 
-A field that is not stored (it is newer than the value and has a default) is left out; one that the
-schema does not have any more is not shown.
+A field that is not stored is left out: it is newer than the value, and has a default. A field that
+the schema does not have any more is not shown.
 
 >>> schema = StateSchema("prefs", "map", "s", ["dict", "int", ["set", "str"]])
 >>> codec = PlainCodec(schema)

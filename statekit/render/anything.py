@@ -1,4 +1,4 @@
-"""Any: JSON as it comes, with markers for what JSON has not (see the package)."""
+"""Any: JSON as it comes, with markers for what JSON does not have (see the package)."""
 
 import datetime
 import math
@@ -19,7 +19,7 @@ from statekit.render.wire import (
     write_at,
 )
 
-_DEPTH_MAX = 64  # the store takes 32 containers in each other
+_DEPTH_MAX = 64  # enough: the store takes containers that are nested 32 deep
 
 
 def read_any(value: Any) -> Any:

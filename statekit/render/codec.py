@@ -54,10 +54,10 @@ _LETTERS = {"str": "s", "bytes": "b", "int": "i"}
 
 
 class PlainCodec:
-    """Values of one state: from what a Block gives to plain, and from plain to what a store takes.
+    """Turns what a Block gives into plain values of one state, and these into what a store takes.
 
-    has_naive: read datetimes as text in the style "columns" too. A column has a time zone or has
-    none, and a state may hold both: then only text says what is there.
+    has_naive: read datetimes as text in the style "columns", too. A column either has a time zone
+    or has none, but a state may hold datetimes of both sorts: then only text can tell them apart.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PlainCodec:
             ) from None
 
     def write(self, plain: Any) -> bytes:
-        """The bytes that State.put_encoded() takes. BadValueError says where it does not fit."""
+        """The bytes that State.put_encoded() takes. BadValueError says which part does not fit."""
         try:
             if self.kind == "timers":
                 return _write_timers(plain)
@@ -121,7 +121,7 @@ class NaiveDatetimeError(ValueError):
 
 
 class _Compiler:
-    """Makes the functions of a type. Records that are inside themselves are found by name."""
+    """Makes the functions of a type. A record that contains itself is found by its name."""
 
     def __init__(self, style: Style, has_naive: bool) -> None:
         self.is_json = style == "json"
@@ -129,7 +129,7 @@ class _Compiler:
         self.records: dict[str, tuple[str, list[Node]]] = {}
 
     def node(self, kind: Type, is_live: bool = False) -> Node:
-        """is_live: of the part that stays alive in the store, where sets are maps to nil."""
+        """is_live: this is in the part that is alive in the store, where sets are maps to nil."""
         if not self.is_json and not has_column(kind):
             return _as_text(_Compiler("json", False).node(kind, is_live))
         match kind:
@@ -153,7 +153,7 @@ class _Compiler:
                 self.records[name] = tag, cell
                 members = {field: (self.node(part), need) for field, (part, need) in fields.items()}
                 cell.append(_record(name, members) if tag == "record" else _row(name, members))
-                if before is not None:  # another one of that name, further out
+                if before is not None:  # another record of that name, which this one is inside of
                     self.records[name] = before
                 return cell[0]
             case ["enum", name, values]:
@@ -207,7 +207,7 @@ class _Compiler:
         read_item, write_item = item
 
         def read(value: Any) -> Any:
-            # In the live part a map from the members to nil, else an array.
+            # In the live part a set is a map from its members to nil, elsewhere it is an array.
             members = (
                 [one for one, _ in value] if isinstance(value, PackedMap) else expect_list(value)
             )
@@ -218,7 +218,7 @@ class _Compiler:
                 return sorted(found, key=to_json)
 
         def write_member(plain: Any) -> bytes:
-            # Members are found by their bytes: 0.0 and -0.0 are one.
+            # Members are found by their bytes, and 0.0 and -0.0 are the same member.
             return write_float(as_float(plain) + 0.0) if kind == "float" else write_item(plain)
 
         def write(plain: Any) -> bytes:
@@ -243,7 +243,7 @@ class _Compiler:
 
         def write(plain: Any) -> bytes:
             is_object = isinstance(plain, dict)
-            if not is_object and not _are_pairs(plain):  # pairs: from a column
+            if not is_object and not _are_pairs(plain):  # a column gives pairs
                 raise MisfitError(plain, "an object" if is_json else "a list of pairs")
             pairs: dict[bytes, bytes] = {}
             for one, other in plain.items() if is_object else plain:
@@ -301,7 +301,7 @@ class _Compiler:
         return Node(read, write)
 
     def _stored_classes(self, part: Type) -> tuple[type, ...]:
-        """What a member of a union is in MessagePack. msgspec lets no two be alike."""
+        """What a member of a union is in MessagePack. msgspec allows no two that are alike."""
         match part:
             case ["enum", _, values]:
                 return tuple({type(value) for value in values})
@@ -334,7 +334,7 @@ class _Compiler:
                 try:
                     return node.write(plain)
                 except MisfitError as misfit:
-                    # The one that came furthest knows best what is wrong.
+                    # The member that got furthest into the value knows best what is wrong.
                     if found is None or len(misfit.path) > len(found.path):
                         found = misfit
             assert found is not None
@@ -348,7 +348,7 @@ def _are_pairs(plain: Any) -> bool:
 
 
 def _as_text(node: Node) -> Node:
-    """A value whose type no column has: JSON text."""
+    """For a type that no column can hold: its values as JSON text."""
 
     def write_text(plain: Any) -> bytes:
         if not isinstance(plain, str):
@@ -363,7 +363,7 @@ def _as_text(node: Node) -> Node:
 
 
 def has_column(kind: Type) -> bool:
-    """Whether a column can hold a type as it is. Parquet has no unions, and nothing endless."""
+    """Whether a column can hold a type as it is. Parquet has no unions and no recursive types."""
     match kind:
         case "any" | ["dict", "any", _]:
             return False
@@ -467,7 +467,7 @@ def _row(name: str, members: _Members) -> Node:
         while there and plain[there[-1]] is None and not members[there[-1]][1]:
             if _takes_none(members[there[-1]][0]):
                 break
-            there.pop()  # a column has null where nothing is stored
+            there.pop()  # a column has null for a field that is not stored
         gap = next((one for one, two in zip(members, there, strict=False) if one != two), None)
         if gap is not None:
             raise MisfitError(plain, f"the field {gap!r} too, since {name} is stored by position")

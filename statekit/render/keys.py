@@ -42,7 +42,7 @@ def key_json(key: Any) -> Any:
 
 
 def key_text(codec: KeyCodec, key: Any) -> str:
-    """A key as one writes it on a command line.
+    """A key as it is written on a command line.
 
     >>> from statekit.keys import key_codec
     >>> key_text(key_codec("(sb)"), ("alice", b"ab"))

@@ -48,7 +48,7 @@ def write_float(plain: Any) -> bytes:
 
 def read_float(value: Any) -> float:
     if isinstance(value, int | float):
-        return float(value)  # an int was good for a float: the schema has changed
+        return float(value)  # an int: it was stored before the schema changed to float
     raise ValueError("not a float")
 
 

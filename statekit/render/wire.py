@@ -22,7 +22,7 @@ class Node(NamedTuple):
 
 
 class PackedMap(list[tuple[Any, Any]]):
-    """A map as MessagePack has it: its keys need not be what Python can hash."""
+    """A map as MessagePack has it: its keys need not be hashable in Python."""
 
 
 class MisfitError(Exception):

@@ -79,7 +79,7 @@ class ContainerState(KeyedState[V]):
         self._chunked(self._raw.put_many, keys, packed, needs_values=False)
 
     def _items_column(self, values: Any, codec: Codec, what: str) -> Column:
-        """A column of items: taken as it is where C can encode it, else encoded here."""
+        """A column of items: as it is if C can encode it, else encoded here."""
         letter = _NATIVE.get(codec.type) if isinstance(codec.type, str) else None
         name = f"the {what} for state {self.name!r}"
         if letter is not None:

@@ -1,4 +1,4 @@
-"""Whole states as Arrow tables: numbers straight from the store's columns, the rest one by one."""
+"""Whole states as Arrow tables: numbers directly from blocks, other values one by one."""
 
 from datetime import datetime, time
 from itertools import accumulate
@@ -87,8 +87,9 @@ _SCALARS = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string"
 def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
     """Values of a schema type as an Arrow array: maps as maps, records and tuples as structs.
 
-    Where the type leaves it open (Any, unions, dates), Arrow finds out from the values; what it
-    cannot hold becomes JSON text, and datetimes with and without a zone side by side ISO 8601.
+    Where the type does not say it (Any, unions, dates), Arrow chooses a type from the values.
+    Values that Arrow cannot hold become JSON text. If some datetimes have a zone and others do not,
+    all become text in ISO 8601.
     """
     pyarrow = package("pyarrow", "to_arrow()")
     match kind:
@@ -117,7 +118,7 @@ def arrow_array(values: list[Any], kind: Type) -> "pyarrow.Array":
 
 
 def _offsets(values: list[Any]) -> "pyarrow.Array":
-    """Where each container's items start; null for one that is not there."""
+    """Where each container's items start; null for a container that is None."""
     import pyarrow
 
     ends = list(accumulate((len(value or ()) for value in values), initial=0))
@@ -158,7 +159,7 @@ def _guessed(values: list[Any]) -> "pyarrow.Array":
 
 
 def _needs_text(values: list[Any]) -> bool:
-    """Whether they are times that no column has: with a time zone and without, and of day."""
+    """Whether no column can hold these times: some with a time zone, or times of day with one."""
     zones = {value.tzinfo is None for value in values if isinstance(value, datetime)}
     has_zone = any(isinstance(value, time) and value.tzinfo is not None for value in values)
     are_times = all(value is None or isinstance(value, datetime | time) for value in values)

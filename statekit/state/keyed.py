@@ -1,8 +1,8 @@
 """What states of every type can do: keys, items, deletion, batches, and how they show themselves.
 
-A typed state stands on a handle of the native store (`_raw`) and on the provider's residence,
-which brings what is not here. Operations call C directly and look at the answer; only what C could
-not do at once goes the long way, through `_when_here`.
+A typed state uses a handle of the native store (`_raw`) and the provider's residence, which brings
+entries that are not here. Operations call C directly and look at the answer. Only if C could not do
+the operation at once, it takes the long way through `_when_here`.
 """
 
 import sys
@@ -46,10 +46,10 @@ R = TypeVar("R")
 _contains: Callable[..., int] = lib.sk_contains
 _delete: Callable[..., int] = lib.sk_delete
 _OK: int = lib.SK_OK
-_MISSING: int = lib.SK_MISSING  # statuses above it are for _when_here
+_MISSING: int = lib.SK_MISSING  # _when_here handles statuses above it
 _SHOWN = 5  # entries in a repr
-_SHOWN_BYTES_MAX = 1 << 16  # values above that are not decoded for it
-NO_KEY: Any = object()  # for a value that is no key's: a default, or one of a batch
+_SHOWN_BYTES_MAX = 1 << 16  # larger values are not decoded for a repr
+NO_KEY: Any = object()  # for a value without a key: a default, or a value of a batch
 
 # The key of `with kv.key(...)`, for all states of all providers in this context.
 current_key: ContextVar[Any] = ContextVar("statekit_current_key")
@@ -113,7 +113,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         return status == _OK
 
     def drop(self, key: Any) -> None:
-        """Removes the entry, if there is one or not: discard() that does not ask the home."""
+        """Removes the entry, if there is one. Unlike discard(), it does not ask the home."""
         self._when_here(self._raw.delete, key, True)
 
     # ---- All entries
@@ -145,7 +145,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         return value
 
     def __len__(self) -> int:
-        """The number of entries. Counts at home too, so it may take long there."""
+        """The number of entries. Entries at home are counted, too, which may take long."""
         if self._residence.is_whole and not self.schema.timed:
             return self._residence.store.stats(self._raw).entries
         return sum(1 for _ in self._residence.scan(self._raw))
@@ -176,7 +176,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         return list(map(bool, found))
 
     def delete_many(self, keys: Any) -> int:
-        """Removes entries; how many there were."""
+        """Removes entries. Returns how many there were."""
         return sum(map(sum, self._chunked(self._raw.delete_many, keys)))
 
     def _chunked(
@@ -186,7 +186,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         *columns: Column,
         needs_values: bool = True,
     ) -> list[R]:
-        """Runs a batch: as one if all is here, else in parts that are brought here one by one."""
+        """Runs a batch: at once if all entries are here, else in parts that are fetched in turn."""
         column = key_column(keys, self._raw.codec, f"the keys for state {self.name!r}")
         with self._residence.timed_batch(self._raw):
             if self._residence.home is None:
@@ -237,7 +237,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         return self._residence.call_again(awaited, self._raw, call, *args)
 
     def _encoded_items(self, codec: Codec, values: Any, keys: Any = ()) -> list[bytes]:
-        """The values of a batch, each encoded; an error names the record, and its key if it can."""
+        """The values of a batch, each encoded. An error names the record and, if known, its key."""
         encode = codec.encode
         encoded: list[bytes] = []
         for item in value_items(values, self.name):
@@ -253,7 +253,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         return encoded
 
     def _misfit(self, fault: Exception, value: object, key: object, codec: Codec) -> StateKitError:
-        """The error for a value that codec.encode() did not take."""
+        """The error for a value that codec.encode() did not accept."""
         misfit = as_misfit(fault, value, codec)
         kind = OverflowStateError if misfit.is_too_large else BadValueError
         place = where(self.name) if key is NO_KEY else where(self.name, key)
@@ -280,7 +280,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
         except VALUE_FAULTS as fault:
             raise self._misfit(fault, value, key, codec) from None
 
-    # ---- How it introduces itself
+    # ---- How it is shown
 
     def _title(self) -> str:
         kinds = f"{self._raw.codec.python} -> {show(self.schema.type)}"
@@ -324,7 +324,7 @@ class KeyedState(InProcess, ABC, Generic[V]):
 
 
 def _shift_record(error: StateKitError, start: int, n: int) -> None:
-    """Makes an error about a part of a batch one about the batch."""
+    """Turns an error about a part of a batch into one about the whole batch."""
     if error.record is not None:
         told = f"record {error.record}"
         error.record += start
@@ -335,7 +335,7 @@ def _shift_record(error: StateKitError, start: int, n: int) -> None:
 
 
 def value_items(values: Any, state: str) -> Any:
-    """The values of a batch as Python objects. ColumnError for what is no column."""
+    """The values of a batch as Python objects. ColumnError if they are no column."""
     if isinstance(values, str | bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
         raise ColumnError(
             f"{shorten(values)} is no column of values{where(state)}. "
@@ -345,12 +345,12 @@ def value_items(values: Any, state: str) -> Any:
 
 
 def plain_items(values: Any) -> Any:
-    """A column as Python objects: Arrow's and NumPy's own are not what codecs and users expect."""
+    """A column as Python objects: codecs and users do not expect the scalars of Arrow or NumPy."""
     if hasattr(values, "to_pylist"):
         return values.to_pylist()
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(values, numpy.ndarray) and values.dtype.kind in "mM":
-        # Of nanoseconds NumPy would make ints.
+        # NumPy would turn nanoseconds into ints.
         whole = values.astype(f"{values.dtype.kind}8[us]")
         lost = (whole != values) & (values == values)  # NaT is not equal to itself
         if lost.any():

@@ -1,4 +1,4 @@
-"""Reducing and aggregating state: one value under each key that new ones are folded into."""
+"""Reducing and aggregating state: under each key one value, into which new values are folded."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -27,7 +27,8 @@ class _Folding(InProcess, Generic[A]):
 
     def __init__(self, values: ValueState[A]) -> None:
         self._values = values
-        # One for all handles of the state: two with a lock each would lose each other's folds.
+        # One lock for all handles of the state: two handles with a lock each would overwrite each
+        # other's folds.
         self._lock = values._residence.fold_lock(values.name)
 
     @property
@@ -84,7 +85,7 @@ class _Folding(InProcess, Generic[A]):
         return self._values.contains_many(keys)
 
     def delete_many(self, keys: Any) -> int:
-        """Removes entries; how many there were."""
+        """Removes entries. Returns how many there were."""
         with self._lock:
             return self._values.delete_many(keys)
 
@@ -101,7 +102,7 @@ class _Folding(InProcess, Generic[A]):
 
 
 class ReduceState(_Folding[V]):
-    """A value that new ones are reduced into.
+    """A value into which new values are reduced.
 
     operator.add, min and max of ints and floats run in C.
 
@@ -126,7 +127,7 @@ class ReduceState(_Folding[V]):
             self._native = getattr(values, native)
 
     def add(self, key: Any, value: V) -> V:
-        """Reduces a value into the key's; the result."""
+        """Reduces a value into the key's value. Returns the result."""
         if self._native is not None:
             return self._native(key, value)
         with self._lock:
@@ -136,7 +137,7 @@ class ReduceState(_Folding[V]):
             return result
 
     def add_many(self, keys: Any, values: Any) -> None:
-        """Reduces a column of values, each into its key's. Sums of numbers run in C."""
+        """Reduces a column of values, each into the value of its key. Sums of numbers run in C."""
         if self._function is operator.add and self._native is not None:
             self._values.add_many(keys, values)
             return
@@ -160,7 +161,7 @@ class ReduceState(_Folding[V]):
 
 
 class AggregateState(_Folding[A], Generic[A, I, R]):
-    """An accumulator that items are added to, and a result that is made of it.
+    """An accumulator to which items are added, and a result that is made from it.
 
     >>> import statekit as sk
     >>> mean = sk.open("memory:").aggregate(
@@ -186,7 +187,7 @@ class AggregateState(_Folding[A], Generic[A, I, R]):
         self._result = result
 
     def add(self, key: Any, item: I) -> R:
-        """Adds an item to the key's accumulator; the result then."""
+        """Adds an item to the key's accumulator. Returns the new result."""
         values = self._values
         with self._lock:
             accumulator = values.get(key, NO_DEFAULT) if key in values else NO_DEFAULT
@@ -237,7 +238,7 @@ class KeyedFold:
 
 
 def _pairs(state: ValueState[Any], keys: Any, values: Any) -> Iterator[tuple[Any, Any]]:
-    """A column of keys, in any form that batches take, and one of values as Python objects."""
+    """Pairs of a key and a value, from a column of keys in any form that batches take."""
     codec = state._raw.codec
     column = key_column(keys, codec, f"the keys for state {state.name!r}")
     items = list(value_items(values, state.name))

@@ -1,4 +1,4 @@
-"""Values of a batch: a sequence that decodes what is asked for, and converts as a whole."""
+"""Values of a batch: a sequence that decodes single values on demand, or converts all at once."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Values(Sequence[V], Generic[V]):
 
     def __init__(self, found: bytes, default: Callable[[], Any] | None) -> None:
         self.found = found  # one byte per key: 1 if there is a value
-        self._default = default  # makes what a missing value is, anew each time
+        self._default = default  # makes the value for a missing key, anew each time
 
     def _missing(self) -> Any:
         return None if self._default is None else self._default()
@@ -63,7 +63,7 @@ class Values(Sequence[V], Generic[V]):
         return f"<Values [{shown}{', ...' if len(self) > 10 else ''}], {len(self)} in all>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return list, (self.to_list(),)  # a copy, also in another process, is a list
+        return list, (self.to_list(),)  # copied or pickled, it becomes a list
 
     @abstractmethod
     def _value(self, at: int) -> Any:
@@ -154,7 +154,7 @@ class EncodedValues(Values[V]):
         super().__init__(b"".join(part.found for part in parts), default)
         self._parts = parts
         self._codec = codec
-        self._decode = decode  # the state's: it says what is wrong with a value it cannot read
+        self._decode = decode  # the state's function, which explains a value that it cannot read
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + len(part.found))

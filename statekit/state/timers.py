@@ -21,11 +21,11 @@ class Timer(NamedTuple):
 
 
 class TimersState(KeyedState[tuple[int, ...]]):
-    """Any number of timers under each key; setting one twice is setting it once.
+    """Any number of timers under each key. Setting one twice is the same as setting it once.
 
     Times are ints (milliseconds since 1970, or whatever your watermarks count in) or aware
-    datetimes. All timers are kept in memory, wherever the home is: what is to fire must be in
-    sight.
+    datetimes. All timers are kept in memory, wherever the home is: a timer that is due must be
+    found at once.
 
     >>> import statekit as sk
     >>> timers = sk.open("memory:").timers("expiry")
@@ -49,7 +49,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
         self._when_here(self._raw.set, key, as_ms(due, "due time"))
 
     def move(self, key: Any, due: Timestamp) -> None:
-        """Cancels the key's timers and sets this one: the end of a session that went on."""
+        """Cancels the key's timers and sets this one: for the end of a session that goes on."""
         at = as_ms(due, "due time")
         self.set(key, at)
         for other in self[key]:
@@ -72,7 +72,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
     def pop_due(self, watermark: Timestamp, limit: int | None = None) -> list[Timer]:
         """Takes out the timers that are due at the watermark, ordered by time, then by key.
 
-        Each timer is given to one caller once. limit: take only the first so many.
+        Each timer is given to one caller, once. limit: take at most this many, the first ones.
         """
         at = as_ms(watermark, "watermark")
         if limit is not None and (not isinstance(limit, int) or limit < 0):
@@ -88,9 +88,10 @@ class TimersState(KeyedState[tuple[int, ...]]):
             if len(taken) >= limit:
                 break
             try:
-                is_ours = self.cancel(key, due)  # else another caller has it
+                is_ours = self.cancel(key, due)  # False: another caller has it
             except StateKitError:
-                # Moved away, perhaps. What was taken must be delivered: it will not come again.
+                # The key may have moved away. Timers that were taken must be delivered: they will
+                # not come again.
                 if not taken:
                     raise
                 break
@@ -103,8 +104,8 @@ class TimersState(KeyedState[tuple[int, ...]]):
         """When the next timer is due; None if there is none."""
         self._residence.bring_timers()
         due = self._raw.next_due
-        if due is None and self:  # what the store counts may be handed over
-            return _LAST  # at the end of time, which C has for "none"
+        if due is None and self:  # by a scan: the store's count may include leaves handed over
+            return _LAST  # due at the end of time, the number by which C says "none"
         return due
 
     def _decoded(self, stored: Any) -> tuple[int, ...]:

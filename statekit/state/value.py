@@ -136,7 +136,7 @@ class ValueState(KeyedState[V]):
         return self._read(key, default)
 
     def _read(self, key: Any, default: Any) -> Any:
-        """The value, or the default for this call, or the state's; KeyError without either."""
+        """The value, or the default of this call, or that of the state; KeyError without either."""
         get = self._raw.get_encoded
         try:
             data = get(key)
@@ -157,7 +157,7 @@ class ValueState(KeyedState[V]):
         return default
 
     def _fresh_default(self) -> Any:
-        # Kept encoded: what a caller does to what it gets must not change the default.
+        # Kept encoded: a caller may change the object that it gets, but not the default.
         return NO_DEFAULT if self._default is NO_DEFAULT else self._decode(self._default)
 
     def put(self, key: Any, value: V) -> None:
@@ -184,15 +184,15 @@ class ValueState(KeyedState[V]):
     # ---- Numbers only
 
     def add(self: "ValueState[N]", key: Any, amount: N = 1) -> N:
-        """Adds to the number, or to the default (0 without one); the new number."""
+        """Adds to the number, or to the default (0 if there is none). Returns the new number."""
         raise self._not_numbers("add")
 
     def min(self: "ValueState[N]", key: Any, value: N) -> N:
-        """Lowers the number to this one, if that is less; the new number."""
+        """Lowers the number to this one, if this one is less. Returns the new number."""
         raise self._not_numbers("min")
 
     def max(self: "ValueState[N]", key: Any, value: N) -> N:
-        """Raises the number to this one, if that is more; the new number."""
+        """Raises the number to this one, if this one is more. Returns the new number."""
         raise self._not_numbers("max")
 
     def compare_and_set(self: "ValueState[N]", key: Any, expected: N | None, desired: N) -> bool:
@@ -204,7 +204,7 @@ class ValueState(KeyedState[V]):
     ) -> "Values[N] | None":
         """Adds to each key's number: one amount for all, or a column with one for each.
 
-        returning: give back the new numbers, as of each record's turn.
+        returning: give back the new numbers, each as it is right after its record.
         """
         raise self._not_numbers("add_many")
 
@@ -273,7 +273,7 @@ class NumberValueState(ValueState[N]):
         if _value_status() == _UNKNOWN:
             self._residence.fetch_one(self._raw, k)
             ptr = self._ptr
-            if ptr is not None:  # else it was closed meanwhile, which is told below
+            if ptr is not None:  # else it was closed meanwhile, and _read() below says so
                 value = read(ptr, self._id, k, len(k), self._if_missing)
                 if value == value and value != _NO_NUMBER:
                     return value
@@ -289,7 +289,7 @@ class NumberValueState(ValueState[N]):
                 k = encode(key)
                 value = read(self._ptr, self._id, k, len(k), default)
             except KEY_FAULTS:
-                return self._read(key, default)  # says what is wrong with a key; a default may be
+                return self._read(key, default)  # tells a bad key from a default that does not fit
             if value == value and value != _NO_NUMBER:
                 return value
         return self._read(key, default)
@@ -381,7 +381,7 @@ class NumberValueState(ValueState[N]):
 
 
 class KeyedValue(Generic[V]):
-    """A value state under one key: what kv.keyed(key).visits is.
+    """A value state under one key, such as kv.keyed(key).visits.
 
     >>> import statekit as sk
     >>> kv = sk.open("memory:")
@@ -414,7 +414,7 @@ class KeyedValue(Generic[V]):
         self._state[self._key] = value
 
     def add(self, amount: Any = 1) -> Any:
-        """Adds to a number; the new one."""
+        """Adds to a number. Returns the new one."""
         return self._state.add(self._key, amount)
 
     def exists(self) -> bool:

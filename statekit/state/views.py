@@ -1,15 +1,17 @@
 """Live views of lists, maps and sets in a state: Python's containers, with the native store behind.
 
 A view is a place, not a copy: a state, a key, and the path from the value's root, encoded as C
-reads it. Reading gives what is there now, and an empty container where nothing is; writing creates
-what is missing on the way (`_shape` tells C what). Views of nested containers are made by adding a
-step to the path, so a change touches the nodes on its path and nothing else is decoded.
+reads it. Reading gives what is there now, or an empty container if nothing is there. Writing
+creates containers that are missing on the way (`_levels` tells C which). A view of a nested
+container is made by adding a step to the path. So a change touches only the nodes on its path, and
+nothing else is decoded.
 
-One call is one step to other threads; a method that reads and then writes (sort, setdefault,
-slices with a step) is not.
+A method that makes one native call is atomic for other threads. A method that reads and then writes
+(sort, setdefault, slices with a step) is not.
 
-An item that is a list, dict or set is handed out as a view, and taken as a plain container. A view
-of a list's item stands for a position: after an insertion before it, for what is there then.
+An item that is a list, dict or set is returned as a view, and may be given as a plain container. A
+view of a list's item stands for a position: after an insertion before it, the view shows the item
+that is at this position then.
 """
 
 from collections.abc import (
@@ -98,7 +100,7 @@ class View(InProcess):
         self._shape: Any = shape
         self._levels = levels  # what to create on the way: a letter per level, down to here
 
-    # ---- The two calls. What C could not do at once goes through the raw handle, and _when_here.
+    # ---- The two calls. If C cannot do one at once, the raw handle does it, through _when_here.
 
     def _read(
         self,
@@ -167,7 +169,7 @@ class View(InProcess):
         done = None
         if length != -_IS_MISSING:
             done = state._when_here(state._raw.write, self._key, op, steps, arg, i, j, levels)
-        if done is None and creates:  # a map's entries are made on the way, a list's items are not
+        if done is None and creates:  # missing entries of maps are created, items of lists are not
             raise PathError(
                 f"the list item that this view stands for is gone"
                 f"{where(state.name, self._key)}. Take a new view of the list."
@@ -198,7 +200,7 @@ class View(InProcess):
         return self._decoded(self._shape.codec, self._data())
 
     def __copy__(self) -> Any:
-        return self._plain()  # as copy() does: a second view would be the same place
+        return self._plain()  # like copy(): a second view would stand for the same place
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self._plain()
@@ -219,7 +221,7 @@ class View(InProcess):
         return self._state is state and self._key == key and not self._steps
 
     def _is_view_of(self, value: Any, step: bytes) -> bool:
-        """True for the item itself: `view[key] += ...` has changed it in place already."""
+        """True if it is a view of that very item: `view[key] += ...` has changed it already."""
         return (
             isinstance(value, View)
             and value._state is self._state
@@ -227,13 +229,13 @@ class View(InProcess):
             and value._steps == self._steps + step
         )
 
-    # ---- A repr that is as long as one can read, and reads no more than it shows
+    # ---- A repr of readable length, which reads not much more than it shows
 
     def __repr__(self) -> str:
         return self._shown(_REPR_CHARS)
 
     def _shown(self, room: int) -> str:
-        """What is here in about so many characters, and how much more there is."""
+        """What is here, in about `room` characters, and how many more items there are."""
         opening, closing = _BRACKETS[self._shape.__class__]
         texts: list[str] = []
         used = 0
@@ -249,11 +251,11 @@ class View(InProcess):
         return f"{opening}{', '.join(texts)}{closing}"
 
     def _item_texts(self, room: int) -> Iterator[str]:
-        """Of one item after the other, read a few at a time."""
+        """The text of one item after the other. A few items are read at a time."""
         raise NotImplementedError
 
     def _entry_texts(self, show: Callable[[bytes, bytes], str]) -> Iterator[str]:
-        """Of the first entries of a map, or members of a set."""
+        """The texts of the first entries of a map, or members of a set."""
         raw = self._state._raw
         done, entries = 0, _REPR_PAGE
         while entries <= _REPR_ITEMS:
@@ -275,7 +277,7 @@ def _below(room: int) -> int:
 
 
 _REPR_CHARS = 2000
-_REPR_ITEMS = 1024  # no more would have room
+_REPR_ITEMS = 1024  # there would be no room for more
 _REPR_PAGE = 16  # items that are read at first: they may be large
 _split_array: Callable[[bytes], list[Any]] = Decoder(list[Raw]).decode
 _BRACKETS: dict[Any, tuple[str, str]] = {
@@ -330,7 +332,7 @@ class ListView(View, MutableSequence[T], Generic[T]):
         return found
 
     def _position(self, at: Any) -> int:
-        """A position from the front, of an item that is there."""
+        """The position from the front. IndexError if there is no such item."""
         position = _integer(at)
         length = len(self)
         if position < 0:
@@ -521,7 +523,7 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _clamped(at: Any) -> int:
-    """A position that fits into 64 bits: one beyond is out of range all the same."""
+    """A position that fits into 64 bits. A larger one is out of range anyway."""
     return max(-_END, min(_END, _integer(at)))
 
 
@@ -543,8 +545,8 @@ def _index_step(at: Any) -> bytes:
 class MapView(View, MutableMapping[K, V], Generic[K, V]):
     """A live dict, in the order of insertion.
 
-    A value that is a container is a view even under a key that is not there yet, as with a
-    defaultdict; the key comes into being with the first write. get() and `in` tell the truth.
+    If values are containers, a key that is not there yet gives a view, too, as with a defaultdict.
+    The key is created by the first write. get() and `in` tell whether it is really there.
 
     >>> import statekit as sk
     >>> prefs = sk.open("memory:").map("prefs", str, float)
@@ -740,7 +742,7 @@ class _Items(ItemsView[K, V]):
     _mapping: MapView[K, V]
 
     def __contains__(self, item: object) -> bool:
-        # A map of containers has a view under every key, there or not.
+        # A map of containers gives a view for every key, whether the key is there or not.
         match item:
             case (key, value) if key in self._mapping:
                 found: Any = self._mapping[key]  # type: ignore[index]
@@ -792,7 +794,7 @@ class SetView(View, MutableSet[T], Generic[T]):
         try:
             step = self._shape.item.encode(value)
         except VALUE_FAULTS:
-            return  # of another type: it cannot be here
+            return  # a value of another type cannot be here
         self._write(lib.SK_W_DELETE, self._steps + step, creates=False)
 
     def remove(self, value: Any) -> None:

@@ -3,8 +3,8 @@
     pip install statekit[storage]     fsspec; memory:// and, with pyarrow, hdfs://
     pip install statekit[s3]          s3fs too
 
-There are no options in the URL. Credentials, endpoint and region come from where the client
-takes them: for S3 the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...), ~/.aws, the role of
+There are no options in the URL. The client takes credentials, endpoint and region from its usual
+sources: for S3 the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...), ~/.aws, the role of
 the machine, or fsspec's own configuration (FSSPEC_S3_ENDPOINT_URL, ~/.config/fsspec/*.json).
 
     kind            write()                 create()                                   locks
@@ -12,12 +12,14 @@ the machine, or fsspec's own configuration (FSSPEC_S3_ENDPOINT_URL, ~/.config/fs
     memory://       one put                 the same, under a lock of this process     yes
     all others      put, then rename        look first, then put and rename            no
 
-A put is whole or not there. "All others" (HDFS, SFTP, ...) look and rename in two steps, so there
-two that publish the same number at the same moment can both succeed: one writer to a directory.
-The same goes for a server that speaks S3 but does not know conditional puts.
+A put either writes the whole object or nothing. "All others" (HDFS, SFTP, ...) look and rename in
+two steps. So two processes that publish the same number at the same moment can both succeed there:
+let only one process write to a directory. The same goes for a server that speaks S3 but does not
+know conditional puts.
 
-A put whose answer is lost is repeated by the client, and then finds its own object. So if there is
-an object with the same bytes, create() is content. Two that publish the same bytes both succeed.
+If the answer to a put is lost, the client repeats the put, and then finds its own object. So
+create() succeeds if there is an object with the same bytes already. Two processes that publish the
+same bytes both succeed.
 
 Listings are never cached: a checkpoint that another machine published must be seen.
 """
@@ -95,7 +97,7 @@ def open_fsspec(url: str) -> Storage:
     if not path.strip("/"):
         raise ArgumentError(f"{shown!r} names no directory. Name one: {shown}/checkpoints")
     if scheme in _OBJECT_STORES or scheme == _MEMORY:
-        # These keep no server in the URL: what is left of it is the place.
+        # URLs of these name no server: scheme and path are all that tells places apart.
         url = shown = f"{scheme}://{path.strip('/')}"
     else:
         url = f"{scheme}://{rest}".rstrip("/")
@@ -110,10 +112,11 @@ def _file_system(scheme: str, url: str, shown: str) -> tuple[Any, str]:
             f"{shown!r} needs the package fsspec, which cannot be imported ({error}). "
             f"Run: pip install statekit[{'s3' if scheme in _S3 else 'storage'}]"
         ) from error
-    # Others hand unknown options to their client, which refuses them.
+    # Other file systems hand unknown options to their client, which refuses them.
     options = {"use_listings_cache": False} if scheme in _OBJECT_STORES else {}
     try:
-        # Not fsspec's cache of clients: it never forgets one, nor the environment it began with.
+        # Without fsspec's cache of clients: it keeps every client for ever, with the environment
+        # that the client was made in.
         fs, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
         how = "pip install statekit[s3]" if scheme in _S3 else "install what fsspec asks for"
@@ -143,12 +146,12 @@ class RemoteStorage(Storage):
         self._password = password
         self._is_object_store = scheme in _OBJECT_STORES
         put = getattr(fs, "_pipe_file", fs.pipe_file)
-        # A client that does not know the mode would take it for some option, and replace.
+        # A client that does not know "mode" would take it for some option, and replace the object.
         self._has_condition = self._is_object_store and "mode" in inspect.signature(put).parameters
 
     @property
     def has_locks(self) -> bool:
-        return self._scheme == _MEMORY  # which ends with this process
+        return self._scheme == _MEMORY  # other processes cannot see it, so this one's locks suffice
 
     def list(self) -> Entries:
         with self._doing("listed"):
@@ -184,7 +187,7 @@ class RemoteStorage(Storage):
             if offset == 0 and length is None:
                 return bytes(self._fs.cat_file(self._path(name)))
             data = self._read_range(name, offset, length) if length != 0 else b""
-            # An empty answer may come from beyond the end: the size tells.
+            # The answer may be empty because the offset is beyond the end: the size tells.
             end = offset + len(data) if data else min(self.size(name), offset)
             if end != offset + (len(data) if length is None else length):
                 raise self.ends_early(name, end, offset, length)
@@ -197,7 +200,7 @@ class RemoteStorage(Storage):
         except FileNotFoundError:
             raise
         except OSError:
-            # What servers say to a range behind the end differs, and says less than the size.
+            # Servers give different errors for a range behind the end. The size tells for certain.
             size = self.size(name)
             if size == offset and end is None:
                 return b""
@@ -211,17 +214,17 @@ class RemoteStorage(Storage):
             self._put_data(name, _joined(parts))
 
     def upload(self, name: str, file: "str | os.PathLike[str]") -> None:
-        """As write(), of a file of this machine, which may be larger than memory."""
+        """Like write(), but of a file of this machine, which may be larger than memory."""
         with self._doing("written", name):
             self._put(name, lambda path: self._fs.put_file(os.fspath(file), path))
 
     def download(self, name: str, file: "str | os.PathLike[str]") -> None:
-        """Reads a file into one of this machine."""
+        """Copies a file of the storage into a file of this machine."""
         with self._doing("read", name):
             self._fs.get_file(self._path(name), os.fspath(file))
 
     def sync(self) -> None:
-        """Nothing: what a server has acknowledged has its name."""
+        """Does nothing: once a server has acknowledged a put, the name is durable, too."""
 
     def create(
         self, name: str, data: bytes, on_reserved: Callable[[], None] = lambda: None
@@ -230,7 +233,7 @@ class RemoteStorage(Storage):
         with self._doing("written", name):
             _visit_put("storage.manifest.put")
             path = self._path(name)
-            with self._place.lock:  # decides for memory://, where nothing else does
+            with self._place.lock:  # makes it exclusive for memory://, which has no conditional put
                 if self._exists(path):
                     return False
                 if not self._has_condition:
@@ -280,8 +283,8 @@ class RemoteStorage(Storage):
             put(temporary)
             size = self._size(path)
             if _HAS_CONTENTS_IN_NAME.search(name) and size == self._size(temporary):
-                # The same, of another copy of a task. To remove it, even for a moment, would take
-                # it from a checkpoint that has been published since.
+                # The same file is there, written by another copy of a task. Removing it, even for a
+                # moment, would take it from a checkpoint that may have been published since.
                 self._fs.rm_file(temporary)
                 return
             if size is not None:
@@ -308,7 +311,7 @@ class RemoteStorage(Storage):
         return bytes(self._fs.cat_file(path)) == data
 
     def _infos(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The files or directories in this one, with what the file system says of them."""
+        """The files or directories in this directory, with what the file system says of them."""
         self._fs.invalidate_cache()
         try:
             infos = self._fs.ls(self._root, detail=True)

@@ -14,26 +14,26 @@ The order of system calls is the proof of durability:
     sync()      fsync of the directory, and once of the parents that were made for it
     create()    open tmp, write, fsync tmp, close, link to the name, unlink tmp, fsync directory
 
-link() fails if the name exists, on all machines at once, where rename() would replace.
+link() fails if the name exists, for all machines that share the directory; rename() would replace.
 
 There are file systems without rename() or link(): network mounts of object stores answer ENOSYS.
-Then files are written under their names:
+Then files are written directly under their names:
 
-    write()     open the name, write, fsync. Nobody looks at a pack that no manifest names yet. One
-                that is there already, from an attempt that failed, has the same bytes or the
-                beginning of them, since its name is made of its contents
-    create()    open a mark, fsync directory; open the name with O_EXCL, which is exclusive as
-                link() is; write, fsync, unlink the mark, fsync directory
+    write()     open the name, write, fsync. Nobody looks at a pack that no manifest names yet. A
+                pack of that name may be there already, from an attempt that failed. It has the same
+                bytes or the beginning of them, since its name is made of its contents
+    create()    open a mark, fsync directory; open the name with O_EXCL, which is as exclusive as
+                link(); write, fsync, unlink the mark, fsync directory
 
 A crash before the mark is gone leaves a file that may not be complete, and the mark, whose name was
-durable before. So what is not complete and has a mark is unfinished; without one it is damage. When
+durable earlier. So an incomplete file with a mark is unfinished; without a mark it is damaged. When
 create() has returned, the mark is gone for good.
 
 A failed fsync is final. The kernel may have dropped the pages and marked them clean, so a second
 fsync would report success for data that is lost. The file is removed and the attempt fails.
 
-flock() belongs to the open file, so the system ends it with the process, however that ends. Where
-a file system has none, only the locks within this process remain, and has_locks says so.
+flock() belongs to the open file, so the system ends it with the process, however the process ends.
+On a file system without flock(), only the locks within this process remain, and has_locks is False.
 """
 
 import errno
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _LOCK = ".lock"
 _UNFINISHED = f"{TEMPORARY}unfinished-"
-_PIECE_BYTES = 16 << 20  # of one write(): the thread can be interrupted between two of them
+_PIECE_BYTES = 16 << 20  # of one write(): the thread can be interrupted between two writes
 _PIECES_MAX = 256  # of one writev(); every system allows 1024
 
 _NO_LINK = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -99,7 +99,7 @@ class LocalStorage(Storage):
                 f"{path!r} cannot hold checkpoints: it is no directory. "
                 "Name a directory, or a path where one can be made."
             )
-        self._has_flock = self._has_link = self._has_rename = True  # until one turns out not to be
+        self._has_flock = self._has_link = self._has_rename = True  # until a call shows otherwise
         # An earlier process may have made the directory and crashed before it was synced.
         self._unsynced_parents = [os.path.dirname(path)]
         self._parents_lock = threading.Lock()
@@ -114,7 +114,7 @@ class LocalStorage(Storage):
             visit("storage.list")
             with os.scandir(self.url) as found:
                 for item in found:
-                    with suppress(FileNotFoundError):  # it went just now
+                    with suppress(FileNotFoundError):  # it was deleted just now
                         if item.name != _LOCK and item.is_file():
                             stat = item.stat()
                             entries.append(Entry(item.name, stat.st_size, stat.st_mtime))
@@ -149,7 +149,7 @@ class LocalStorage(Storage):
         at = parts[0][0]
         found = []
         try:
-            if failpoints.is_on:  # asked here: a leaf that somebody waits for is read by this
+            if failpoints.is_on:  # saves the call: somebody may wait for the leaf that is read here
                 visit("storage.read")
             fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -158,7 +158,8 @@ class LocalStorage(Storage):
                     at = offset
                     end = size if length is None else offset + length
                     pieces = []
-                    # Compared with the size first: a damaged length must not make us allocate.
+                    # The end is compared with the size first: a damaged length must not make us
+                    # allocate memory.
                     while at < end <= size and (piece := os.pread(fd, end - at, at)):
                         pieces.append(piece)
                         at += len(piece)
@@ -229,7 +230,7 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _temporary(self, name: str, parts: "Sequence[ReadableBuffer]", point: str) -> Iterator[str]:
-        """A new file of these parts, contents durable; removed unless renamed in the block."""
+        """A new file of these parts, with durable contents. Removed unless the block renames it."""
         path = self._path(f"{name}{TEMPORARY}{secrets.token_hex(8)}")
         visit(f"{point}.open")
         fd = self._open_new(path, os.O_EXCL | os.O_WRONLY)
@@ -246,7 +247,7 @@ class LocalStorage(Storage):
             _remove(path)
 
     def _open_new(self, path: str, flags: int) -> int:
-        """Opens a file that is made if there is none, as is the directory."""
+        """Opens a file. Makes it, and the directory, if they are missing."""
         flags |= os.O_CREAT | os.O_CLOEXEC
         try:
             return os.open(path, flags, 0o666)
@@ -255,14 +256,14 @@ class LocalStorage(Storage):
             return os.open(path, flags, 0o666)
 
     def _open_lock(self) -> int:
-        """Every writer and collector comes by here first."""
+        """Every writer and every collector calls this first."""
         self._check_place()
         return self._open_new(self._path(_LOCK), os.O_RDWR)
 
     def _check_place(self) -> None:
-        """ArgumentError if this is a home's directory, or in one.
+        """ArgumentError if this is the directory of a RocksDB home, or inside of one.
 
-        RocksDB deletes files that it does not know, and destroy() and backups take all there are.
+        RocksDB deletes files that it does not know, and its destroy() and backups act on all files.
         """
         place = self.url
         while True:
@@ -295,23 +296,24 @@ class LocalStorage(Storage):
     def _sync_names(self) -> None:
         _sync_directory(self.url)
         with self._parents_lock:
-            # From the nearest up; a parent stays in the list until its sync succeeded.
+            # From the nearest parent up. A parent stays in the list until its sync has succeeded.
             while self._unsynced_parents:
                 visit("storage.parentsync")
-                # Who may not read a directory cannot sync it. It is the owner's then, and there.
+                # A directory that we may not read cannot be synced. Then it is not our own, and was
+                # there before.
                 with suppress(PermissionError):
                     _sync_directory(self._unsynced_parents[-1])
                 self._unsynced_parents.pop()
 
     def _end_creation(self, name: str, temporary: str) -> None:
-        """Makes a new name durable; the other file is of no more use."""
+        """Makes a new name durable. The temporary file is removed first."""
         try:
             visit("storage.manifest.unlink")
             _remove(temporary)
             visit("storage.manifest.dirsync")
             self._sync_names()
         except BaseException:
-            _remove(self._path(name))  # nobody may rely on what a loss of power can take away
+            _remove(self._path(name))  # nobody may rely on a name that a loss of power may undo
             raise
 
     # Writing where there is no rename() or link()
@@ -321,7 +323,7 @@ class LocalStorage(Storage):
         try:
             fd = self._open_new(path, os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
-            if _is_of(path, parts):  # mounts may refuse to open it for writing once more
+            if _is_of(path, parts):  # not written again: a mount may refuse to open it for writing
                 _sync_file(path)
                 return
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -383,7 +385,7 @@ class LocalStorage(Storage):
     @contextmanager
     def _exclusive_lock(self) -> Iterator[bool]:
         if not os.path.isdir(self.url):
-            yield True  # nobody writes to what is not there
+            yield True  # nobody writes to a directory that does not exist
             return
         try:
             visit("storage.lock")
@@ -397,7 +399,7 @@ class LocalStorage(Storage):
                 lock.release()
 
     def _lock(self, fd: int, operation: int) -> "_FileLock | None":
-        """Locks an open file; None if another has it. Takes the descriptor over."""
+        """Locks an open file; None if somebody else has the lock. The lock owns the descriptor."""
         lock = _FileLock(fd)
         try:
             fcntl.flock(fd, operation)
@@ -417,7 +419,7 @@ class LocalStorage(Storage):
             lock = self._lock(os.open(path, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
             assert lock is not None, "a lock that waits was not given"
             try:
-                # A collector may have deleted it while we waited for the lock.
+                # A collector may have deleted the file while we waited for the lock.
                 if not os.path.samestat(os.fstat(lock.fd), os.stat(path)):
                     raise FileNotFoundError(errno.ENOENT, "it was deleted", path)
             except BaseException:
@@ -445,7 +447,7 @@ class LocalStorage(Storage):
             if lock is None:
                 return False
             try:
-                # Deleted under the lock: who waits for it finds the file gone (_hold).
+                # Deleted under the lock: a reader that waits for it finds the file gone (_hold).
                 with suppress(FileNotFoundError):
                     os.unlink(self._path(name))
             finally:
@@ -459,7 +461,7 @@ class LocalStorage(Storage):
     def _open_exclusive(self, name: str) -> int:
         path = self._path(name)
         try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only what it may write to
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing
         except PermissionError:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -472,16 +474,16 @@ class _FileLock:
         self._pid = os.getpid()
 
     def release(self) -> None:
-        # A forked child shares the lock with its parent; its copy must not end it.
+        # A forked child shares the lock with its parent. The child's copy must not end the lock.
         if self._pid == os.getpid():
-            with suppress(OSError):  # there was none
+            with suppress(OSError):  # there was no lock
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
         with suppress(OSError):  # nothing was written through it, so nothing can be lost
             os.close(self.fd)
 
 
 def _write_parts(fd: int, parts: "Sequence[ReadableBuffer]", is_short: bool) -> None:
-    """Writes all parts, without a copy of them and without the GIL."""
+    """Writes all parts, without copying them and without holding the GIL."""
     views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
     pieces = deque(
         view[at : at + _PIECE_BYTES] for view in views for at in range(0, len(view), _PIECE_BYTES)
@@ -495,7 +497,7 @@ def _write_parts(fd: int, parts: "Sequence[ReadableBuffer]", is_short: bool) -> 
             size += len(pieces[0])
             batch.append(pieces.popleft())
         written = os.writev(fd, batch)
-        # What the system did not take goes back to the front.
+        # Pieces that the system did not take go back to the front.
         while written < size:
             last = batch.pop()
             size -= len(last)
@@ -505,7 +507,7 @@ def _write_parts(fd: int, parts: "Sequence[ReadableBuffer]", is_short: bool) -> 
 
 
 def _is_rocksdb(path: str) -> bool:
-    """If a directory is that of a RocksDB database, as its files say."""
+    """Whether a directory is a RocksDB database, judging by its files."""
     if not os.path.isfile(os.path.join(path, "CURRENT")):
         return False
     with suppress(OSError), os.scandir(path) as found:
@@ -514,7 +516,10 @@ def _is_rocksdb(path: str) -> bool:
 
 
 def _try(call: Callable[[str, str], None], source: str, target: str, no: Sequence[int]) -> bool:
-    """Gives a file another name; False if the file system cannot do that, as these errors say."""
+    """Gives a file another name; False if the file system cannot do that.
+
+    no: the error numbers that say so.
+    """
     try:
         call(source, target)
     except OSError as error:
@@ -525,7 +530,7 @@ def _try(call: Callable[[str, str], None], source: str, target: str, no: Sequenc
 
 
 def _is_of(path: str, parts: "Sequence[ReadableBuffer]") -> bool:
-    """If a file consists of these parts."""
+    """Whether a file consists of these parts."""
     with open(path, "rb", buffering=0) as file:
         for part in parts:
             left = memoryview(part).cast("B")
@@ -546,7 +551,7 @@ def _sync_file(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Removes a file if it is there and can be; what is left over is garbage for a collector."""
+    """Removes a file if possible. If it stays, it is garbage for a collector."""
     with suppress(OSError):
         os.unlink(path)
 

@@ -1,20 +1,20 @@
 """Where checkpoints are kept: the contract, and the registry of what this process does there.
 
-A storage is one directory of files. A file is written whole or is not there; it is never changed
-afterwards. Two rules make a checkpoint safe, and every storage keeps both:
+A storage is one directory of files. A file is either there as a whole or not there; it is never
+changed afterwards. Two rules make a checkpoint safe, and every storage keeps both:
 
 1. write() returns when the contents are durable, and sync() when the names are. A manifest is
-   published with create() after the packs it names were written and synced, so whoever can read
-   the manifest can read all of it, after a loss of power too.
-2. create() never replaces. Of two that publish the same number one gets False.
+   published with create() after the packs it names were written and synced. So whoever can read
+   the manifest can read the whole checkpoint, even after a loss of power.
+2. create() never replaces a file. If two publish the same number, one of them gets False.
 
-Garbage collection deletes packs that no manifest names. Those of an attempt that is not published
-yet look the same, hence the locks: an attempt holds writing(), and only who got collecting()
-deletes such packs. A storage without locks (S3) cannot tell what other machines do; there the age
-decides (retention.py).
+Garbage collection deletes packs that no manifest names. The packs of an attempt that is not
+published yet look the same. Hence the locks: an attempt holds writing(), and only the holder of
+collecting() deletes such packs. A storage without locks (S3) cannot tell what other machines do;
+there the age of a pack decides (retention.py).
 
 A reader pins its manifest, and retire() does not delete a pinned one. Pins and locks of this
-process are in a registry by URL; a local directory has flock() in addition, for other processes.
+process are in a registry, by URL. A local directory has flock() in addition, for other processes.
 """
 
 import errno
@@ -66,7 +66,7 @@ class Storage(ABC):
     what to do. The directory is made when something is first written.
     """
 
-    url: str  # normalised: equal places have equal URLs. It may have a password in it
+    url: str  # normalised: equal places have equal URLs. It may contain a password
     shown: str  # the URL for messages, without secrets
     is_local: bool
 
@@ -81,7 +81,7 @@ class Storage(ABC):
     @property
     @abstractmethod
     def has_locks(self) -> bool:
-        """If writing() and collecting() exclude each other wherever the processes run."""
+        """Whether writing() and collecting() exclude each other, wherever the processes run."""
 
     @abstractmethod
     def list(self) -> Entries:
@@ -97,13 +97,13 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """So many bytes of a file, or all from the offset on.
+        """`length` bytes of a file, or all bytes from the offset on.
 
-        MissingFileError if there is no such file, DamagedError if it ends before.
+        MissingFileError if there is no such file, DamagedError if it ends too early.
         """
 
     def read_parts(self, name: str, parts: "Sequence[tuple[int, int]]") -> Pieces:
-        """Several parts of a file: offset and length of each. As read() in all else."""
+        """Several parts of a file: offset and length of each. Otherwise like read()."""
         return [self.read(name, offset, length) for offset, length in parts]
 
     @abstractmethod
@@ -112,30 +112,32 @@ class Storage(ABC):
 
     @abstractmethod
     def write(self, name: str, parts: "Sequence[ReadableBuffer]") -> None:
-        """Writes a file of these parts, in place of the one there was.
+        """Writes a file of these parts. It replaces a file of that name.
 
-        The contents are durable when it returns, the name after sync(). If it fails, the name is
-        as it was before; or, on a file system without rename(), it may have a part of them.
+        The contents are durable when it returns, the name after sync(). If it fails, the file of
+        that name is as it was before; or, on a file system without rename(), it may have a part of
+        the new contents.
         """
 
     @abstractmethod
     def sync(self) -> None:
-        """Makes names durable: those of files written, and that deleted ones are gone."""
+        """Makes names durable: that written files have theirs, and that deleted files are gone."""
 
     @abstractmethod
     def create(
         self, name: str, data: bytes, on_reserved: Callable[[], None] = lambda: None
     ) -> bool:
-        """As write() and sync(); but if there is such a file, nothing happens: False.
+        """Like write() and sync(). But if there is a file of that name, it only returns False.
 
-        on_reserved: called before the contents are there. Where they cannot come with the name,
-        the name is there by then. If it raises, nothing is created.
+        on_reserved: called before the contents are there. On a storage where name and contents
+        cannot appear at once, the name is there by then. If it raises, nothing is created.
         """
 
     def is_unfinished(self, name: str) -> bool:
-        """If create() has not finished this file: its contents are not complete, and no damage.
+        """Whether create() has not finished this file: it is not complete, but that is no damage.
 
-        Only where contents cannot come with the name. Whoever died there leaves such a file.
+        Only on a storage where name and contents cannot appear at once: a process that dies in
+        create() leaves such a file there.
         """
         return False
 
@@ -144,7 +146,7 @@ class Storage(ABC):
         """Deletes files in this order; missing ones are fine. Durable after sync()."""
 
     def retire(self, name: str) -> bool:
-        """Deletes a file unless somebody pins it: then False. No pin comes in between."""
+        """Deletes a file, unless somebody pins it: then False. Nobody can pin it meanwhile."""
         with self._place.lock:
             return not self._place.pins[name] and self._retire(name)
 
@@ -167,7 +169,7 @@ class Storage(ABC):
     def pin(self, name: str) -> "Pin":
         """Protects a file from retire() until released; MissingFileError if there is none.
 
-        Pin first and read then: the other way round the file may go in between.
+        Pin before you read: otherwise the file may be deleted in between.
         """
         place = self._place
         place.add_pin(name)
@@ -179,14 +181,14 @@ class Storage(ABC):
         return Pin(name, place, release)
 
     def is_pinned(self, name: str) -> bool:
-        """If somebody pins the file. For reports: only retire() decides for good."""
+        """Whether somebody pins the file. For reports only: the answer may change at any time."""
         return self._place.pins[name] > 0 or self._is_held(name)
 
     def file(self, name: str) -> str:
         """A file's full name for messages, without secrets."""
         return f"{self.shown}/{name}"
 
-    # What a storage adds to the registry for other processes. Nothing, unless it says otherwise.
+    # What a storage adds to the registry for other processes: nothing, unless it overrides these.
 
     def _shared_lock(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -195,7 +197,7 @@ class Storage(ABC):
         return nullcontext(True)
 
     def _hold(self, name: str) -> Callable[[], None] | None:
-        """Holds a file that must be there; returns what ends it."""
+        """Holds a file that must exist; returns the function that lets go of it."""
         self.size(name)
         return None
 
@@ -209,7 +211,7 @@ class Storage(ABC):
     # Errors
 
     def failed(self, done: str, name: str | None, error: BaseException) -> StorageError:
-        """The exception for one of the system's or of a client: ("written", "x.pack", error)."""
+        """Our exception for one of the system or a client: failed("written", "x.pack", error)."""
         place = self.shown if name is None else self.file(name)
         if isinstance(error, FileNotFoundError) and name is not None and done.startswith("read"):
             return MissingFileError(
@@ -267,7 +269,7 @@ class Pin:
 
     def __init__(self, name: str, place: "_InUse", release: Callable[[], None] | None) -> None:
         self.name = name
-        self._places = [place]  # none once released; pop() is atomic, so it happens once
+        self._places = [place]  # empty once released; pop() is atomic, so release() acts once
         self._release = release
         self._pid = os.getpid()
 
@@ -288,7 +290,7 @@ class Pin:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    # Who loses a pin (a provider that was never closed) must not keep the file for ever.
+    # A pin that is lost, by a provider that was never closed, must not protect the file for ever.
     __del__ = release
 
 
@@ -308,7 +310,7 @@ class _InUse:
     def drop_pin(self, name: str) -> None:
         with self.lock:
             self.pins[name] -= 1
-            self.pins += Counter()  # drops those at 0
+            self.pins += Counter()  # drops names whose count is 0
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -335,7 +337,7 @@ class _InUse:
                     self.lock.notify_all()
 
 
-# Weak: a place is remembered as long as a storage or a pin of it lives.
+# Weak: a place is remembered as long as one of its storages or pins lives.
 _places: WeakValueDictionary[str, _InUse] = WeakValueDictionary()
 _places_lock = threading.Lock()
 
@@ -349,7 +351,7 @@ def _place_of(url: str) -> _InUse:
 
 
 def _forget() -> None:
-    """In a forked child: the threads that hold locks, pins and attempts are the parent's."""
+    """In a forked child: locks, pins and attempts belong to threads of the parent, so drop them."""
     global _places_lock
     _places_lock = threading.Lock()
     for place in list(_places.values()):
@@ -360,7 +362,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def is_temporary(name: str) -> bool:
-    """If a file is one that was being written when its writer crashed, or still is.
+    """Whether a file is still being written, or was when its writer crashed.
 
     >>> is_temporary("000000000007.manifest.tmp-61d2"), is_temporary("000000000007.manifest")
     (True, False)
@@ -371,7 +373,7 @@ def is_temporary(name: str) -> bool:
 
 
 def check_sub(name: str) -> str:
-    """The name of a subdirectory, if it is one."""
+    """Returns the name of a subdirectory; ArgumentError if it cannot be one."""
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise ArgumentError(f"{name!r} names no subdirectory. Give one name without a slash.")
     return name

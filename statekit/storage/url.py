@@ -9,7 +9,7 @@ from statekit.storage.local import open_local
 from statekit.storage.storage import Storage
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # a single letter is taken for a name
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # a single letter is part of a name, no scheme
 _LOCAL = ("file", "local")
 
 

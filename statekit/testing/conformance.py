@@ -6,8 +6,8 @@
         def open_home(self, tmp_path):
             return MyHome(tmp_path / "state")
 
-Only pytest is needed, for its fixture tmp_path: a directory of its own for each test. Homes on
-a server take a name of their own from it, such as a prefix of their keys.
+Only pytest is needed, for its fixture tmp_path: a directory of its own for each test. A home on a
+server makes a name of its own from it, such as a prefix of its keys.
 """
 
 import random
@@ -24,12 +24,13 @@ __all__ = ["HomeConformance"]
 
 _LEAF_MAX = 2**20 - 1  # of a provider
 _COMMITS = 2**31 - 1  # records of commits
-_PENDING = 2**31  # and beyond: rows that are not committed yet
+_PENDING = 2**31  # from here on: pending rows
 _ROW_LEAF_MAX = 2**32 - 2
 _STATE_MAX = 2**16 - 1
 _KEY_BYTES_MAX = 2**16
 
-# Keys that are prefixes of each other, or that a text, a separator or a sort could spoil.
+# Keys that are prefixes of each other, or that a home may spoil if it takes keys for text, uses
+# separators or sorts.
 _KEYS = (
     b"",
     b"\0",
@@ -67,7 +68,7 @@ class HomeConformance:
     def open_home(self, tmp_path: Path) -> Home:
         """A home that belongs to tmp_path: new at the first call, the same one at later calls.
 
-        The one before was closed, unless a test says otherwise.
+        The home of the call before is closed by then, unless a test says otherwise.
         """
         raise NotImplementedError(f"{type(self).__name__} must define open_home(self, tmp_path)")
 
@@ -463,7 +464,7 @@ class HomeConformance:
 
     @staticmethod
     def _expect(home: Home, changes: Sequence[Change]) -> None:
-        """That the home holds these rows, and no others of the same leaves and states."""
+        """Asserts that the home holds these rows, and no others of the same leaves and states."""
         found = home.get([row for row, _ in changes])
         assert len(found) == len(changes), f"get() gave {len(found)} values for {len(changes)} rows"
         for (row, value), other in zip(changes, found, strict=True):

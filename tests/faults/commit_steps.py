@@ -1,8 +1,8 @@
 """A provider with a RocksDB home that commits, as steps for the fork server; and their model.
 
-Version v of the state is what the v-th commit makes durable. The budget is small, so that much of
-what changes leaves memory before its commit. After the last commit come changes that no commit
-makes count, and a rollback.
+Version v of the state is what the v-th commit makes durable. The budget is small, so that many
+changes leave memory before their commit. After the last commit come changes that are never
+committed, and a rollback.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def model(version: int) -> Contents:
 
 
 def change(kv: sk.KVProvider, now: int) -> None:
-    """From one version to the next."""
+    """Makes the changes from one version to the next."""
     counts = kv.value("counts", int, default=0)
     texts = kv.value("texts", str)
     lists = kv.list("lists", int)
@@ -69,7 +69,7 @@ def opened(path: Path | str, sync: int = 1) -> sk.KVProvider:
 
 
 def prepare(kit: Kit, *, path: str) -> None:
-    """The home at version 1."""
+    """Makes the home, at version 1."""
     with opened(path) as kv:
         change(kv, 1)
         kv.commit({"version": 1})
@@ -93,7 +93,7 @@ def commits(kit: Kit, prepared: None, *, path: str, in_phases: bool) -> None:
 
 
 def check(path: Path | str, at_least: int, at_most: int) -> int:
-    """The home is at one version, one that may be, and takes the next ones. Which it was."""
+    """Checks that the home is at one possible version, and takes the next ones. Returns it."""
     with opened(path, sync=0) as kv:
         committed = kv.committed
         assert committed is not None

@@ -37,7 +37,7 @@ def testing_build() -> Path:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """An empty directory, in memory where that can be: no test here asks how fast a disk is."""
+    """An empty directory, in memory if possible: no test here asks how fast a disk is."""
     parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="statekit-faults-", dir=parent)).resolve()
     yield path

@@ -1,7 +1,7 @@
 """All the states in which a power loss may leave a disk, from a log of what a program did to it.
 
-The model, which is what POSIX promises and no more (journalling file systems give more; a program
-that relies on that is wrong on the next one):
+The model is what POSIX promises and no more. (Journalling file systems give more; a program that
+relies on that is wrong on other file systems.)
 
   - A write, a truncation or an allocation is safe when a later fsync or fdatasync of that file has
     returned 0. Until then any subset of them may have reached the disk, in any order, each whole,
@@ -10,14 +10,14 @@ that relies on that is wrong on the next one):
   - A creation, link, rename, unlink or mkdir is safe when a later fsync of the directory (of both,
     for a rename between two) has returned 0. Until then any subset may have happened, in any order.
     One rename is whole or not at all. fsync of a file does not make its name safe.
-  - An fsync that fails is the end for what it should have made safe: the kernel may drop the pages
+  - If an fsync fails, what it should have made safe is never safe: the kernel may drop the pages
     and report success the next time. Those writes stay optional for ever.
   - What was there when the log began is safe.
 
-States of a moment: if at most 12 operations are not yet safe, all subsets; else all prefixes, each
-one missing, each one alone, and seeded random subsets. Besides, every operation that can be in part
-is so in turn, with all others whole, with only those before it, and with random ones. Moments are
-before the first call and after each one. Equal states with equal promises come once.
+States of a moment: if at most 12 operations are not yet safe, all subsets; else all prefixes, all
+but one, each one alone, and seeded random subsets. Besides, each operation that can be done in part
+is done in part in turn: with all others whole, with only those before it, and with random ones.
+Moments are before the first call and after each one. Equal states with equal promises come once.
 
     for state in crash_states(entries, initial, root):
         disk.materialise(state, directory)
@@ -53,7 +53,7 @@ class State(NamedTuple):
     files: dict[str, bytes]
     marks: tuple[str, ...]  # of the program, before the power went
     moment: int  # index of the last call that was made
-    lost: tuple[str, ...]  # what did not reach the disk, or not whole
+    lost: tuple[str, ...]  # what did not reach the disk, or only in part
 
     def __str__(self) -> str:
         lost = "; ".join(self.lost) or "nothing"
@@ -115,13 +115,13 @@ class _Data:
             content[self.offset + part.start : end] = self.data[part.start : part.stop]
 
     def parts(self) -> list[Part]:
-        """Ways to be there in part: zeros, and each side of every cut, or of evenly spread ones."""
+        """Ways to be done in part: zeros, and each side of every cut, or of evenly spread cuts."""
         if self.data is None:
             return []
         size = len(self.data)
         parts = [Part(0, size, is_zeros=True)] if size else []
         for unit in (SECTOR, PAGE):
-            first = unit - self.offset % unit  # units are of the file, not of the write
+            first = unit - self.offset % unit  # units count from the start of the file
             cuts = range(first, size, unit)
             step = -(-len(cuts) // CUTS_MAX) or 1
             for cut in {*cuts[::step], *cuts[-1:]}:
@@ -169,7 +169,7 @@ class Replay:
     # ---- the log ----
 
     def apply(self, entry: Entry, index: int) -> None:
-        """Goes on by one call."""
+        """Applies one more call."""
         if entry.call in ("fsync", "fdatasync"):
             self._sync(entry)
             return
@@ -228,7 +228,7 @@ class Replay:
         self._rename(str(entry), index, [(directory, name, self._by_path_or_inode(entry))])
 
     def _on_rename(self, entry: Entry, index: int) -> None:
-        if entry.argument & ~1:  # RENAME_NOREPLACE changes nothing about what happened
+        if entry.argument & ~1:  # RENAME_NOREPLACE makes no difference here
             raise UnmodelledError(f"renameat2 with flags {entry.argument}")
         source, old = self._place(entry.path)
         target, new = self._place(entry.path2)
@@ -277,7 +277,9 @@ class Replay:
     def tree(
         self, chosen: Iterable[_Data | _Names], parts: dict[int, Part] | None = None
     ) -> dict[str, bytes]:
-        """The disk if of what is not safe just these got there; `parts`: by id(), in part only."""
+        """The disk if just these of the unsafe operations got there; `parts`: by id(), only in
+        part.
+        """
         ordered = sorted(chosen, key=lambda each: each.index)
         entries = {each: dict(each.safe) for each in self._directories}
         data: dict[int, list[_Data]] = {}
@@ -355,7 +357,7 @@ class Replay:
         return directory.live.get(name)
 
     def _by_path_or_inode(self, entry: Entry) -> _Node:
-        """A file without a name is linked from /proc/self/fd, so its number comes first."""
+        """By inode first: a file without a name is linked from /proc/self/fd."""
         node: _Node | None = self._by_inode.get(entry.inode)
         if node is None:
             node = self._node(entry.path)
@@ -384,12 +386,12 @@ def crash_states(
             entry = entries[moment]
             if entry.call == "mark":
                 marks = (*marks, entry.data.decode())
-                before = None  # the same states once more, under another promise
+                before = None  # the same states come once more, with another promise
             replay.apply(entry, moment)
         pending = replay.pending
         if pending == before:
             continue
-        # One operation more and none less: the states without it were those of the moment before.
+        # One operation more and none less: states without it came at the moment before.
         is_one_more = before is not None and pending[:-1] == before
         before = pending
         for chosen, parts in _choices(pending, random_count, rng, is_one_more):
@@ -406,7 +408,7 @@ _Choice = tuple[Sequence[_Data | _Names], dict[int, Part]]
 def _choices(
     pending: list[_Data | _Names], random_count: int, rng: random.Random, is_last_in: bool
 ) -> Iterator[_Choice]:
-    """What got there. is_last_in: the choices without the last one may be left out."""
+    """Choices of what got there. is_last_in: choices without the last one may be left out."""
     count = len(pending)
     if count <= EXHAUSTIVE_MAX:
         some, rest = (pending[:-1], pending[-1:]) if is_last_in else (pending, [])
@@ -453,7 +455,7 @@ def _lost(
 
 
 def _digest(tree: dict[str, bytes], digests: dict[int, tuple[bytes, bytes]]) -> bytes:
-    """Of a whole tree; what is safe is the same object each time and is hashed once."""
+    """The digest of a whole tree. Safe contents are the same objects each time, hashed once."""
     whole = hashlib.blake2b(digest_size=16)
     for path in sorted(tree):
         content = tree[path]

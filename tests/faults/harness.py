@@ -2,10 +2,10 @@
 
     pytest ──(pipe)── server under LD_PRELOAD ──fork──> child: one step, perhaps killed
 
-The server imports statekit and prepares once (a provider with keys in it, say); a fork has all of
+The server imports statekit and prepares once (a provider with keys in it, say); a fork gets all of
 that for about a millisecond. The child arms the shim and calls the step. What it means to do
-(`intent`) and what it was told is safe (`done`) goes through a pipe at once, so that it is known
-here whatever becomes of the child: the expected state lives outside the system under test.
+(`intent`) and what it was told is safe (`done`) goes through a pipe at once. So it is known here,
+whatever happens to the child: the expected state lives outside the system under test.
 
     server = ForkServer(library, watch=directory, prepare="scenarios:loaded", keys=100)
     calls = server.run("scenarios:checkpoint").count(CHANGES)
@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 from shim import ALL, CHANGES, Entry, Rule, Shim, is_killed, parse_log
 
 HERE = Path(__file__).resolve().parent
-SECONDS_MAX = 300  # of one run; then it hangs, however busy the machine is
+SECONDS_MAX = 300  # if one run takes longer, it hangs, however busy the machine is
 SETTLE_SECONDS_MAX = 10.0
 
 CLEAN = "clean"
@@ -101,12 +101,12 @@ class Kit:
         self._fd = fd
 
     def intent(self, value: object) -> None:
-        """About to make this true."""
+        """Says that the step is about to make this true."""
         self.shim.mark(f"intent {value}")
         send(self._fd, ("intended", value))
 
     def done(self, value: object) -> None:
-        """The system said that this is safe."""
+        """Says that the system has reported this as safe."""
         self.shim.mark(f"done {value}")
         send(self._fd, ("acknowledged", value))
 
@@ -119,7 +119,7 @@ def send(fd: int, value: object) -> None:
 
 
 def receive(fd: int) -> Any:
-    """The next value, or EOFError: what a killed writer left half is not one."""
+    """The next value. EOFError at the end, also if a killed writer left half of a value."""
     (size,) = _SIZE.unpack(_exactly(fd, _SIZE.size))
     return pickle.loads(_exactly(fd, size))
 
@@ -281,7 +281,7 @@ def serve(requests: int, answers: int, library: str) -> None:
                 shim.watch(watch)
                 prepared = find(name)(kit, **arguments) if name else None
                 gc.collect()
-                gc.freeze()  # what is here already is not looked through again in every child
+                gc.freeze()  # so that no child's garbage collection goes over what is here already
                 answer: Any = None
             else:
                 answer = _fork_and_run(shim, prepared, *request[1:])
@@ -389,7 +389,7 @@ def facts() -> Facts:
 
 
 def facts_after(before: Facts) -> Facts:
-    """Facts when what is about to end has ended: a joined thread takes a moment to go."""
+    """Facts, once what is about to end has ended: a joined thread takes a moment to go."""
     after = facts()
     if set(after.files) - set(before.files):
         gc.collect()

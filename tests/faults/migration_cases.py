@@ -3,14 +3,14 @@
     writers ──> source worker  <── Proxy <── target worker <── writers
                      └────────> Proxy ──────────┘                (only Propose goes that way)
 
-Each writer has keys of its own and sends one increment after the other, to the worker that it takes
-for the key's owner; now and then to the other one, which must refuse it. So the oracle is simple,
-and outside of the system: the increments of a key that were acknowledged have returned 1, 2, 3, ...
-without gap or repeat. An increment whose worker was killed meanwhile is *unknown*.
+Each writer has keys of its own and sends one increment after the other, to the worker that it
+believes to own the key; now and then to the other one, which must refuse it. So the oracle is
+simple, and outside of the system: the increments of a key that were acknowledged have returned 1,
+2, 3, ... without gap or repeat. An increment whose worker was killed meanwhile is *unknown*.
 
-Single ownership is proven from the times of the acknowledged writes: the longest chain of writes to
-a key-group, each at the other worker than the one before and begun after that one had ended, has
-as many links as the key-group changed hands, and no more.
+Single ownership is proven from the times of the acknowledged writes. Take the longest chain of
+writes to a key-group in which each write is at the other worker than the write before it, and began
+after that write had ended. It must not have more links than the key-group has changed hands.
 """
 
 import itertools
@@ -28,15 +28,15 @@ from statekit import errors
 from statekit.keys import key_codec
 from statekit.native.columns import route
 
-TIMEOUT_S = 0.25  # of calls between workers: most faults cost it once
+TIMEOUT_S = 0.25  # of calls between workers: most faults cost this much, once
 KEYS_PER_LEAF = 2
-PACE_SECONDS = 0.002  # between the increments of a writer: it is not about speed
+PACE_SECONDS = 0.002  # between the increments of a writer: these tests are not about speed
 BLOB_BYTES = 288 << 10
-PATIENCE_SECONDS = SECONDS_MAX  # of users: what is not done by then never will be
+PATIENCE_SECONDS = SECONDS_MAX  # of users: what is not done by then will never be done
 BLOBS = 4  # in one leaf: more than a megabyte
 PROBE_SHARE = 0.15  # of increments go to the worker that should refuse them
 
-#: What a user meets while a peer cannot be reached, and tries again after.
+#: Errors that a user gets while a peer cannot be reached, and after which the user tries again.
 PASSING = (errors.PeerError, errors.MigrationError, errors.DamagedError, TimeoutError)
 
 _numbers = itertools.count()
@@ -101,7 +101,7 @@ class Side:
 
 
 class Write(NamedTuple):
-    """One that was acknowledged."""
+    """A write that was acknowledged."""
 
     side: str
     key: int
@@ -111,7 +111,7 @@ class Write(NamedTuple):
 
 
 def chain_of(writes: Iterable[Write]) -> int:
-    """The changes of owner that the times of writes prove; see above."""
+    """How many changes of owner the times of writes prove; see above."""
     by_end = sorted(writes, key=lambda write: write.ended)
     longest = 0
     for first in {write.side for write in by_end}:
@@ -216,7 +216,7 @@ class Writers:
                 self._moved.notify_all()
 
     def lose(self, side: Side) -> None:
-        """It is gone for good."""
+        """The worker of that side is gone for good."""
         if len(self._sides) > 1 and side in self._sides:
             self._sides.remove(side)
         for group, believed in [*self._believed.items()]:
@@ -224,7 +224,7 @@ class Writers:
                 self._believed[group] = self._sides[0]
 
     def wait_more(self, side: Side, count: int) -> None:
-        """Until that side has acknowledged so many more increments."""
+        """Waits until that side has acknowledged `count` more increments."""
         with self._moved:
             due = self._done.get(side.name, 0) + count
             assert self._moved.wait_for(
@@ -246,7 +246,7 @@ def again(
     patience: float = SECONDS_MAX,
     may_give_up: Callable[[], bool] = lambda: True,
 ) -> Any:
-    """As a user would: tries again what a fault kept from being done. It ends, or it is a fault."""
+    """Tries again what a fault prevented, as a user would. It must end, or the test fails."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -254,14 +254,14 @@ def again(
         except (*PASSING, *passing):
             if time.monotonic() > until and may_give_up():
                 raise
-            time.sleep(0.01)  # a user's patience; what is waited for is in the call itself
+            time.sleep(0.01)  # a user's patience; the call itself does the waiting
 
 
 class Case:
     """A source with all key-groups but the last, a target with that, and writers on both.
 
-    With it: the large leaf is the last one of key-group 1, and key-group 2 is left alone by
-    writers, so that nobody touches it; spare key-groups are left to writers of the test's own.
+    The large leaf is the last one of key-group 1. Key-group 2 is left alone by writers, so that
+    nobody touches it. Spare key-groups are for writers that a test adds itself.
     """
 
     QUIET = 2
@@ -290,8 +290,8 @@ class Case:
         self.source("preload", keys_of(range(KEY_GROUPS - 1)), self.blobs, BLOB_BYTES)
         self.target("preload", keys_of([KEY_GROUPS - 1]), [], 0)
         self.oracle.preloaded(keys_of(range(KEY_GROUPS)))
-        self.patience = PATIENCE_SECONDS  # with what fails
-        self.may_give_up = threading.Event()  # when that is over
+        self.patience = PATIENCE_SECONDS  # how long something may fail
+        self.may_give_up = threading.Event()  # whether to give up after that
         self.may_give_up.set()
         self.given = ""  # the migration that is given back
         self.hand_overs: dict[int, int] = {}  # how often a key-group may have changed hands
@@ -306,7 +306,7 @@ class Case:
         self.writers = Writers(self.oracle, sides, self._busy, self._seed)
 
     def extra_writers(self, side: Side, keys: Sequence[int]) -> Writers:
-        """More of them, for spare keys; they know one side only."""
+        """More writers, for spare keys; they know one side only."""
         return Writers(self.oracle, [side], keys, self._seed)
 
     @staticmethod
@@ -337,13 +337,13 @@ class Case:
         return migration
 
     def migrate(self, groups: Sequence[int], strategy: str, timeout: float = TIMEOUT_S) -> None:
-        """The source hands over. It looks first whether an earlier attempt did so after all."""
+        """The source hands over, unless an earlier attempt that seemed to fail has done so."""
         for group in groups:
             self.hand_overs[group] = self.hand_overs.get(group, 0) + 1
 
         def attempt() -> None:
-            # What raised may have been done all the same, or for some key-groups: those of which
-            # something was sent are not taken back, and are the target's to give away.
+            # An attempt that raised may have succeeded nevertheless, or for some key-groups: those
+            # of which something was sent are not taken back. They belong to the target now.
             if mine := sorted(set(groups) & set(self.source("groups"))):
                 self.source("migrate", self.to_target.address, mine, strategy, timeout)
             self.target("load", keys_of(groups))
@@ -354,14 +354,14 @@ class Case:
         self.again(lambda: self.target("load", keys_of(groups)))
 
     def finish(self) -> None:
-        """Until nothing moves any more, on either side."""
+        """Waits until nothing moves any more, on either side."""
         self.again(lambda: self.target("wait_all", self.patience))
         self.again(lambda: self.source("wait_all", self.patience))
 
     # ---- What must be true
 
     def check(self, at_target: Iterable[int]) -> None:
-        """All is where it should be, and as it should be."""
+        """Checks that everything is where it should be, and as it should be."""
         self.writers.rest()
         oracle = self.oracle
         assert not oracle.wrong, oracle.wrong
@@ -434,7 +434,7 @@ def on_demand(case: Case) -> list[int]:
 
 
 def give_back(case: Case) -> None:
-    """Takes the quiet key-group over, and thinks better of it."""
+    """Takes the quiet key-group over, and gives it back."""
     quiet = [case.QUIET]
     if case.target("groups") != [0, 1, case.QUIET, KEY_GROUPS - 1]:
         if quiet[0] in case.source("groups") and case.hand_overs.get(case.QUIET):

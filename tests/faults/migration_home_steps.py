@@ -30,7 +30,7 @@ def keys_of(groups: range) -> list[str]:
 
 
 def hand_over(kit: Kit, prepared: Any, directory: str) -> None:
-    """Each number is what all keys of some key-groups have from then on."""
+    """A hand-over and back. Each number is the value of some key-groups' keys from then on."""
     a = sk.open(url_of(directory), key_groups=GROUPS, subgroups=1)
     b = sk.open("memory:", key_groups=GROUPS, subgroups=1, owned=())
     numbers = a.value("n", int)
@@ -60,5 +60,5 @@ def hand_over(kit: Kit, prepared: Any, directory: str) -> None:
 
 
 def keys_first(kit: Kit) -> None:
-    """Before the forks: what they share."""
+    """Done once before the forks: what they share."""
     keys()

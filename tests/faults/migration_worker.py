@@ -47,7 +47,7 @@ from statekit.remote import channel, server  # noqa: F401  (imported once, in th
 from statekit.residence.residence import Residence
 
 KEY_GROUPS, SUBGROUPS = 8, 2
-SECONDS_MAX = 120.0  # of anything; then it hangs
+SECONDS_MAX = 120.0  # if anything takes longer, it hangs
 # Half a megabyte is all that one Fetch may bring, so that leaves of half a megabyte need FetchLong.
 LIMITS = Limits(message_bytes=2 * CHUNK_BYTES)
 
@@ -55,7 +55,7 @@ _SIZE = struct.Struct("<i")
 
 
 class Gone(Exception):
-    """The worker was killed: whether it did what it was asked is not known."""
+    """The worker was killed: nobody knows whether it did what it was asked."""
 
 
 # ---- In the worker
@@ -77,7 +77,7 @@ class Node:
         return self.server.address
 
     def be_at(self, address: str) -> None:
-        """Tells others that it is reached there: through a proxy."""
+        """Tells others to reach it at this address, which is that of a proxy."""
         self.server.address = address
 
     # Work
@@ -134,14 +134,14 @@ class Node:
                 one.wait(timeout)
 
     def wait_all(self, timeout: float) -> None:
-        """Until everything that is on its way has come, or has gone."""
+        """Waits until everything that is on its way has come, or has gone."""
         until = time.monotonic() + timeout
         while moving := self.kv.migrations:
             for one in moving:
                 one.wait(max(until - time.monotonic(), 0.001))
             if time.monotonic() > until:
                 raise TimeoutError(f"{moving} are not done")
-            time.sleep(0.001)  # all is here, but the peer has not heard of it: nobody tells of that
+            time.sleep(0.001)  # all is here, but the peer may not know it yet: there is no event
 
     def moving(self) -> list[str]:
         return [one.id for one in self.kv.migrations]
@@ -155,14 +155,14 @@ class Node:
                 one.give_back()
 
     def take_back_all(self) -> None:
-        """What nobody has asked for."""
+        """Takes back what nobody has asked for."""
         for one in self.kv.migrations:
             if hasattr(one, "abort"):
                 with contextlib.suppress(MigrationError):
                     one.abort()
 
     def abort_all(self) -> list[str]:
-        """Whoever key-groups go to is dead; what is said about those that are lost."""
+        """The new owners are dead. Returns what is said about key-groups that are lost."""
         told = []
         for one in self.kv.migrations:
             try:
@@ -186,7 +186,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self.faults: list[str] = []  # that nobody foresaw
+        self.faults: list[str] = []  # errors that were not expected
         self._answering: list[threading.Thread] = []
 
     def open(self, node: str, owned: Sequence[int]) -> str:
@@ -204,7 +204,7 @@ class Worker:
         self.nodes.pop(node).close()
 
     def set_patience(self, seconds: float) -> None:
-        """For what has no time-out of its own: fetching when asked to, closing, telling again."""
+        """Sets time-outs for what has none of its own: proposed fetches, closing, repeating."""
         peer_module.TIMEOUT_S = seconds
         new_owner_module.CLOSE_SECONDS = seconds
         report_module.RETRY_SECONDS = stream_module.RETRY_SECONDS = seconds
@@ -227,9 +227,9 @@ class Worker:
             fetch_module.verify = lambda *args: None
 
     def turn_clock(self, offset: float, speed: float) -> None:
-        """Wall clock: so far off from now on, and so fast; 0: it stands still."""
-        # gRPC makes deadlines of time.time() for its C part, which reads the real clock; no machine
-        # has two that differ. So its Python part goes on with the real one.
+        """Turns the wall clock: its offset and speed from now on. Speed 0: it stands still."""
+        # gRPC computes deadlines from time.time() for its C part, which reads the real clock. No
+        # machine has two clocks that differ, so gRPC's Python part keeps the real one.
         for module in _GRPC_MODULES:
             module.time = _REAL_TIME
         real, now = time.monotonic, time.monotonic()
@@ -280,7 +280,7 @@ _GRPC_MODULES: tuple[Any, ...] = (_channel, _common, _server)
 
 
 def _plain(error: Exception) -> Exception:
-    """The error without what cannot travel."""
+    """The error, without what cannot be sent."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
         pickle.loads(pickle.dumps(error))
@@ -336,11 +336,11 @@ def _run_nursery(fd: int) -> None:
 
 
 class Process:
-    """A worker, from outside. Threads may share it: each call has a connection to itself."""
+    """A worker, from outside. Threads may share it: each call has a connection of its own."""
 
     def __init__(self, pid: int, path: str) -> None:
         self.pid = pid
-        self._fd = os.pidfd_open(pid)  # a number alone may be another process's by the time it dies
+        self._fd = os.pidfd_open(pid)  # when the worker is dead, another process may get its number
         self._path = path
         self._idle: list[Connection] = []
         self._is_known = False  # it has answered
@@ -354,7 +354,7 @@ class Process:
             except OSError as error:
                 if self._is_known or time.monotonic() > until:
                     raise Gone(f"worker {self.pid}: {error}") from None
-                time.sleep(0.001)  # it has been forked, and does not listen yet
+                time.sleep(0.001)  # it has been forked, but does not listen yet
 
     def call(self, node: str | None, name: str, *args: Any) -> Any:
         """Raises what the worker raises, and Gone if it is gone."""
@@ -379,7 +379,7 @@ class Process:
             signal.pidfd_send_signal(self._fd, number)
 
     def kill(self) -> None:
-        """SIGKILL, and returns when it is gone."""
+        """Kills it with SIGKILL, and returns when it is gone."""
         self._signal(signal.SIGKILL)
         with contextlib.suppress(Gone):
             while True:

@@ -43,7 +43,7 @@ def changed(keys: Any, number: int) -> Any:
 
 
 def work(place: str, key_count: int) -> None:
-    """Tasks from standard input, one a line: number, which task, and where to die."""
+    """Does tasks from standard input, one per line: number, which task, and where to die."""
     keys = np.arange(key_count, dtype=np.int64)
     with sk.open("memory:", key_groups=GROUPS, subgroups=SUBGROUPS) as kv:
         groups = np.asarray(kv.key_groups_of(keys, key=int))
@@ -79,7 +79,7 @@ def publish(place: str, number: int) -> None:
 
 
 def collect(place: str) -> None:
-    """Until standard input is closed."""
+    """Collects garbage until standard input is closed."""
     os.set_blocking(0, False)
     rounds = 0
     while sys.stdin.buffer.read(1) is None:
@@ -137,7 +137,7 @@ class Race:
         waiting = deque(self.rng.sample(range(TASKS), TASKS))
         parts: dict[int, str] = {}
         while waiting:
-            # One task for each worker, and then the answers of all: they run side by side.
+            # One task for each worker, then the answers of all: so the tasks run side by side.
             given: list[tuple[int, int]] = []
             for at in range(min(WORKERS, len(waiting))):
                 task, point = waiting.popleft(), None
@@ -164,7 +164,7 @@ class Race:
             point = f"{self.rng.choice(PUBLISHING)}=kill"
             self._run_publisher(parts, {"STATEKIT_FAILPOINTS": point})
         assert self._run_publisher(parts) == 0
-        assert self._run_publisher(parts) == 0  # and once more
+        assert self._run_publisher(parts) == 0  # publishing once more works
 
     def _run_publisher(self, parts: list[str], env: dict[str, str] | None = None) -> int:
         process = start(self.place, "publish", "--number", self.number, env=env)
@@ -184,7 +184,7 @@ class Race:
         assert not len(wrong), f"{len(wrong)} counts of checkpoint {self.number} are wrong"
 
     def finish(self) -> int:
-        """Nothing is left that is not needed. How often the collector ran."""
+        """Checks that no needless file is left. Returns how often the collector ran."""
         rounds = int(self.collector.communicate()[0])
         for worker in self.workers:
             worker.communicate()

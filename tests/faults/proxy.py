@@ -3,9 +3,9 @@
     client ──> Proxy ──> server            messages: this file
     client ──> Relay ──> server            bytes: relay.py. Both in a row if one likes
 
-It takes any method and passes bytes on as they are, so it needs no .proto: on the wire a unary call
-is a stream of one message. Only the faults need to know which methods have streams of requests or
-of replies, because a second message of a unary call is not a duplicate but a broken protocol.
+It accepts any method and passes bytes on as they are, so it needs no .proto: on the wire a unary
+call is a stream of one message. Only the faults need to know which methods have streams of requests
+or of replies, because a second message of a unary call is no duplicate: it breaks the protocol.
 
 Every message that arrives has a number and is in the log (number, call, method, direction, size). A
 test first runs undisturbed and counts, then once for each message and fault:
@@ -16,16 +16,18 @@ test first runs undisturbed and counts, then once for each message and fault:
             for nth in range(1, proxy.count(method, direction) + 1):
                 run(proxy.address, proxy.arm(Rule(Fault.DROP, nth, method, direction)))
 
-What a fault means is what a network can do to TCP and HTTP/2, seen from the ends:
+Faults are what a network can do to TCP and HTTP/2, as seen from the ends:
 
 - DROP: the call stands still from here on, until its caller gives up.
 - BREAK: the caller is told at once that the connection is gone; this message does not arrive.
-- DUPLICATE: of a unary request, the whole call reaches the server twice and the second answer
-  counts; of a unary reply, again, but the first answer counts. In a stream the message comes twice.
-- DELAY: arrives later, also when its caller has given up since: late requests are delivered.
-- REORDER: after the next message of its direction: in a stream the next there, else of any call.
-- CORRUPT: one byte is another one. TRUNCATE: only the first half arrives, as if that were all.
-- HOLD: stands still until the test says so. HOLD_AFTER: arrives, and then its call stands still.
+- DUPLICATE: for a unary request, the whole call reaches the server twice and the second answer
+  counts; for a unary reply the same, but the first answer counts. In a stream the message comes
+  twice.
+- DELAY: it arrives later, even if its caller has given up since: late requests are delivered.
+- REORDER: it arrives after the next message of its direction: of its stream, else of any call.
+- CORRUPT: one byte is changed. TRUNCATE: only the first half arrives, as if that were all.
+- HOLD: it stands still until the test lets it go on. HOLD_AFTER: it arrives, then its call stands
+  still.
 
 freeze() holds everything, partition() everything of one direction. Random mixes come from a seed.
 """
@@ -47,7 +49,7 @@ HOST = "127.0.0.1"
 SECONDS_MAX = 120.0  # of anything that a test waits for
 THREADS = 96
 MESSAGE_BYTES_MAX = 64 << 20
-_GIVEN_UP_SECONDS = 0.05  # before its deadline: it takes so long until we know that a call is over
+_GIVEN_UP_SECONDS = 0.05  # counted off a deadline: it takes this long to learn that a call is over
 _FOREVER_SECONDS = 1e6  # gRPC's way to say that there is no deadline
 
 _OPTIONS = (
@@ -58,7 +60,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.so_reuseport", 0),
-    # No two proxies of this process share a connection.
+    # Two proxies of this process never share a connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -92,7 +94,7 @@ class Passed(NamedTuple):
 
 
 class Rule:
-    """What becomes of the nth (from 1) message of a kind, counted from when the rule is armed."""
+    """What happens to the nth (from 1) message of a kind, counted from when the rule is armed."""
 
     def __init__(
         self,
@@ -108,15 +110,15 @@ class Rule:
         self.nth = nth
         self.method = method
         self.direction = direction
-        self.seconds = seconds  # DELAY: so long; REORDER and HOLD: at most
+        self.seconds = seconds  # DELAY: how long; REORDER and HOLD: how long at most
         self.at = at  # CORRUPT: which byte; None: the middle one
         self.is_reached = threading.Event()  # the message is here
         self.release = threading.Event()  # DELAY, HOLD: go on now
-        self.is_over = threading.Event()  # what was to become of it has: it arrived, or never will
+        self.is_over = threading.Event()  # it has happened: the message has arrived, or never will
         self._seen = 0
 
     def matches(self, method: str, direction: Direction) -> bool:
-        """Whether it is this message; to be asked once about each."""
+        """Whether this is the message. To be called once for each message."""
         if self.method not in (None, method) or self.direction not in (None, direction):
             return False
         self._seen += 1
@@ -126,7 +128,7 @@ class Rule:
         return self.is_reached.wait(seconds)
 
     def wait_over(self, seconds: float = SECONDS_MAX) -> bool:
-        """Also a message that is late has arrived then; if it was reached at all."""
+        """Waits until even a late message has arrived, if it was reached at all."""
         return not self.is_reached.is_set() or self.is_over.wait(seconds)
 
     def __repr__(self) -> str:
@@ -135,7 +137,7 @@ class Rule:
 
 
 class _Broken(Exception):
-    """The connection is gone, as the caller is to see it."""
+    """The connection is gone, as far as the caller can see."""
 
 
 class _Call:
@@ -148,7 +150,7 @@ class _Call:
         self.context = context
         self.is_over = threading.Event()
         self.request = b""  # of a unary request
-        self.rule: Rule | None = None  # what becomes of a unary request
+        self.rule: Rule | None = None  # what happens to a unary request
         self.gate: Rule | None = None  # what holds the replies
         self._on_end: list[Callable[[], object]] = []
         if not context.add_callback(self._end):
@@ -209,13 +211,13 @@ class Proxy(grpc.GenericRpcHandler):
     # ---- What a test says
 
     def arm(self, *rules: Rule) -> Rule:
-        """From now on; the first is returned. Each counts and acts once."""
+        """Arms rules from now on. Each acts once. Returns the first."""
         with self._lock:
             self._rules.extend(rules)
         return rules[0]
 
     def mix(self, rates: dict[Fault, float], seconds: float) -> None:
-        """Faults at random from the seed, each with its probability; delays up to so long."""
+        """Faults at random from the seed, each with its probability; delays up to `seconds`."""
         with self._lock:
             self._rates, self._random_seconds = dict(rates), seconds
 
@@ -237,7 +239,7 @@ class Proxy(grpc.GenericRpcHandler):
             self._blocked.update(directions)
 
     def heal(self) -> None:
-        """What was held goes on (thaw)."""
+        """Messages that were held go on (thaw)."""
         with self._lock:
             self._blocked.clear()
             self._lock.notify_all()
@@ -302,7 +304,7 @@ class Proxy(grpc.GenericRpcHandler):
             else:
                 call.request = self._one_request(call, next(requests))
                 upward = (call.request,)
-            # What has a fault arrives late, if at all: also when its caller is gone by then.
+            # A message with a fault arrives late, if at all, even if its caller is gone by then.
             seconds = self._seconds_left(call) if call.rule is None else SECONDS_MAX
             with self._lock:
                 self._unanswered += 1
@@ -334,7 +336,7 @@ class Proxy(grpc.GenericRpcHandler):
             self._is_delivered(Direction.REQUEST)
             if call.rule is not None:
                 call.rule.is_over.set()
-            call.at_end(replies.cancel)  # not before: one could not tell what it has done
+            call.at_end(replies.cancel)  # not earlier: nobody could tell what the call has done
         if first is not None:
             yield first
             yield from replies
@@ -355,7 +357,9 @@ class Proxy(grpc.GenericRpcHandler):
                     return
 
     def _one_request(self, call: _Call, message: bytes) -> bytes:
-        """Its rule is over when it was answered (_answered), or here if it will not be."""
+        """A unary request. Its rule is over when it was answered (_answered), or here if it never
+        is.
+        """
         rule = call.rule = self._arrived(call, Direction.REQUEST, len(message))
         if rule is not None and rule.fault is Fault.DUPLICATE:
             self._again(call, message)
@@ -363,7 +367,7 @@ class Proxy(grpc.GenericRpcHandler):
             passed = self._delayed(call, Direction.REQUEST, message, rule)
             left = self._seconds_left(call)
             if call.is_over.is_set() or (left is not None and left < _GIVEN_UP_SECONDS):
-                # Its caller gave up while it was on its way. The server does not know that.
+                # The caller gave up while the message was on its way. The server does not know it.
                 self._again(call, passed)
                 raise _Broken
         except BaseException:
@@ -376,7 +380,7 @@ class Proxy(grpc.GenericRpcHandler):
         return passed
 
     def _stream_of_requests(self, call: _Call, requests: Iterator[bytes]) -> Iterator[bytes]:
-        # In a thread of gRPC: what is raised here would only be logged.
+        # This is a thread of gRPC: an exception here would only be logged.
         try:
             yield from self._through(call, Direction.REQUEST, requests, True)
         except _Broken:
@@ -399,7 +403,7 @@ class Proxy(grpc.GenericRpcHandler):
             try:
                 if fault is Fault.REORDER and is_stream:
                     assert rule is not None
-                    # gRPC does not close the iterator of a call that is over: it just goes.
+                    # gRPC does not close the iterator of a call that is over: it just drops it.
                     call.at_end(rule.is_over.set)
                     messages = ahead = _Ahead(messages)
                     later = ahead.wait(rule.seconds)
@@ -422,7 +426,7 @@ class Proxy(grpc.GenericRpcHandler):
                 self._wait(call, rule)
 
     def _overtaking(self, call: _Call, direction: Direction, message: bytes) -> bytes:
-        """The one that overtakes another; it has a number too, and may have a fault."""
+        """A message that overtakes another. It has a number, too, and may have a fault."""
         return self._delayed(call, direction, message, self._arrived(call, direction, len(message)))
 
     # ---- A message
@@ -441,7 +445,7 @@ class Proxy(grpc.GenericRpcHandler):
         if found is not None and found.fault is not Fault.HOLD_AFTER:
             found.is_reached.set()
         with self._lock:
-            # A frozen network delivers later, also what its caller no longer waits for.
+            # A frozen network delivers later, even messages that the caller no longer waits for.
             self._lock.wait_for(lambda: direction not in self._blocked)
         return found
 
@@ -493,7 +497,7 @@ class Proxy(grpc.GenericRpcHandler):
 
 
 class _Ahead:
-    """An iterator that is read by a thread, so that one can wait for its next for a time."""
+    """An iterator that is read by a thread, so that one can wait for the next item with a limit."""
 
     _END = object()
 

@@ -2,9 +2,9 @@
 
     client ──> Relay ──> server
 
-Below what gRPC calls a message: connections that are cut in the middle of a frame, a byte that is
-another one, a link of so many bytes a second, a network that is silent one way or both. What is not
-passed on is not read either, so senders feel it, as with a full receive window.
+These faults are below the messages of gRPC: connections that are cut in the middle of a frame, a
+byte that is changed, a link with a limited speed, a network that is silent one way or both. Bytes
+that are not passed on are not read either, so senders feel it, as with a full receive window.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from types import TracebackType
 HOST = "127.0.0.1"
 CHUNK_BYTES = 16 << 10
 STEPS_PER_SECOND = 20  # of a limited link
-_RESET = struct.pack("ii", 1, 0)  # close() sends RST: what was cut is not closed politely
+_RESET = struct.pack("ii", 1, 0)  # makes close() send RST: a cut connection is not closed politely
 
 
 class Way(StrEnum):
@@ -48,7 +48,7 @@ class Relay:
     # ---- What a test says
 
     def cut(self) -> None:
-        """Every connection is broken, now; new ones are fine."""
+        """Breaks every connection now; new ones are fine."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -56,18 +56,18 @@ class Relay:
         self.is_cut.set()
 
     def cut_after(self, way: Way, count: int) -> None:
-        """Breaks all connections when so many more bytes have passed this way; once."""
+        """Breaks all connections, once, when `count` more bytes have passed this way."""
         with self._lock:
             self._cut_after[way] = self.passed[way] + count
             self.is_cut.clear()
 
     def corrupt_at(self, way: Way, count: int) -> None:
-        """The byte after so many more this way arrives as another one; once."""
+        """Changes one byte, once: the one after `count` more bytes this way."""
         with self._lock:
             self._corrupt_at[way] = self.passed[way] + count
 
     def limit(self, bytes_per_second: int) -> None:
-        """So fast each way and connection; 0: as fast as it goes."""
+        """Limits the speed of each connection, each way; 0: as fast as it goes."""
         with self._lock:
             self._bytes_per_second = bytes_per_second
 
@@ -167,5 +167,5 @@ def _break(*sockets: socket.socket) -> None:
     for one in sockets:
         with contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            one.shutdown(socket.SHUT_RDWR)  # wakes up who waits for bytes of it
+            one.shutdown(socket.SHUT_RDWR)  # wakes up the thread that waits for its bytes
         one.close()

@@ -1,7 +1,7 @@
 """What the fault tests do to statekit: steps for the fork server, and the checks that follow.
 
 A checkpoint says in its metadata which version of the workload it holds. The checks (in the test's
-process, without shim) hold a directory against the oracle:
+process, without shim) compare a directory with the oracle:
 
     I1, I3  all keys are there and equal
     I5      the newest checkpoint is whole, and is the newest acknowledged one or a newer one
@@ -53,9 +53,9 @@ def prepare(
     is_changed: bool = True,
     pack_bytes: int | None = None,
 ) -> Prepared:
-    """A provider with so many checkpoints taken, and changes since if it is_changed.
+    """A provider that has taken some checkpoints, with changes since if is_changed.
 
-    Small packs make a small checkpoint what a large one is: several packs.
+    With small packs, a small checkpoint has several packs, as a large one has.
     """
     if pack_bytes is not None:
         writer.PACK_BYTES = pack_bytes  # type: ignore[misc]
@@ -114,7 +114,7 @@ def compact_and_collect(kit: Kit, prepared: Prepared) -> None:
 
 
 def read_all(kit: Kit, prepared: Prepared, *, is_lazy: bool = False) -> None:
-    """Restores the newest checkpoint and reads all of it: it is right, or an error is raised."""
+    """Restores the newest checkpoint and reads all of it: it is right, or raises an error."""
     with sk.restore(prepared.url, lazy=is_lazy) as kv:
         workloads.declare(kv, prepared.workload)
         found = workloads.read(kv, prepared.workload)
@@ -135,7 +135,7 @@ def life(kit: Kit, prepared: Prepared, *, count: int, seed: int) -> None:
 
 
 def checkpoint_without_fsync(kit: Kit, prepared: Prepared, *, of: str) -> None:
-    """A checkpoint by a broken program, which the tests must find out."""
+    """A checkpoint by a broken program. The tests must find that out."""
     real = os.fsync
 
     def fsync(fd: int) -> None:
@@ -214,13 +214,13 @@ def checkpoint_to_shelf(kit: Kit, prepared: Prepared) -> int:
 
 
 def with_few_files(kit: Kit, prepared: Prepared, *, step: str, spare: int) -> None:
-    """A step with so many descriptors to spare."""
+    """A step with only `spare` free descriptors."""
     used = [int(name) for name in os.listdir("/proc/self/fd")]
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     fillers = []
     top = max(used) + 1
-    while (fd := os.dup(0)) < top:  # gaps below would be to spare, too
+    while (fd := os.dup(0)) < top:  # free numbers below would count as spare, too
         fillers.append(fd)
     os.close(fd)
     resource.setrlimit(resource.RLIMIT_NOFILE, (top + spare, hard))
@@ -235,10 +235,10 @@ def with_few_files(kit: Kit, prepared: Prepared, *, step: str, spare: int) -> No
 def with_little_memory(
     kit: Kit, prepared: Prepared, *, step: str, first: int, is_for_ever: bool, **arguments: Any
 ) -> dict[str, int]:
-    """A step again and again while its allocations fail one by one, from the first to be tried on.
+    """Repeats a step while its allocations fail one by one, beginning with the first given one.
 
-    Ends when it succeeds: with more allocations than it makes, or because it can do without one.
-    What must hold after each failure is checked here.
+    It ends when the step succeeds: because it makes fewer allocations, or can do without one. What
+    must hold after each failure is checked here.
     """
     from statekit._native import lib
 
@@ -254,7 +254,7 @@ def with_little_memory(
             made = lib.sk_alloc_count()
             lib.sk_fail_alloc(0, 0)
             if made < nth:
-                raise  # that was something else
+                raise  # this error has another reason
             assert _names(url) - LOCKS == before - LOCKS, f"allocation {nth}: other files"
             if step == "checkpoint":
                 contents = workloads.contents(workload, version)
@@ -271,7 +271,7 @@ def _names(url: str) -> set[str]:
 
 
 def fail_then_succeed(kit: Kit, prepared: Prepared, *, is_full: bool = False) -> dict[str, Any]:
-    """A checkpoint that a rule makes fail; then, the cause gone, one that works (I7).
+    """A checkpoint that a rule makes fail; then, when the cause is gone, one that works (I7).
 
     Says what was seen in between, for the test to judge.
     """
@@ -318,7 +318,7 @@ def usable(url: str, workload: Workload) -> list[int]:
 
 
 def check_newest(url: str, workload: Workload, at_least: int, at_most: int) -> int:
-    """I1, I3, I5 of a directory; the version of its newest checkpoint, 0 if there is none."""
+    """Checks I1, I3 and I5. Returns the version of the newest checkpoint, 0 if there is none."""
     try:
         newest = open_checkpoint(url)
     except errors.NoCheckpointError:
@@ -335,7 +335,7 @@ def check_newest(url: str, workload: Workload, at_least: int, at_most: int) -> i
 
 
 def check_older(url: str, newest: int) -> None:
-    """Older checkpoints are there with all they need, or not at all, whatever a collection did."""
+    """Older checkpoints are there with all they need or not at all, even after a collection."""
     for found in checkpoints(url):
         if found.number < newest:
             damage = list(found.verify())
@@ -343,7 +343,7 @@ def check_older(url: str, newest: int) -> None:
 
 
 def check_goes_on(url: str, workload: Workload, version: int) -> None:
-    """I7: from what a crash left, work goes on, and a collection removes what is too much."""
+    """I7: work goes on from what a crash left, and a collection removes what is not needed."""
     if version:
         kv = sk.restore(url)  # lazy: the next checkpoint refers to leaves that are not here yet
     else:
@@ -358,7 +358,7 @@ def check_goes_on(url: str, workload: Workload, version: int) -> None:
 
 
 def check_tidy(url: str, count: int = 1) -> None:
-    """A directory holds so many checkpoints, their packs, and nothing else."""
+    """A directory holds `count` checkpoints, their packs, and nothing else."""
     found = checkpoints(url)
     assert len(found) == count
     needed = {pack.name for each in found for pack in each.manifest.packs}

@@ -29,7 +29,8 @@ READS = ("read", "pread")
 WRITES = ("write", "pwrite", "writev", "pwritev", "copy", "fallocate", "truncate")
 SYNCS = ("fsync", "fdatasync", "sync_file_range", "msync")
 NAMES = ("rename", "link", "unlink", "rmdir", "mkdir")
-# Calls that leave the disk as it is: a kill before one of them is a kill after the one before.
+# CHANGES leaves out calls that do not change the disk: a kill before such a call is the same as a
+# kill after the call before it.
 ALL = tuple(name for name in CALLS if name != "mark")
 CHANGES = (*OPENS, "close", *WRITES, *SYNCS, *NAMES, "mmap", "flock")
 
@@ -37,7 +38,7 @@ _ENTRY = struct.Struct("<IHHiiQqQqqIIIIQ")
 
 
 class Action(IntEnum):
-    """What becomes of the nth call; see ioshim.c."""
+    """What happens to the nth call; see ioshim.c."""
 
     FAIL = 1
     FAIL_FOREVER = 2
@@ -71,8 +72,8 @@ class Rule(NamedTuple):
     delay_us: int = 0
 
 
-# A file system that has neither, as network mounts of object stores. To be armed after other rules:
-# a rule that makes a call fail is the last one that sees it.
+# A file system that has neither link() nor rename(), like network mounts of object stores. To be
+# armed after other rules: a rule that makes a call fail is the last one that sees it.
 WITHOUT_NAMES = Rule(1, Action.FAIL_FOREVER, ("link", "rename"), errno.ENOSYS)
 
 
@@ -207,5 +208,5 @@ def parse_log(log: bytes) -> Iterator[Entry]:
 
 
 def is_killed(status: int) -> bool:
-    """Of what waitpid says: ended by SIGKILL."""
+    """Whether a status from waitpid says that the process ended by SIGKILL."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

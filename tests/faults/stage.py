@@ -1,4 +1,4 @@
-"""A step of statekit on a stage: a fork server ready for it, and a directory to begin from anew."""
+"""A stage for a step of statekit: a fork server ready for it, and a directory to start from."""
 
 import random
 from pathlib import Path
@@ -69,7 +69,7 @@ class Stage:
         return self.server.run(step, rules=rules, **self.case.arguments, **options)
 
     def check(self, outcome: Outcome, goes_on: bool = True) -> None:
-        """I1, I3, I5 of what a run left, and that work goes on from there (I7)."""
+        """Checks I1, I3 and I5 of what a run left, and that work goes on from there (I7)."""
         at_least = max([self.case.taken, *outcome.acknowledged])
         at_most = max([self.case.taken, *outcome.intended])
         version = scenarios.check_newest(self.url, self.workload, at_least, at_most)
@@ -102,7 +102,7 @@ def states_of(stage: Stage, outcome: Outcome, random_count: int) -> list[State]:
 
 
 def some_of(states: list[State], count: int) -> list[State]:
-    """So many of them, seeded, the simplest losses (of 0, 1 and 2 operations) first."""
+    """`count` of them, seeded, the simplest losses (of 0, 1 and 2 operations) first."""
     simple = [state for state in states if len(state.lost) <= 1]
     others = [state for state in states if len(state.lost) > 1]
     rng = random.Random(SEED)

@@ -1,7 +1,7 @@
 """Commits of a RocksDB home: SIGKILL at every system call, and loss of power at any moment.
 
-Whatever the moment, the home opens at exactly one version: the last acknowledged, or the one that
-was being committed; and goes on from there. What was evicted since then has left no trace.
+Whatever the moment, the home opens at exactly one version, the last acknowledged one or the one
+that was being committed, and goes on from there. What was evicted since then has left no trace.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from stage import SEED, promised, some_of
 from workloads import NIGHTLY
 
 STATES = 2_000 if NIGHTLY else 60  # of each way to commit
-EVERY = 1 if NIGHTLY else 4  # of the calls
+EVERY = 1 if NIGHTLY else 4  # every fourth of the calls is tried
 
 
 class Home:
@@ -61,7 +61,7 @@ def test_a_kill_at_any_call_leaves_the_home_at_one_commit(home: Home) -> None:
     seen = []
     for nth in range(1 + SEED % EVERY, calls + 1, EVERY):
         outcome = home.run(Rule(nth, Action.KILL, CHANGES))
-        # RocksDB's own threads do not make equally many calls each time.
+        # RocksDB's own threads do not make the same number of calls each time.
         assert outcome.status in (KILLED, CLEAN), f"call {nth} of {calls}: {outcome.trace}"
         at_least = max([1, *outcome.acknowledged])
         at_most = max([1, *outcome.intended])
@@ -93,7 +93,7 @@ def test_every_state_after_power_loss_opens_at_a_commit(home: Home, place: Path)
             shutil.rmtree(folder)
             continue
         checked += 1
-        copy = place / "copy"  # opening changes files, and these are links
+        copy = place / "copy"  # opening changes files, and these ones are hard links
         shutil.copytree(folder, copy)
         try:
             commit_steps.check(
@@ -109,9 +109,10 @@ def test_every_state_after_power_loss_opens_at_a_commit(home: Home, place: Path)
 
 
 def is_ordered(home: Path) -> bool:
-    """Whether no file was lost whose name was written to CURRENT after it had been made.
+    """Whether the file that CURRENT names is there: it was created before CURRENT was renamed.
 
-    RocksDB takes for granted that a file system which keeps a renaming keeps the creations before
-    it in that directory, as those with a journal do. The builder knows no such order.
+    RocksDB relies on an order: if a file system keeps a renaming, it also keeps the creations
+    before it in that directory. File systems with a journal do; the crash-state builder knows no
+    such order.
     """
     return (home / (home / "CURRENT").read_text().strip()).exists()

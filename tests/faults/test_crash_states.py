@@ -174,7 +174,7 @@ def test_truncation_is_optional_until_synced() -> None:
 def test_what_an_fsync_failed_to_write_is_never_safe() -> None:
     log = Log().create("a").sync_directory().write("a", 0, b"x").sync("a", errno.EIO).sync("a")
     assert {"a": b""} in log.trees_at_end()
-    # A later write that was synced is safe, and lies over the one that was not.
+    # A later write that was synced is safe, and lies over the write that was not.
     log = Log().create("a").sync_directory().write("a", 0, b"x").sync("a", errno.EIO)
     log.write("a", 0, b"y").sync("a")
     assert log.trees_at_end() == [{"a": b"y"}]

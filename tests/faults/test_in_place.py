@@ -1,8 +1,8 @@
 """Storage that has neither rename() nor link(): files are written under their names.
 
-What holds elsewhere holds there. Killed at any call, without power at any moment, or with any call
-failing: a restore gives one complete checkpoint, the newest acknowledged or a newer one; a manifest
-that was not finished is passed over, damage is not.
+What holds for other storages holds there, too. After a kill at any call, a loss of power at any
+moment, or the failure of any call, a restore gives one complete checkpoint, the newest acknowledged
+or a newer one. A manifest that was not finished is passed over; a damaged one is not.
 """
 
 import errno
@@ -86,7 +86,7 @@ def test_power_loss_at_any_moment_opens_with_what_was_acknowledged(
 
 
 def goes_on(url: str, version: int) -> None:
-    """As scenarios.check_goes_on, but a pack that has lost its header looks like anybody's."""
+    """Like scenarios.check_goes_on(), but a pack without its header looks like a foreign file."""
     foreign = collect(url, keep=1).foreign
     for name in foreign:
         os.unlink(os.path.join(url, name))
@@ -129,7 +129,7 @@ def place_with(tmp_path: Path, count: int) -> Path:
 
 
 def unfinish(place: Path, number: int, data: bytes) -> Path:
-    """What a writer leaves that dies while it writes a manifest."""
+    """Makes what a writer leaves if it dies while it writes a manifest."""
     mark = place / f"{manifest_name(number)}.tmp-unfinished-0123456789abcdef"
     mark.touch()
     (place / manifest_name(number)).write_bytes(data)
@@ -180,7 +180,7 @@ def test_nothing_but_unfinished_manifests_is_no_checkpoint(tmp_path: Path) -> No
 
 
 def test_calls_are_what_the_shim_counts(library: Path, place: Path) -> None:
-    """Else the tests above would prove less: there really is no name that was made otherwise."""
+    """Otherwise the tests above would prove less: no name was made by rename() or link()."""
     with Stage(library, place, Case("checkpoint", taken=0), MIXED) as stage:
         outcome = stage.run(WITHOUT_NAMES, is_logged=True)
         names = [entry for entry in outcome.entries() if entry.call in ("link", "rename")]

@@ -32,7 +32,7 @@ CASES = (
     Case("fail_then_succeed", taken=2, arguments=FULL),
     Case("fail_then_succeed", taken=2),
 )
-GOES_ON_EVERY = 4  # the longer check, for one call in so many
+GOES_ON_EVERY = 4  # the longer check is made for every fourth call
 TMPFS_BYTES = 16 << 20
 
 
@@ -64,7 +64,7 @@ def first_calls(stage: Stage, calls: tuple[str, ...]) -> int:
 
 
 def check_failure(stage: Stage, outcome: Outcome, where: str) -> None:
-    """I7 of a run of fail_then_succeed."""
+    """Checks I7 for a run of fail_then_succeed."""
     assert outcome.status == CLEAN, f"{where}: {outcome.trace}"
     assert not outcome.leaks(), f"{where}: {outcome.leaks()} leaked"
     seen = outcome.result
@@ -155,7 +155,7 @@ ANY_CASES = (
 @pytest.mark.parametrize("case", ANY_CASES, ids=str)
 @pytest.mark.parametrize("action", [Action.FAIL, *([Action.FAIL_FOREVER] if NIGHTLY else [])])
 def test_any_call_that_fails_is_told_and_harms_nothing(stage: Stage, action: Action) -> None:
-    """Rows 4, 7 and 8 in general: EIO at each call in turn, those that read and tidy up too."""
+    """Rows 4, 7 and 8 in general: EIO at each call in turn, also at those that read or tidy up."""
     calls = stage.run().count(ALL)
     for nth in range(1, calls + 1):
         outcome = stage.run(Rule(nth, action, ALL, errno.EIO), is_logged=True)
@@ -221,7 +221,7 @@ def test_row_7_a_real_disk_fills_up_and_work_resumes_when_space_is_freed(small_d
 def test_a_home_on_a_full_disk_can_be_read_and_goes_on_when_space_is_freed(
     small_disk: Path, spare_kib: int
 ) -> None:
-    """Other programs fill the disk but for so much, which is too little to go on with."""
+    """Other programs fill the disk, and leave too little space to go on."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -276,7 +276,7 @@ def test_a_home_on_a_full_disk_can_be_read_and_goes_on_when_space_is_freed(
 
 
 def fill_disk(path: Path, spare_bytes: int) -> None:
-    """Writes a file that leaves so much of the disk, or none of it."""
+    """Writes a file that leaves spare_bytes of the disk, perhaps 0."""
     with open(path, "wb", buffering=0) as file:
         try:
             while True:

@@ -15,7 +15,7 @@ from shim import ALL, CHANGES, WRITES, Action, Rule
 from stage import CASES, LATER_CASES, SEED, Case, Stage
 from workloads import LARGE, MIXED, NIGHTLY, SIZES, WORKLOADS, Workload
 
-# A kill before a call that changes nothing leaves the disk as the one before it.
+# A kill before a call that changes nothing leaves the same disk as a kill before the next call.
 COUNTED = ALL if NIGHTLY else CHANGES
 LARGE_POINTS = 20
 
@@ -52,7 +52,7 @@ def test_row_1_a_kill_at_any_call_leaves_one_whole_checkpoint(stage: Stage) -> N
 
 # ---- fail points -------------------------------------------------------------------------------
 
-# Each has at least one point that no other comes by.
+# Each case passes at least one fail point that no other case passes.
 POINT_CASES = (
     *CASES,
     Case("fill_while_changing", taken=1),
@@ -67,7 +67,7 @@ REAL = ("storage.", NATIVE)  # points where the system itself may fail
 def test_row_2_an_error_or_a_kill_at_any_fail_point_leaves_one_whole_checkpoint(
     library: Path, place: Path, testing_build: Path
 ) -> None:
-    """And all points are visited: the list is printed."""
+    """And all points are visited. Their list is printed."""
     visited: dict[str, int] = {}
     names: set[str] = set()
     for workload in WORKLOADS:
@@ -94,7 +94,7 @@ def test_row_2_an_error_or_a_kill_at_any_fail_point_leaves_one_whole_checkpoint(
 
 
 def _try_points(stage: Stage) -> dict[str, int]:
-    """Makes every point fail that the step comes by, at its first and last visit."""
+    """Makes every point that the step passes fail, at its first and at its last visit."""
     clean = stage.run(failpoints="")
     assert clean.status == CLEAN, clean.trace
     stage.check(clean)
@@ -103,7 +103,7 @@ def _try_points(stage: Stage) -> dict[str, int]:
         some = visits if NIGHTLY and count <= 50 else sorted({*visits[:1], *visits[-1:]})
         for nth in some:
             killed = stage.run(failpoints=f"{name}=kill@{nth}")
-            # Threads that read ahead do not pass a point equally often each time.
+            # Threads that read ahead do not pass a point the same number of times in each run.
             is_passed = killed.status == CLEAN and killed.visits[name] >= nth
             assert killed.status == KILLED or (killed.status == CLEAN and not is_passed), (
                 f"{stage.case} {name}@{nth}: {killed.status} {killed.trace}"
@@ -114,7 +114,8 @@ def _try_points(stage: Stage) -> dict[str, int]:
             assert failed.status in (CLEAN, RAISED), where
             if failed.status == RAISED:  # else it came while tidying up after success
                 told = {"StateKitError", "MemoryError"} & {*failed.bases}
-                # Between steps no real error comes up: there the injected one is seen as it is.
+                # At points between steps no real error can occur: there the injected error is
+                # raised as it is.
                 assert told or not name.startswith(REAL), where
             assert not failed.leaks(), f"{failed.leaks()} leaked: {where}"
             stage.check(failed)
@@ -122,7 +123,7 @@ def _try_points(stage: Stage) -> dict[str, int]:
 
 
 def test_the_workload_makes_incremental_checkpoints_and_long_chains(place: Path) -> None:
-    """Else the tests above would prove less than they say."""
+    """Otherwise the tests above would prove less than they say."""
     import scenarios
     from harness import Kit
 

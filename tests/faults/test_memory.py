@@ -1,8 +1,8 @@
 """Row 9 of the reliability matrix: the n-th allocation of the native library fails.
 
-Once or for ever, for every public call that has to do with checkpoints, and all n up to the number
-that it makes. It fails with an error, or works. State, earlier checkpoints and files are as before,
-nothing leaks, and with memory there again it works (I7).
+It fails once or for ever, in every public call about checkpoints, for all n up to the number of its
+allocations. The call fails with an error, or works. State, earlier checkpoints and files are as
+before, nothing leaks, and when there is memory again, the call works (I7).
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_row_9_every_allocation_may_fail(
             stage.check(outcome)
             if outcome.result["made"] < outcome.result["nth"]:
                 break
-            first = outcome.result["nth"] + 1  # it did without that one: go on after it
+            first = outcome.result["nth"] + 1  # it did without that allocation: go on after it
             succeeded += 1
     tried = outcome.result["nth"] - 1
     print(f"{case}: {tried} allocations failed, {succeeded} of them without harm")

@@ -1,7 +1,7 @@
-"""The old owner of a hand-over has a RocksDB home, and is killed at a system call: every, at night.
+"""The old owner of a hand-over has a RocksDB home, and is killed at system calls (nightly: at all).
 
-Whatever the home says then, no key-group has two owners: what the new owner was told that it may
-use is not the home's any more, and what came back is. And the home has what was last flushed.
+Afterwards no key-group has two owners: a key-group that the new owner was told it may use does not
+belong to the home any more, and one that came back does. And the home has what was last flushed.
 """
 
 import os
@@ -46,7 +46,9 @@ def run(server: ForkServer, data: Path, *rules: Rule) -> Outcome:
 
 
 def numbers_of(outcome: Outcome, groups: range) -> tuple[int, int]:
-    """What the keys of some key-groups have at least, and at most: flushed, or being flushed."""
+    """The least and the greatest number that keys of some key-groups may have: the one that was
+    flushed, or the one that was being flushed.
+    """
     safe = [one[1] for one in outcome.acknowledged if covers(one, groups)]
     meant = [one[1] for one in outcome.intended if covers(one, groups)]
     return max(safe, default=0), max(meant, default=0)

@@ -2,12 +2,13 @@
 
 The proxy holds the call at the message, then the process is killed. What must be true after it:
 
-    target dead   the source goes on when it was told so: with everything it had not let go of, as
-                  it was when handed over. What it had let go of comes from the last checkpoint.
-    source dead   what had come stays usable at the target; what had not raises PeerLostError that
+    target dead   the source goes on when it is told so: with everything it had not let go of, as it
+                  was when handed over. What it had let go of comes from the last checkpoint.
+    source dead   what had come stays usable at the target. For what had not come, PeerLostError
                   names leaf and peer.
-    either        a restart from the last checkpoint in a new generation, and a replay of all that
-                  was acknowledged since, gives exact counts; what is left of the old one is fenced.
+    either        a restart from the last checkpoint in a new generation, and a replay of all writes
+                  acknowledged since, gives exact counts. Survivors of the old generation are
+                  fenced.
 """
 
 import itertools
@@ -32,7 +33,7 @@ from statekit.errors import (
 
 REQUEST, REPLY = Direction
 AT_ONCE = 3
-#: Which migration has which messages; each is in the first that has it.
+#: The messages of each migration. A message is listed at the first migration that has it.
 METHODS = {
     "on_demand": ("Hello", "Begin", "Fetch", "FetchLong", "Pick", "Installed", "GiveBack"),
     "stream": ("Stream",),
@@ -81,7 +82,7 @@ class Killing:
         proxy = case.to_target if method == "Propose" else case.to_source
         rule = proxy.arm(Rule(fault, 1, method, direction))
         case.patience = 4 * TIMEOUT_S
-        case.may_give_up.clear()  # on a busy machine the message may take several tries to come
+        case.may_give_up.clear()  # on a busy machine the message may come only after several tries
         with ThreadPoolExecutor(1) as pool:
             migration = pool.submit(cases.MIGRATIONS[self.name], case)
             try:
@@ -92,7 +93,8 @@ class Killing:
             side.process.kill()
             case.writers.lose(side)
             rule.release.set()
-            # A late request has arrived, and so has what was sent again before the kill.
+            # Waits until a late request has arrived, and everything that was sent again before the
+            # kill.
             assert rule.wait_over(), rule
             assert proxy.wait_answered()
             with suppress(StateKitError, Gone, TimeoutError):
@@ -132,18 +134,19 @@ def after_target_died(killing: Killing) -> None:
     case.writers.rest()
     source("abort_all")
     mine = source("groups")
-    # What is there goes on from where it was handed over, or from the last write here.
+    # Keys that are there go on from the hand-over, or from the last write at the source.
     for key in keys_of(mine):
         last = case.oracle.count_at("source", key)
         assert source("get", [key]) == [last], f"key {key} of {mine}"
         assert source("add", key)[0] == last + 1
-    # What is not there is refused, and whole key-groups are lost or not.
+    # Keys that are not there are refused. A key-group is lost as a whole or not at all.
     lost = [group for group in ALL if group not in mine]
     for key in keys_of(lost):
         with pytest.raises(NotOwnedError):
             source("add", key)
     assert source("moving") == []
-    # It comes from the checkpoint. This is another owner of other key-groups: the same generation.
+    # They come from the checkpoint. Their new owner has other key-groups than the source, so the
+    # generation stays the same.
     side = killing.restart(lost, 0)
     assert sorted(mine + side("groups")) == ALL
     # And all can be brought together again.
@@ -177,7 +180,7 @@ def after_source_died(killing: Killing) -> None:
         except PeerLostError as error:
             check_lost(error, key, case.to_source.address)
             absent.add(leaf_of(key))
-        except NotOwnedError as error:  # the source had taken it back before it died, and said so
+        except NotOwnedError as error:  # the source had taken it back and said so before it died
             if "not this provider's any more" not in str(error):
                 raise
         else:

@@ -1,7 +1,8 @@
 """Row 15: every single message of a migration between processes is lost, late, doubled or damaged.
 
-Each migration is run undisturbed and its messages are counted; then once for every message and
-fault. Threads decide how many messages there are exactly, so a fault may find none to befall.
+Each migration is run undisturbed and its messages are counted; then it is run once for every
+message and fault. The exact number of messages depends on threads, so a fault may not find its
+message.
 """
 
 from collections import Counter
@@ -28,7 +29,7 @@ FAULTS = [
     Fault.TRUNCATE,
 ]
 COUNTING_RUNS = 3
-AT_ONCE = 4  # cases: most of the time they wait for time-outs
+AT_ONCE = 4  # cases at once: most of the time they wait for time-outs
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def open_case(workers: Workers, name: str, seed: int = 0) -> Case:
 
 @pytest.fixture(scope="module")
 def points(workers: Workers) -> dict[str, list[Point]]:
-    """The messages of each migration, as many as came in any of some runs."""
+    """The messages of each migration: as many as came at most in several runs."""
     found = {}
     for name, migrate in MIGRATIONS.items():
         most: Counter[Kind] = Counter()
@@ -80,7 +81,7 @@ def test_all_calls_of_the_protocol_are_in_these_migrations(points: dict[str, lis
 
 
 def run_one(workers: Workers, name: str, fault: Fault, point: Point, seed: int) -> str:
-    """What is wrong after a migration of which one message met a fault; "" if nothing is."""
+    """What is wrong after a migration in which one message met a fault; "" if nothing is."""
     with open_case(workers, name, seed) as case:
         proxy = case.to_target if point.method == "Propose" else case.to_source
         rule = Rule(fault, point.nth, point.method, point.direction, seconds=2 * TIMEOUT_S)
@@ -102,8 +103,10 @@ def has_leaves(point: Point) -> bool:
 
 
 def disturb(case: Case, name: str) -> None:
-    """Leaves have checksums from end to end. Other messages have those of TCP or TLS only, so one
-    that says something else than was said may stop a migration. But nothing is counted wrongly.
+    """Runs a migration with a fault.
+
+    Leaves have checksums from end to end. Other messages have those of TCP or TLS only, so a
+    message that was changed on its way may stop a migration. But nothing is counted wrongly.
     """
     with suppress(StateKitError, TimeoutError):
         case.patience = 2 * TIMEOUT_S
@@ -153,7 +156,7 @@ def test_changes_of_owner_are_counted_from_times() -> None:
     assert writes() == 0
     assert writes(("a", 1, 2), ("a", 3, 4)) == 0
     assert writes(("a", 1, 2), ("b", 3, 4)) == 1
-    assert writes(("a", 1, 3), ("b", 2, 4)) == 0  # at the same time: it may have been either way
+    assert writes(("a", 1, 3), ("b", 2, 4)) == 0  # at the same time: either may have been first
     assert writes(("a", 1, 2), ("b", 3, 4), ("a", 5, 6)) == 2
     assert writes(("a", 1, 2), ("b", 3, 10), ("a", 5, 6), ("b", 7, 8)) == 1
     assert writes(("a", 1, 2), ("b", 3, 4), ("b", 3, 9), ("a", 5, 6), ("b", 7, 8)) == 3
@@ -172,6 +175,6 @@ def test_statekit_that_is_broken_on_purpose_is_found_out(what: str) -> None:
         workers = nursery.worker(), nursery.worker()
         for worker in workers:
             worker.call(None, "break_on_purpose", what)
-        # Not each run comes by the place: on a busy machine leaves may come another way.
+        # Not every run reaches the broken place: on a busy machine leaves may come another way.
         results = (run_one(workers, "stream", *BROKEN[what], seed) for seed in range(20))
         assert any(result not in ("", "not reached") for result in results)

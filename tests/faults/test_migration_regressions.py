@@ -1,4 +1,4 @@
-"""What the tests of migrations with faults have found, each as small as it gets.
+"""What the tests of migrations with faults have found, each as a small test.
 
 Both providers are in this process: what matters is what they say to each other.
 """
@@ -30,7 +30,7 @@ from statekit.remote.channel import PeerChannel
 
 REQUEST, REPLY = Direction
 ALL = [*range(KEY_GROUPS)]
-SHORT_S = 0.3  # of a call that a fault keeps from being answered
+SHORT_S = 0.3  # the time-out of a call that is never answered because of a fault
 LONG_S = 120.0
 _STREAMS = {"streamed_requests": ("Stream",), "streamed_replies": ("Stream", "FetchLong")}
 
@@ -56,7 +56,7 @@ class Pair:
         )
 
     def fetch_in_vain(self, groups: list[int], rule: Rule, patch: pytest.MonkeyPatch) -> None:
-        """Whoever waits for the answer to Begin gives up when the rule has held it."""
+        """A fetch that gives up waiting for the answer to Begin, because the rule holds it."""
         begin = PeerChannel.begin
 
         def gives_up(channel: PeerChannel, call: BeginCall, **options: Any) -> Any:
@@ -112,7 +112,7 @@ def test_an_arrival_that_is_given_back_is_over(pair: Pair) -> None:
 
 @pytest.mark.parametrize("direction", Direction)
 def test_a_give_back_that_was_lost_is_said_again(pair: Pair, direction: Direction) -> None:
-    """Nobody had the key-groups, for ever."""
+    """It was not: nobody had the key-groups, for ever."""
     arrival = pair.fetch([2])
     arrival.channel.timeout_s = SHORT_S
     pair.proxy.arm(Rule(Fault.DROP, 1, "GiveBack", direction))
@@ -132,14 +132,14 @@ def test_the_end_of_one_arrival_does_not_end_another_that_is_not_reported(pair: 
     assert rule.wait_reached()
     second = pair.fetch([1], "gradual")
     second.wait(LONG_S)
-    wait_until(lambda: second not in pair.target.migrations)  # finished by a thread of its own
+    wait_until(lambda: second not in pair.target.migrations)  # a thread of its own finishes it
     rule.release.set()
     wait_gone(pair.target)
     wait_gone(pair.source)
 
 
 def test_a_fetch_that_lost_a_race_does_not_raise_that_all_is_done(pair: Pair) -> None:
-    """ClosedError from an operation, because the stream had brought the last leaf meanwhile."""
+    """An operation raised ClosedError, because the stream had brought the last leaf meanwhile."""
     rule = pair.proxy.arm(Rule(Fault.HOLD, 1, "Fetch", REPLY))
     stream = pair.proxy.arm(Rule(Fault.HOLD, 1, "Stream", REPLY))
     pair.fetch([0], "prioritised")
@@ -153,7 +153,7 @@ def test_a_fetch_that_lost_a_race_does_not_raise_that_all_is_done(pair: Pair) ->
 
 
 def test_a_migration_that_failed_leaves_key_groups_with_their_owner(pair: Pair) -> None:
-    """migrate() raised, and the key-groups were offered to one who did not know it."""
+    """migrate() raised, and the key-groups were offered to a target that did not know it."""
     pair.proxy.arm(Rule(Fault.TRUNCATE, 1, "Begin", REPLY))
     with pytest.raises((MigrationError, ConnectionError)):
         pair.source.migrate(pair.back.address, key_groups=[0], timeout=LONG_S)
@@ -174,7 +174,7 @@ def test_a_proposal_that_comes_twice_is_taken_on_once(pair: Pair, direction: Dir
 
 
 def test_a_late_begin_takes_nothing_away(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took key-groups from a later migration, or from the source, for one who had given up."""
+    """It took key-groups from a later migration, or from the source, for a target that gave up."""
     rule = pair.proxy.arm(Rule(Fault.DELAY, 1, "Begin", REQUEST))
     pair.fetch_in_vain([0], rule, monkeypatch)
     arrival = pair.fetch([0])
@@ -232,7 +232,7 @@ def test_a_migration_that_has_no_proper_name_shuts_nothing(pair: Pair, migration
 
 
 def test_who_is_fenced_takes_nothing_over(pair: Pair) -> None:
-    """It asked the new generation for key-groups, and could not take what it got."""
+    """A fenced process asked the new generation for key-groups, and could not take what it got."""
     pair.source.fence(1)
     pair.target.fence(1)
     with pytest.raises(FencedError):
@@ -242,7 +242,7 @@ def test_who_is_fenced_takes_nothing_over(pair: Pair) -> None:
 def test_many_who_wait_for_a_leaf_of_a_dead_peer_are_told_when_one_has_asked_in_vain(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each waited for its own time-out after that of the one before."""
+    """Each of them waited for a time-out of its own, one after the other."""
     arrival = pair.fetch([0])
     key, count = keys_of([0])[0], 12
     asked: list[int] = []

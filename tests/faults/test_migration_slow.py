@@ -18,8 +18,8 @@ NIGHTLY = bool(os.environ.get("STATEKIT_NIGHTLY"))
 SEEDS = 500 if NIGHTLY else 20
 AT_ONCE = 3
 LOSS_MAX, DUPLICATES_MAX = 0.3, 0.5
-OTHERS = 60  # increments that other key-groups must take meanwhile
-STOPPED_INCREMENTS = 400  # of two writers that pause after each: more than two time-outs
+OTHERS = 60  # increments that other key-groups must accept meanwhile
+STOPPED_INCREMENTS = 400  # of two writers that pause after each: takes more than two time-outs
 STATE_BYTES = 96 << 20
 MEMORY_SLACK_BYTES = 40 << 20  # three times a leaf, windows, buffers of gRPC and the allocator
 
@@ -50,7 +50,7 @@ def own_workers(nursery: Nursery) -> Iterator[Workers]:
 
 
 def run_at_random(workers: Workers, seed: int) -> str:
-    """Faults until the migration was tried for a while; then none, and it must end well."""
+    """Faults while the migration is tried for a while; then none, and it must end well."""
     loss, doubles = LOSS_MAX * (seed % 7) / 6, DUPLICATES_MAX * (seed % 5) / 4
     name = [*MIGRATIONS][seed % len(MIGRATIONS)]
     with Case(*workers, seed, large=seed % 2 == 0, quiet=name == "on_demand") as case:
@@ -76,14 +76,14 @@ def run_at_random(workers: Workers, seed: int) -> str:
 
 
 def bring_to_an_end(case: Case) -> None:
-    """The target takes over what it has not, and the quiet key-group is the source's."""
+    """The target takes over what it does not have yet; the quiet key-group goes to the source."""
     target, source = case.target, case.source
 
     def attempt() -> None:
         if case.QUIET in target("groups"):
             if case.given:
                 target("give_back", case.given)
-            else:  # the answer was lost that told its name
+            else:  # the answer with its name was lost
                 target("give_back_all")
         missing = [group for group in (0, 1) if group not in target("groups")]
         if missing:
@@ -95,7 +95,7 @@ def bring_to_an_end(case: Case) -> None:
 
     case.again(attempt, NotOwnedError, AssertionError)
     case.finish()
-    # Each attempt may have moved key-groups there and, as it failed, back.
+    # Each attempt may have moved key-groups there and, since it failed, back.
     attempts = case.to_source.count("Begin", REQUEST)
     case.hand_overs = dict.fromkeys((0, 1, case.QUIET), 2 * attempts)
     case.check([0, 1])
@@ -145,7 +145,8 @@ def test_a_process_that_stands_still_holds_up_nobody_else(
             stopped.process.stop()
             rule.release.set()
             try:
-                # Longer than the time-out, and measured in what others get done meanwhile.
+                # It stands still for longer than the time-out, measured by the increments that
+                # others do meanwhile.
                 keys = keys_of([KEY_GROUPS - 1] if other is case.target else [5])
                 writers = case.extra_writers(other, keys)
                 writers.wait_more(other, STOPPED_INCREMENTS)
@@ -153,7 +154,7 @@ def test_a_process_that_stands_still_holds_up_nobody_else(
             finally:
                 stopped.process.go_on()
             where = migration.result()
-        # Who was asleep has handed over what it has: it accepts nothing for that.
+        # The process that stood still has handed over its key-groups: it accepts nothing for them.
         for key in keys_of(where):
             with pytest.raises(NotOwnedError):
                 case.source("add", key)
@@ -224,7 +225,7 @@ CLOCKS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 @pytest.mark.parametrize("clocks", CLOCKS)
 def test_clocks_do_not_matter(clocks: str, own_workers: Workers) -> None:
-    """They jump while leaves are on their way, and once more in the other direction."""
+    """Clocks jump while leaves are on their way, and once more in the other direction."""
     with Case(*own_workers, large=True) as case:
         rule = case.to_source.arm(Rule(Fault.HOLD, 2, "Stream", REPLY))
         with ThreadPoolExecutor(1) as pool:

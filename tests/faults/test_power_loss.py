@@ -2,8 +2,7 @@
 
 The step runs once, its calls are logged, and every legal state of the disk (crash_states.py) must
 open: the newest checkpoint is whole, equals the oracle, and is the newest acknowledged or newer.
-That a state which lost what was acknowledged would be found is proven by steps that leave out an
-fsync.
+Steps that leave out an fsync prove that the tests would find a state which lost acknowledged work.
 """
 
 import os
@@ -19,9 +18,9 @@ from workloads import MIXED, NIGHTLY, WORKLOADS, Workload
 
 from statekit.errors import StateKitError
 
-# At least so many in all.
+# At least this many states in all.
 STATES_MIN = 50_000 if NIGHTLY else 2_000
-GOES_ON_EVERY = 25  # the longer check, for one state in so many
+GOES_ON_EVERY = 25  # the longer check is made for one state in 25
 
 SMALL_PACKS = 1000  # bytes
 LIVES = 8 if NIGHTLY else 3
@@ -54,7 +53,7 @@ def test_row_3_every_state_after_power_loss_opens_with_what_was_acknowledged(
         with Stage(library, folder, case, workload) as stage:
             outcome = stage.run(is_logged=True)
             states = states_of(stage, outcome, random_count=400 if NIGHTLY else 20)
-            # What one case has too few of, the next ones make up for.
+            # If one case has too few states, the next ones make up for it.
             chosen = some_of(states, share * (at + 1) - checked)
             print(f"{case} {workload}: {len(chosen)} of {len(states)} states, seed {SEED}")
             disk = Disk(folder / "pool")
@@ -81,7 +80,7 @@ def _check(stage: Stage, state: State, disk: Disk, directory: Path, goes_on: boo
 def test_power_loss_shows_what_an_fsync_left_out_would_cost(
     library: Path, place: Path, step: str
 ) -> None:
-    """The test tested: without these fsyncs some state has lost what was acknowledged."""
+    """Tests the test: without these fsyncs some state has lost what was acknowledged."""
     wrong = 0
     case = Case("checkpoint_without_fsync", 1, {"of": step})
     with Stage(library, place, case, MIXED) as stage:
@@ -98,7 +97,7 @@ def test_power_loss_shows_what_an_fsync_left_out_would_cost(
 
 
 def test_a_state_in_which_nothing_is_lost_is_what_the_step_left(library: Path, place: Path) -> None:
-    """The log is complete: replayed, it gives the very files."""
+    """The log is complete: replaying it gives exactly these files."""
     case = CASES[-1]
     with Stage(library, place, case, MIXED) as stage:
         outcome = stage.run(is_logged=True)

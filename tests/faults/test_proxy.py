@@ -90,7 +90,7 @@ class Client:
         return answer
 
     def begin(self, message: bytes) -> "grpc.Future[bytes]":
-        """The same, not waited for."""
+        """The same, without waiting for the answer."""
         return self._echo.future(message, timeout=LONG)
 
     def count(self, number: int, seconds: float = LONG) -> list[bytes]:
@@ -152,7 +152,7 @@ def test_a_dropped_message_is_silence_until_the_caller_gives_up(
     assert rule.wait_reached()
     assert client.echo(b"b") == b"b %d " % (arrived + 1)
     assert not call.done()
-    call.cancel()  # as its time-out would
+    call.cancel()  # as its time-out would do
     assert len(toy.got) == arrived + 1
 
 
@@ -270,7 +270,7 @@ def test_frozen_and_partitioned_networks_go_on_when_healed(
     assert toy.got == []
     proxy.heal()
     assert calls[0].result().startswith(b"a ")
-    toy.wait_got(2)  # also the one that was given up
+    toy.wait_got(2)  # including the call that was given up
     proxy.partition(REPLY)
     call = client.begin(b"c")
     toy.wait_got(3)  # (an answer to the one that was given up may be on its way too)
@@ -314,10 +314,10 @@ def far(relay: Relay) -> Iterator[Client]:
 
 
 def test_a_relay_cuts_connections(toy: Toy, relay: Relay, far: Client) -> None:
-    """A call that is on its way then fails; what comes later goes over another connection."""
+    """A call that is on its way fails then; later calls use another connection."""
     toy.may_answer.clear()
     call = far.begin(b"a" * 100)
-    toy.wait_got(2)  # whichever bytes come next, gRPC's own or the answer: it is cut in this call
+    toy.wait_got(2)  # whichever bytes come next, gRPC's own or the answer, they cut this call
     relay.cut_after(Way.DOWN, 5)
     toy.may_answer.set()
     with pytest.raises(grpc.RpcError) as error:

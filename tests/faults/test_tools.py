@@ -41,7 +41,7 @@ def test_every_wrapped_call_is_counted_and_logged(server: ForkServer, data: Path
 
 
 def test_the_log_says_what_became_of_the_files(server: ForkServer, data: Path) -> None:
-    """If nothing is lost, the last state that the builder makes is what is there."""
+    """If nothing is lost, the last state that the builder makes is what is on the disk."""
     outcome = run(server, "every_call", data, is_logged=True)
     assert outcome.status == CLEAN, outcome.trace
     states = list(crash_states(outcome.entries(), {}, str(data), random_count=5))
@@ -140,7 +140,7 @@ def test_a_template_gives_the_directory_back(server: ForkServer, data: Path, pla
 
 
 def faults_of(outcome: Outcome, data: Path, place: Path) -> list[State]:
-    """States in which the file is not a whole version, or older than what was said to be safe."""
+    """States in which the file is no whole version, or older than one that was said to be safe."""
     assert outcome.status == CLEAN, outcome.trace
     disk = Disk(place / "pool")
     wrong = []

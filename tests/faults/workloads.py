@@ -18,7 +18,7 @@ Contents = dict[str, dict[str, Any]]  # state -> key -> value
 
 
 class Workload(NamedTuple):
-    """How much of what. The seed is part of the name of every test that uses it."""
+    """How large the state is. The seed is part of the name of every test that uses it."""
 
     name: str = "mixed"
     keys: int = 30
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 def changes(workload: Workload, version: int) -> Iterator[Change]:
-    """From version - 1 to version."""
+    """The changes from version - 1 to version."""
     for state in workload.states:
         rng = random.Random(f"{workload.seed} {state} {version}")
         for at in range(workload.keys):

@@ -31,7 +31,7 @@ def publish(
     is_directory_synced: bool = True,
     is_name_kept: bool = False,
 ) -> int:
-    """The way of the textbooks, with steps to leave out."""
+    """The textbook way, with steps that can be left out."""
     for version in range(1, versions + 1):
         kit.intent(version)
         target = os.path.join(directory, "file")
@@ -65,7 +65,7 @@ def sync_directory(path: str) -> None:
 
 
 def retry_fsync(kit: Kit, prepared: object, *, directory: str) -> None:
-    """The fault of fsyncgate: it fails, is tried again, and succeeds without the data."""
+    """The mistake of fsyncgate: fsync fails, is tried again, and succeeds without the data."""
     kit.intent(1)
     fd = os.open(os.path.join(directory, "file"), os.O_CREAT | os.O_WRONLY, 0o600)
     write_all(fd, content_of(1))
@@ -121,7 +121,7 @@ def every_call(kit: Kit, prepared: object, *, directory: str) -> None:
     os.fsync(here)
     os.close(here)
     os.close(fd)
-    # What is elsewhere does not count.
+    # Calls about files elsewhere do not count.
     with open(os.devnull, "wb") as file:
         file.write(b"x")
 

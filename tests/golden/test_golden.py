@@ -58,7 +58,7 @@ def test_all_kinds_of_blocks_are_in_it(golden: tuple[str, Path]) -> None:
 
 
 def test_only_later_ones_have_an_owner(golden: tuple[str, Path]) -> None:
-    """The keys came later, within version 1; whoever goes on takes the place over either way."""
+    """These keys came later, within version 1. With or without them, the place is taken over."""
     case, folder = golden
     for one in sk.checkpoints(folder):
         assert bool(one.manifest.owner) == (case == "v1/owned")
@@ -68,7 +68,7 @@ def test_only_later_ones_have_an_owner(golden: tuple[str, Path]) -> None:
 
 
 def test_what_makes_them_still_works(tmp_path: Path) -> None:
-    """The states that expire by the system's clock have other stamps; all else is the same."""
+    """States that expire by the system's clock have other stamps; everything else is the same."""
     make.make(tmp_path)
     again = json.loads((tmp_path / "expected.json").read_text())
     assert again == json.loads((HERE / f"v{FORMAT_LATEST}" / "expected.json").read_text())

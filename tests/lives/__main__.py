@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="say every step")
     parser.add_argument("--fixed", default="", help=f"of these, separated by commas: {[*KNOWN]}")
     given = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # a seed is one life: sets have an order
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets must follow from the seed
         arguments = [sys.executable, "-m", "tests.lives", *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})
     seed = random.randrange(10**9) if given.seed is None else given.seed

@@ -3,7 +3,7 @@
 What must be there after a kill:
 
     memory    nothing
-    a home    the last commit, exactly; or the one that was going on
+    a home    exactly the last commit, or the one that was being made
 """
 
 import random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .life import Life, Options
 
 MEMORY = ("400KB", "800KB", "2MiB", "64MiB")
-UNKNOWN = "unknown"  # a position: a commit was killed, and it may or may not have been made
+UNKNOWN = "unknown"  # a position: a process was killed in a commit, which may have been made
 
 
 class DurabilitySteps:
@@ -81,7 +81,7 @@ class DurabilitySteps:
             "owned": sorted(groups),
         }
         if home is not None and home.base and rng.random() < 0.5:
-            del settings["key_groups"], settings["subgroups"]  # the home knows
+            del settings["key_groups"], settings["subgroups"]  # the home knows them
         url = self.url_of(home)
         self.say(f"{kv}: open {url} {sorted(groups)}, declares {versions}")
         declared = [(world.specs[name], version) for name, version in versions.items()]
@@ -109,7 +109,7 @@ class DurabilitySteps:
     # ---- Closing
 
     def close(self: "Life", kv: Kv) -> None:
-        """What is in memory is lost, what is in a home is at rest there."""
+        """Closes a provider: what was in memory is lost, what is in a home is at rest there."""
         self.say(f"{kv}: close")
         self.call(kv, "close")
         self.world.settle(kv)
@@ -159,7 +159,7 @@ class DurabilitySteps:
         groups = sorted(self.world.at_rest(home))
         count = rng.choice((len(groups), len(groups), rng.randrange(1, len(groups) + 1)))
         kv = self.open_provider(home, rng.sample(groups, count))
-        if home.kind == "redis" and count < len(groups):  # a server lets several in
+        if home.kind == "redis" and count < len(groups):  # several may open a home on a server
             self.open_provider(home, {*groups} - kv.owned, evolve=False)
         if rng.random() < 0.5:
             self.check(kv)
@@ -206,7 +206,7 @@ class DurabilitySteps:
             kv.home.positions[group] = metadata
 
     def check_position(self: "Life", kv: Kv) -> None:
-        """What key-groups were committed with is there; several are told apart."""
+        """The positions of the last commits are there, each with its key-groups."""
         assert kv.home is not None
         known = [kv.home.positions.get(group) for group in kv.owned]
         if UNKNOWN in known:
@@ -300,7 +300,7 @@ class DurabilitySteps:
         self.kill(kv.host)
 
     def may_kill(self: "Life", host: int) -> bool:
-        """Whether the model knows what must be there then."""
+        """Whether the model knows what must be there after a kill."""
         world = self.world
         for kv in world.kvs:
             is_moving = kv.host == host and kv.home is not None and world.moves_of(kv)
@@ -331,7 +331,7 @@ class DurabilitySteps:
                 self.open_torn(home)
 
     def torn(self: "Life", home: HomeModel) -> None:
-        """A process was killed that had it open."""
+        """A process that had the home open was killed."""
         home.is_torn = True
         if not home.alternatives:
             home.alternatives = [{**home.base}]
@@ -351,7 +351,7 @@ class DurabilitySteps:
         self.check_position(kv)
 
     def resolve(self: "Life", kv: Kv) -> None:
-        """One of several cuts is there, all of it."""
+        """Finds out which of several cuts is there: one of them, as a whole."""
         world = self.world
         assert kv.home is not None
         cuts, kv.home.alternatives, kv.home.is_torn = kv.home.alternatives, [], False

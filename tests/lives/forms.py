@@ -1,11 +1,11 @@
-"""Forms of state: how one is declared, what may be done to it, and what a plain dict makes of it.
+"""Forms of state: how one is declared, what may be done to it, and the same done to a plain dict.
 
 An operation is plain data, (name, arguments…), so that it can be sent to another process, printed
-and replayed. Each form has it twice: `real` does it to a state, `model` to the entries of the
-model. What both give, result or exception, must be the same.
+and replayed. Each form implements it twice: `real` does it to a state, `model` to the entries of
+the model. What both give, result or exception, must be the same.
 
-Lists, maps, sets and nested values are changed by one piece of code on both sides: the methods of
-a view are those of the plain container that the model has.
+Lists, maps, sets and nested values are changed by one piece of code on both sides: a view has the
+same methods as the plain container in the model.
 """
 
 import operator
@@ -19,7 +19,7 @@ import statekit as sk
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "MISSING"})()
 Op = tuple[Any, ...]
-ERRORS = (KeyError, IndexError, ValueError)  # that an operation may rightly raise
+ERRORS = (KeyError, IndexError, ValueError)  # errors that an operation may rightly raise
 
 
 class TTLSpec(NamedTuple):
@@ -60,7 +60,7 @@ class Dice(NamedTuple):
     key: Callable[[], Any]  # one that the provider owns
     peek: Callable[[Any], Any]  # the model's value of a key
     version: int
-    timed: bool  # only operations of which it is certain whether they refresh an entry
+    timed: bool  # True: only operations that are certain to refresh an entry, or not to
 
     def keys(self) -> list[Any]:
         return [self.key() for _ in range(self.rng.choice((0, 1, 2, 5, 20)))]
@@ -83,7 +83,7 @@ def random_key(rng: random.Random, kind: str) -> Any:
 
 
 def encoded(key: Any) -> bytes:
-    """What keys are ordered by where their bytes count. (Timers have str keys here.)"""
+    """The bytes of a key, for results that are ordered by them. (Timers have str keys here.)"""
     return key.encode() if isinstance(key, str) else key
 
 
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def canon(value: Any) -> Any:
-    """A value such that only what is the same is equal: 1 is not 1.0, maps have an order."""
+    """A value in a form in which only the same values are equal: 1 is not 1.0, maps are ordered."""
     if isinstance(value, list | tuple):
         return (type(value).__name__, *map(canon, value))
     if isinstance(value, dict):
@@ -122,13 +122,13 @@ def canon(value: Any) -> Any:
 class Form:
     """See the module."""
 
-    versions = 1  # that its type may go through
+    versions = 1  # how many its type goes through
 
     def declare(self, kv: Any, spec: Spec, version: int) -> Any:
         raise NotImplementedError
 
     def ops(self, dice: Dice) -> list[Callable[[], Op]]:
-        """What makes a random operation; all are as likely."""
+        """Functions that make a random operation; each is equally likely."""
         raise NotImplementedError
 
     def upgrade(self, value: Any, version: int) -> Any:
@@ -352,7 +352,7 @@ class NumberForm(ValueForm):
             lambda: add_many(True),
             cas,
         ]
-        if not dice.timed:  # whether a minimum that changes nothing is a write is nobody's business
+        if not dice.timed:  # it is not defined whether a minimum that changes nothing is a write
             more += [lambda: ("min", key(), self.sample(dice))]
             more += [lambda: ("max", key(), self.sample(dice))]
         return more
@@ -495,7 +495,7 @@ class ContainerForm(Form):
         for above, step, is_new in reversed(chain):
             if is_new:
                 if not here:
-                    break  # nothing is created by nothing
+                    break  # an empty value creates nothing
                 above[step] = here
             here = above
         if found is not MISSING or root:
@@ -554,7 +554,7 @@ READING = {"__getitem__", "__len__", "__contains__", "index", "count", "copy", "
 
 
 def is_one_step(op: Op) -> bool:
-    """Whether nobody can see the half of it: no batch, and nothing that writes several times."""
+    """Whether the operation is atomic: no batch, and nothing that writes several times."""
     if op[0] == "view":
         return op[3] not in ("difference_update", "intersection_update")
     return not op[0].endswith("_many") and op[0] not in ("update", "clear", "move", "pop_due")
@@ -792,7 +792,7 @@ class Rec0:
     b: str
 
 
-# No step can be taken back, so that it is plain who is older.
+# No change can be reversed, so that it is clear which version is older.
 @dataclass
 class Rec1:  # a new field with a default, and an int that is a float now
     a: float
@@ -892,4 +892,4 @@ FORMS: dict[str, Form] = {
     "aggregate": FoldForm(tuple[int, float], add_to_mean, float, initial=(0, 0.0)),
     "timers": TimersForm(),
 }
-UNTIMED = ("timers", "reduce_max")  # no time to live: none, and one that may or may not write
+UNTIMED = ("timers", "reduce_max")  # timers have no time to live; reduce_max may or may not write

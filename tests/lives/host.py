@@ -1,7 +1,8 @@
 """Host: a process with providers, which does what the driver tells it, and can be killed.
 
-The driver forks it, before it has threads or providers of its own, and talks to it over a pair of
-pipes. A command is (name, arguments…); the answer ("ok", result) or ("error", type, text, trace).
+The driver forks a host before the driver has threads or providers of its own, and talks to it over
+a pair of pipes. A command is (name, arguments…); the answer is ("ok", result) or ("error", type,
+text, trace).
 """
 
 import faulthandler
@@ -24,7 +25,7 @@ from .forms import ERRORS, FORMS, Op, Spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(ROOT / "statekit") + os.sep
-ANSWER_SECONDS_MAX = 240.0  # then something hangs
+ANSWER_SECONDS_MAX = 240.0  # if an answer takes longer, something hangs
 Command = tuple[Any, ...]
 
 
@@ -71,7 +72,7 @@ class Host:
     def receive(self) -> Any:
         ready, _, _ = select.select([self._from], [], [], ANSWER_SECONDS_MAX)
         if not ready:
-            os.kill(self.pid, signal.SIGUSR1)  # it writes down where its threads are
+            os.kill(self.pid, signal.SIGUSR1)  # the process prints where its threads are
             select.select([], [], [], 1.0)
             stacks = self.log.read_text()[-20000:]
             raise HostDied(f"host {self.number} does not answer. Its threads:\n{stacks}")
@@ -94,9 +95,9 @@ class Host:
         return answer[1]
 
     def call_doomed(self, lines: int, *command: Any) -> tuple[bool, Any]:
-        """Has it killed before the n-th line of statekit that the command runs, or after it.
+        """Kills the process before the n-th line of statekit in the command, or after the command.
 
-        Whether the command had come to its end, and its answer.
+        Returns whether the command had come to its end, and its answer.
         """
         self.send(("doomed", lines, command))
         try:
@@ -172,7 +173,7 @@ def _register_sqlite() -> None:
 
     def open_fast(url: Any, cache_bytes: int) -> Any:
         home = scope["SqliteHome"](url, cache_bytes)
-        home.run("PRAGMA synchronous = OFF")  # nobody pulls the plug here
+        home.run("PRAGMA synchronous = OFF")  # there is no loss of power here
         return home
 
     register_home("sqlite", open_fast)
@@ -291,13 +292,13 @@ class Worker:
         try:
             return ("ok", FORMS[spec.form].real(self.kvs[pid][name], op))
         except sk.StateKitError as error:
-            # Some of them are LookupErrors and ValueErrors, too.
+            # Before ERRORS: some StateKitErrors are LookupErrors and ValueErrors, too.
             return ("raised", type(error).__name__, str(error))
         except ERRORS as error:
             return ("raised", type(error).__name__, "")
 
     def dump(self, pid: str) -> dict[str, Any]:
-        """All that is there to be seen of the states that are declared."""
+        """Everything that can be seen of the declared states."""
         kv = self.kvs[pid]
         found = {}
         for name, spec in self.specs[pid].items():
@@ -353,7 +354,7 @@ class Worker:
         return found
 
     def beside(self, pid: str, ops: list[tuple[str, Op]], command: Command) -> Any:
-        """A command while a thread does operations: what both give."""
+        """A command while a thread does operations. Returns the results of both."""
         results: list[Any] = []
         is_begun = threading.Event()
 
@@ -396,13 +397,13 @@ class Worker:
         self.moves[move] = self.kvs[pid].migrate(address, key_groups=groups, **settings)
 
     def finish(self, pid: str) -> None:
-        """Until all has come that is on its way here, and those it came from know it."""
+        """Waits until everything on its way here has come, and the old owners know it."""
         for one in self.kvs[pid].migrations:
             if hasattr(one, "give_back"):  # an arrival
                 one.wait(ANSWER_SECONDS_MAX / 2)
 
     def abandon(self, pid: str, source: str) -> list[int]:
-        """Gives up what has not come from a process that is dead; those key-groups."""
+        """Gives up what has not come from a dead process. Returns those key-groups."""
         lost: list[int] = []
         for one in self.kvs[pid].migrations:
             if getattr(one, "source", None) == source:
@@ -414,7 +415,7 @@ class Worker:
         return None if found is None else [group for part in found for group in part]
 
     def abort(self, pid: str, groups: list[int], settings: dict[str, Any]) -> str:
-        """Aborts the departures of key-groups; what it says about those that cannot come back."""
+        """Aborts departures. Returns what is said about key-groups that cannot come back."""
         told = []
         for one in self.kvs[pid].migrations:
             of = {group for part in one.key_groups for group in part}
@@ -426,7 +427,7 @@ class Worker:
         return "; ".join(told)
 
     def let_go(self, pid: str) -> None:
-        """Until nothing that was handed over is kept: the thread that frees it was here."""
+        """Waits until nothing that was handed over is kept: a thread frees it."""
         until = threading.Event()
         residence = self.kvs[pid]._residence
         for _ in range(int(ANSWER_SECONDS_MAX / 0.004)):

@@ -1,7 +1,7 @@
 """A life: random steps on several providers in several processes, compared with the model.
 
 The driver, which is this process, has the model and chooses the steps; hosts have the providers.
-So whatever becomes of a host, the model knows what must be there afterwards.
+So whatever happens to a host, the model knows what must be there afterwards.
 """
 
 import os
@@ -30,9 +30,9 @@ class Options:
     """What a life may do."""
 
     def __init__(self, known: Iterable[str], redis: str = "", is_told: bool = False) -> None:
-        self.known = frozenset(known)  # findings that are not fixed: what they are about is avoided
+        self.known = frozenset(known)  # findings that are not fixed, and are avoided
         self.redis = redis  # the URL of a server, or ""
-        self.is_told = is_told  # every step is printed
+        self.is_told = is_told  # print every step
 
 
 class Life(DurabilitySteps, PointSteps, MoveSteps):
@@ -74,7 +74,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
     # ---- From birth to death
 
     def play(self, steps: int | None = None, steps_max: int | None = None) -> None:
-        """So many steps; as many as the seed says unless told, but no more than a maximum."""
+        """Plays `steps` steps, or as many as the seed says, but steps_max at most."""
         rng, world = self.rng, self.world
         chosen = rng.choice((50, 100, 100, 200, 500))
         steps = chosen if steps is None else steps
@@ -179,7 +179,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
         return made
 
     def make_steps(self, kv: Kv, count: int) -> tuple[list[tuple[tuple[str, Op], Any]], list[Cut]]:
-        """The same, operations of one step each; and what is there before, between and after."""
+        """The same with atomic operations; and what is there before, between and after them."""
         made: list[tuple[tuple[str, Op], Any]] = []
         cuts = [self.world.cut(kv)]
         for _ in range(count):
@@ -246,7 +246,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
             self.declare(kv, self.rng.sample(missing, self.rng.randrange(1, len(missing) + 1)))
 
     def versions(self, kv: Kv, names: Iterable[str], evolve: bool) -> dict[str, int]:
-        """With which versions states are declared."""
+        """The versions with which states are declared."""
         found = {}
         relatives = [one for one in self.world.kvs if one.family == kv.family and one is not kv]
         if kv.home is not None:
@@ -338,7 +338,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
 
     def check_metrics(self, kv: Kv) -> None:
         if not self.world.moves_of(kv):
-            self.call(kv, "let_go")  # what was handed over is counted as long as it is in memory
+            self.call(kv, "let_go")  # entries that were handed over count while they are in memory
         found = self.call(kv, "metrics")
         leaves = sum(found["leaves"].values())
         if leaves != self.world.groups * self.world.subgroups:
@@ -361,7 +361,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
 
 
 def _fast_directory() -> str | None:
-    """Memory, if there is some: a kill leaves what was written, whatever it was written to."""
+    """A directory in memory, if there is one: what was written survives a kill there, too."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 

@@ -52,13 +52,13 @@ class HomeModel:
     base: Cut = field(default_factory=dict)  # as of the last commit
     positions: dict[int, Any] = field(default_factory=dict)  # what key-groups were committed with
     stored: dict[str, int] = field(default_factory=dict)  # versions of its states
-    was_shared: bool = False  # several providers had it open, of which some still have
-    is_torn: bool = False  # a process was killed: what is there is to be found out
-    alternatives: list[Cut] = field(default_factory=list)  # of which one is there
+    was_shared: bool = False  # several providers had it open, and some still have
+    is_torn: bool = False  # a process was killed: what is there must be found out
+    alternatives: list[Cut] = field(default_factory=list)  # one of these is there
 
     def settle(self, group: int, content: Content) -> None:
         """A key-group is durable as it is."""
-        for cut in (self.base, *self.alternatives):  # others may have been killed, we were not
+        for cut in (self.base, *self.alternatives):  # its process was not killed, so it is in all
             cut[group] = copied(content)
 
     def forget(self, group: int) -> None:
@@ -95,7 +95,7 @@ class Move:
     groups: set[int]
     strategy: str
     frozen: Cut  # as it was when it began
-    positions: dict[int, Any]  # the same of the last commits
+    positions: dict[int, Any]  # of the last commits, when it began
     begun_by_source: bool
 
 
@@ -105,7 +105,7 @@ class Point:
 
     place: "Place"
     number: int
-    cuts: list[Cut]  # one of these
+    cuts: list[Cut]  # it has one of these
     stored: dict[str, int]
     metadata: Any
 
@@ -116,7 +116,7 @@ class Point:
 
 @dataclass(eq=False)
 class Place:
-    """A directory of checkpoints of one provider; of all, in parts, if it has no owner."""
+    """A directory of checkpoints of one provider; without an owner, of all providers, in parts."""
 
     url: str
     owner: Kv | None
@@ -132,7 +132,7 @@ class World:
         self.groups = 2 ** rng.choice((0, 1, 2, 3, 4, 4, 5, 6))
         self.subgroups = 2 ** rng.choice((0, 0, 1, 2, 3, 4))
         self.specs = {spec.name: spec for spec in _random_specs(rng)}
-        self.now = 4 * 10**12  # later than any clock on the wall says
+        self.now = 4 * 10**12  # later than the clock on the wall
         self.watermark = rng.randrange(-1000, 1000)
         count = rng.choice((3, 10, 30, 100))
         self.keys = {
@@ -214,7 +214,7 @@ class World:
                 kv.home.settle(group, self.content[group])
 
     def take_in(self, kv: Kv, groups: Iterable[int], stored: dict[str, int]) -> None:
-        """Key-groups come to a provider, from where states have these versions."""
+        """Key-groups come to a provider. stored: the versions of states where they come from."""
         for name, version in stored.items():
             kv.stored.setdefault(name, version)
         groups = [*groups]

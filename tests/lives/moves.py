@@ -100,7 +100,7 @@ class MoveSteps:
             self.finish_moves(other)
             self.close(other)
 
-    # ---- Between processes, or as if
+    # ---- Between processes, or as between processes
 
     def step_begin_move(self: "Life") -> None:
         able = [kv for kv in self.world.kvs if kv.owned]
@@ -172,7 +172,7 @@ class MoveSteps:
         return move
 
     def moved_on(self: "Life", groups: Iterable[int]) -> None:
-        """Key-groups go on: the hand-overs that brought them are over, as far as they go."""
+        """Key-groups move on: for them, the hand-overs that brought them are over."""
         for move in [*self.world.moves]:
             move.groups -= {*groups}
             if not move.groups:
@@ -214,7 +214,7 @@ class MoveSteps:
             self.say(f"{move.target}: {move.mid} is given back")
             back = self.on(move.target).call("move_call", move.mid, "give_back", {})
             self.trace[-1] += f": {back}"
-        self.call(move.target, "finish")  # then it knows
+        self.call(move.target, "finish")  # then the target knows of it
         found = set(self.call(move.source, "owned"))
         self.returned(move, found - move.source.owned)
         world.moves.remove(move)
@@ -228,7 +228,7 @@ class MoveSteps:
         self.check(move.target)
 
     def returned(self: "Life", move: Move, groups: set[int]) -> None:
-        """Key-groups are the old owner's again, as they were."""
+        """Key-groups belong to the old owner again, as they were."""
         world = self.world
         if not groups <= move.groups:
             raise AssertionError(f"{move.source} took back {groups}, of {move.groups}")
@@ -252,7 +252,7 @@ class MoveSteps:
         self.world.take_in(move.source, groups, {})
 
     def bereave(self: "Life", moves: Iterable[Move], dead: int) -> None:
-        """A process was killed: those who handed over to it, or took over from it, are told."""
+        """A process was killed: the other sides of its hand-overs are told."""
         world = self.world
         moves = [*moves]
         survivors: list[Kv] = []
@@ -341,7 +341,9 @@ class MoveSteps:
     def _late_part(
         self: "Life", move: Move, passed: list[Kv], taken: Cut, parts: list[Point]
     ) -> None:
-        """What went from one who had not passed to one who had is added to the latter's part."""
+        """Adds to the target's part what came to it after its barrier, from a source before its
+        own.
+        """
         if move.target not in passed:
             return
         late = {group: move.frozen[group] for group in move.groups if group not in taken}

@@ -44,7 +44,7 @@ class PointSteps:
         self.say(f"{kv}: checkpoint to {place.url} {settings}, {how}")
         if how == "plain":
             number = self.call(kv, "checkpoint", place.url, settings)
-        elif how == "before":  # what is done while it is being written is not in it
+        elif how == "before":  # operations while it is being written are not in it
             job = self.name("job")
             self.call(kv, "checkpoint_start", job, place.url, settings)
             for _ in range(3):
@@ -83,7 +83,7 @@ class PointSteps:
         metadata = rng.choice((None, {"offset": rng.randrange(100)}))
         is_known = all(kv in place.writers for kv in writers) or not place.points
         self.say(f"parts of {[*map(str, writers)]} to {place.url}, number {number}")
-        parts: dict[str, str] = {}  # the last one of each
+        parts: dict[str, str] = {}  # the last part of each provider
         cut: Cut = {}
         try:
             for kv in rng.sample(writers, len(writers)):
@@ -97,11 +97,11 @@ class PointSteps:
                     ops = self.make_ops(kv, 3) if kv.declared else []
                     self.expect_ops(kv, ops, self.call(kv, "ops", [op for op, _ in ops]))
             host = self.hosts[rng.choice([*self.hosts])]
-            for _ in range(rng.choice((1, 2))):  # again gives the same
+            for _ in range(rng.choice((1, 2))):  # publishing again gives the same
                 made = host.call("publish", place.url, [*parts.values()], number, metadata)
                 assert made == number
         except HostError as error:
-            # One that was not among the last writers is taken for one that was replaced.
+            # A writer that was not among the last writers is treated as one that was replaced.
             if is_known or error.kind != "FencedError":
                 raise
             if place in world.places:
@@ -114,7 +114,7 @@ class PointSteps:
         place.points.append(Point(place, number, [cut], stored, metadata))
 
     def common_versions(self: "Life") -> dict[str, int] | None:
-        """Of all states, if all providers have the same; else None."""
+        """The versions of all states, if all providers have the same ones; else None."""
         versions: dict[str, set[int]] = {}
         for kv in self.world.kvs:
             for name, version in kv.stored.items():
@@ -148,7 +148,7 @@ class PointSteps:
     # ---- Restoring
 
     def step_look_back(self: "Life") -> None:
-        """Restores a checkpoint beside all that lives, compares it, and lets go of it."""
+        """Restores a checkpoint beside the living providers, compares it, and lets go of it."""
         points = [point for place in self.world.places for point in place.points]
         if points:
             point = self.rng.choice(points)
@@ -192,7 +192,7 @@ class PointSteps:
         self.call(kv, "close")
 
     def _other_groups(self: "Life", is_all: bool) -> int:
-        """Another number of key-groups; a finer one, or any if all of them are there."""
+        """Another number of key-groups: a larger one, or any if all key-groups are there."""
         world = self.world
         least = 1 if is_all else world.groups
         return self.rng.choice([n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n >= least])
@@ -214,7 +214,7 @@ class PointSteps:
         kv.stored |= versions
 
     def _fitting(self: "Life", kv: Kv, cuts: list[Cut], groups: set[int]) -> Cut:
-        """The cut that is there. The provider is not of the world yet."""
+        """The cut that is there. The provider is not part of the world yet."""
         dump = self.call(kv, "dump")
         wrong: list[list[str]] = []
         for cut in cuts:
@@ -227,7 +227,7 @@ class PointSteps:
     # ---- Going on from checkpoints
 
     def step_recover(self: "Life") -> None:
-        """Somebody takes on what nobody has: from a home, from a checkpoint, or from nothing."""
+        """A provider takes what nobody has: from a home, from a checkpoint, or from nothing."""
         world, rng = self.world, self.rng
         homes = [
             home
@@ -301,7 +301,7 @@ class PointSteps:
         return kv
 
     def step_restart(self: "Life") -> None:
-        """All are checkpointed, closed or killed, and restored, perhaps in other key-groups."""
+        """All providers are checkpointed, closed or killed, and restored, perhaps regrouped."""
         world, rng = self.world, self.rng
         if not world.kvs or any(home.is_torn for home in world.homes):
             return

@@ -20,7 +20,7 @@ FAILURES_MAX = 20
 
 
 class Limits(NamedTuple):
-    """When to stop: what comes first counts. None: no limit."""
+    """When to stop: the first limit that is reached counts. None: no limit."""
 
     lives: int | None = None
     steps: int | None = None
@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 
 def import_all() -> None:
-    """What hosts need, before they are forked: then it costs nothing there."""
+    """Imports what hosts need before they are forked, so that it costs nothing there."""
     import grpc._channel
     import grpc._server  # noqa: F401
     import lz4.frame  # noqa: F401
@@ -51,7 +51,7 @@ def import_all() -> None:
 def run(
     seed: int, jobs: int, limits: Limits, known: Iterable[str], is_told: bool = False
 ) -> Result:
-    """Plays lives from a seed on. What is wrong is printed; every step, if it is to be told."""
+    """Plays lives from a seed on. Prints what is wrong, and every step if that is asked for."""
     import_all()
     known = [*known]
     began = time.monotonic()
@@ -152,7 +152,7 @@ def _end(pid: int) -> None:
 
 @contextmanager
 def _redis() -> Iterator[int]:
-    """The port of a server for all jobs; 0 if there is none to be had."""
+    """The port of a Redis server for all jobs; 0 if none can be had."""
     if shutil.which("redis-server") is None:
         yield 0
         return

@@ -21,12 +21,12 @@ __all__ = ["PeerRun", "Run", "Violation", "World", "explain", "run_of"]
 
 
 def run_of(seed: int, **arguments: Any) -> Run:
-    """The run of this seed: every fourth is one without a coordinator."""
+    """The run of this seed: every fourth seed gives one without a coordinator."""
     return (Run if seed % 4 else PeerRun)(seed, **arguments)
 
 
 def explain(seed: int) -> str:
-    """Runs it once more: its steps, and what is wrong; "" if nothing is."""
+    """Runs it once more. Returns its steps and what is wrong; "" if nothing is."""
     trace: list[str] = []
     try:
         run_of(seed, trace=trace).play()

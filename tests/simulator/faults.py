@@ -1,10 +1,10 @@
-"""What is drawn once a run: how large it is, and how likely each fault is (ranges as in VOPR)."""
+"""What is drawn once per run: how large it is, and how likely each fault is (ranges as in VOPR)."""
 
 from random import Random
 
 
 class Faults:
-    """How likely what is, drawn once a run."""
+    """How likely each fault is, drawn once per run."""
 
     def __init__(self, rng: Random) -> None:
         def upto(most: float) -> float:
@@ -12,8 +12,8 @@ class Faults:
 
         self.loss = upto(0.3)
         self.duplicates = upto(0.5)
-        self.stale = upto(0.1)  # that a message of long ago comes once more
-        self.disorder = upto(1.0)  # that not the oldest message is delivered
+        self.stale = upto(0.1)  # a message from long ago comes once more
+        self.disorder = upto(1.0)  # another message than the oldest is delivered
         self.disk = upto(0.1)
         self.partition = upto(0.03)
         self.pause = upto(0.02)
@@ -22,7 +22,7 @@ class Faults:
         self.suspect = upto(0.01)
         self.clock = upto(0.02)
         self.whims = upto(0.03)  # a participant gives back, aborts, refuses
-        self.misled = upto(0.01)  # somebody asks the wrong one
+        self.misled = upto(0.01)  # somebody asks the wrong participant
         # One leaf goes to and fro quickly, and messages about its earlier leases come late. Other
         # faults would only keep it from moving.
         self.is_to_and_fro = rng.random() < 0.15

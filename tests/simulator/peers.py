@@ -1,9 +1,9 @@
 """PeerRun: participants without a coordinator, as KVProvider.migrate() uses them.
 
 Nobody has a table: hand-overs are asked for directly, taken back, refused, given back. A process
-may die for good if whoever it had leaves from still has them, or whoever it gave leaves to has them
-all; then an authority says so (declare_dead), and there is no new generation: the source of
-records goes back for those leaves alone.
+may die for good if the old owners of its leaves still have them, and the new owners of leaves that
+it gave away have all of them. Then an authority says so (declare_dead), and there is no new
+generation: the source of records goes back for those leaves alone.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class PeerRun(Run):
         world = self.world
         workers = list(self.workers.values())
         if self.spares:
-            workers = workers[: (len(workers) + 1) // 2]  # the others have nothing yet, and may die
+            workers = workers[: (len(workers) + 1) // 2]  # the others own nothing yet, and may die
         count, groups, size = len(workers), world.leaves // self.subgroups, self.subgroups
         for index, worker in enumerate(workers):
             mine = range(index * groups // count * size, (index + 1) * groups // count * size)
@@ -39,7 +39,7 @@ class PeerRun(Run):
                 world.at[leaf] = worker.name
 
     def route(self, leaf: int) -> str:
-        """The source of records finds out: to whoever has the leaf, or is to have it."""
+        """Where the source sends the leaf's records: to whoever has the leaf, or is to have it."""
         owner = self.world.opener[leaf]
         if owner is not None:
             return str(owner.name)
@@ -59,7 +59,7 @@ class PeerRun(Run):
             self.step("barrier", worker.name, era)
             worker.act(worker.participant.take(era))
         for outgoing in [*worker.participant._outgoing.values()]:
-            if outgoing.target not in self.workers:  # it died right after its Begin: said again
+            if outgoing.target not in self.workers:  # it died right after its Begin: tell again
                 self.step("is told dead", worker.name, outgoing.target)
                 self.world.abandoned = self.world.era  # as docs/protocol.md asks of engines
                 worker.act(worker.participant.declare_dead(outgoing.target)[0])
@@ -71,7 +71,7 @@ class PeerRun(Run):
             if world.era == world.abandoned or self._is_taken(world.era):
                 self.step("checkpoint", "", world.era + 1)
                 world.barrier(world.era + 1)
-                # Of older ones nobody remembers its part: what comes late is not added to them.
+                # Nobody remembers its part of older checkpoints, so late leaves are not added.
                 world.abandoned = max(world.abandoned, world.era - NUMBERS_MAX)
             return
         workers = [w for w in self.workers.values() if not w.is_paused]
@@ -131,7 +131,7 @@ class PeerRun(Run):
         return self.workers.get(worker.participant._leaves[leaf].peer)
 
     def _may_die(self, worker: Worker) -> bool:
-        """Nothing is lost with it that only a checkpoint has."""
+        """Whether nothing would be lost with it that then only a checkpoint has."""
         participant = worker.participant
         for leaf in participant.held():
             known = participant._leaves[leaf]
@@ -156,7 +156,7 @@ class PeerRun(Run):
                 assert source is not None
                 back.append((leaf, source.copies[leaf].content))
         self.crash(worker.name)
-        # What the dead had put into its part of a checkpoint may be in another's, too.
+        # Leaves that the dead put into its part of a checkpoint may be in another part, too.
         world.abandoned = world.era
         for leaf, content in back:
             world.roll_back(leaf, content)
@@ -164,7 +164,8 @@ class PeerRun(Run):
             self.step("is told dead", other.name, worker.name)
             actions, lost = other.participant.declare_dead(worker.name)
             for leaf in lost:
-                # Taken back by the dead before, unknown to this one, and handed to another.
+                # The dead had taken the leaf back before and handed it to another; this worker does
+                # not know that.
                 found = (w.participant.epoch_of(leaf) for w in self.workers.values() if w != other)
                 if max(found, default=-1) <= other.participant.epoch_of(leaf):
                     raise Violation(f"I1: leaf {leaf} is lost at {other.name} with {worker.name}")

@@ -5,7 +5,7 @@ step). In the second nothing fails any more, the dead stay dead or come back, an
 number of rounds everything must be in its place (I9).
 
 There is no time: what happens next is drawn. A slow network and a paused process are the same thing
-here, that somebody's turn does not come. A worker's clock only says how often it says things again.
+here: somebody's turn does not come. A worker's clock only says how often it repeats things.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from .world import Violation
 
 CALM_ROUNDS_MAX = 60  # until everything is in its place: I9
 CALM_STEPS_MAX = 20_000
-CLOCKS = (0.0, 0.1, 1.0, 4.0)  # stands still, is slow, is right, jumps ahead
+CLOCKS = (0.0, 0.1, 1.0, 4.0)  # a clock stands still, is slow, is right, jumps ahead
 
 
 class Run(Stage):
@@ -29,12 +29,12 @@ class Run(Stage):
     # ---- The first phase
 
     def play(self) -> None:
-        """Everything. Violation if anything is wrong."""
+        """Plays the whole run. Violation if anything is wrong."""
         rng = self.rng
         self.boot()
         self.faults = Faults(rng)
         random = rng.random
-        # A leaf must come and go some times before what is late can be about an earlier lease.
+        # A leaf must come and go several times before a late message can be about an earlier lease.
         for _ in range(self.steps * (4 if self.faults.is_to_and_fro else 1)):
             self.faulty_step(random())
         self.heal()
@@ -52,7 +52,7 @@ class Run(Stage):
             self.calm()  # begins from a complete checkpoint
 
     def faulty_step(self, draw: float) -> None:
-        """Whatever comes next, by the draw."""
+        """Does what comes next, by the draw."""
         if draw < 0.42:
             if self.network:
                 self._deliver_faulty()
@@ -272,7 +272,7 @@ class Run(Stage):
     # ---- The second phase
 
     def heal(self) -> None:
-        """Faults stop. Some of the dead come back; enough to go on with."""
+        """Faults stop. Some of the dead come back, enough of them to go on."""
         rng = self.rng
         self.step("faults stop", "", "")
         self.blocked.clear()
@@ -287,7 +287,7 @@ class Run(Stage):
                 self.start_worker(worker)
 
     def epilogue(self) -> None:
-        """Sometimes a worker that has nothing any more goes; then nothing is to be restored."""
+        """Sometimes a worker that has nothing any more leaves; then nothing is to be restored."""
         if self.rng.random() > 0.1:
             return
         chief = self.leader()
@@ -305,7 +305,7 @@ class Run(Stage):
             raise Violation(f"{workers[1]} had nothing, and everything was restored")
 
     def calm(self, is_boot: bool = False) -> None:
-        """Without faults, until everything is in its place."""
+        """Goes on without faults until everything is in its place."""
         steps = 0
         stage = 0  # boot: 0 first table, 1 settled. Else: 0 settle, 1 checkpoint under way
         number = 0
@@ -384,7 +384,7 @@ class Run(Stage):
         return False
 
     def _zombies(self) -> bool:
-        """Somebody still works in an old generation."""
+        """Whether somebody still works in an old generation."""
         return any(
             worker.copies and worker.participant.generation != self.world.generation
             for worker in self.workers.values()
@@ -394,7 +394,7 @@ class Run(Stage):
         worker.finish(0, False)
 
     def _detect(self, chief: Chief) -> None:
-        """Whoever does not live is found out."""
+        """The coordinator learns which workers are dead."""
         for worker in chief.coordinator.workers():
             name = f"{worker}.{chief.coordinator._seen[worker]}"
             if name not in self.workers:

@@ -18,7 +18,7 @@ BEFORE, SILENT, AFTER = "before", "silent", "after"
 class Crash(NamedTuple):
     event: int
     role: str
-    when: str  # SILENT: after the event, but what was said because of it is lost
+    when: str  # SILENT: after the event, but the messages that it caused are lost
     restarts: bool
 
 
@@ -112,7 +112,7 @@ class ScriptedRun(Run):
 
 
 def events(barrier_at: int) -> int:
-    """How many there are without crashes."""
+    """How many events there are without crashes."""
     run = ScriptedRun(barrier_at=barrier_at)
     run.play()
     return run.events

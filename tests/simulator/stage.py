@@ -44,11 +44,11 @@ class Stage:
         self.streaming = rng.choice((0.0, 0.5, 1.0))  # how fast the background stream is
         self.window = rng.choice((1, 3, 8, 1000))  # of a stream, in keys
         self.granted: dict[tuple[str, int], int] = {}  # credit of a stream, as its reader said
-        self.carried: dict[tuple[str, int], int] = {}  # what it has sent
+        self.carried: dict[tuple[str, int], int] = {}  # how much a stream has sent
         self.unwanted: set[str] = set()  # migrations that were asked for, and then not wanted
-        self.broken: set[tuple[str, int]] = set()  # streams of which something was lost
+        self.broken: set[tuple[str, int]] = set()  # streams that have lost a message
         self.network: list[tuple[str, str, Any]] = []  # to, sender, message
-        self.old_messages: list[tuple[str, str, Any]] = []  # that were delivered
+        self.old_messages: list[tuple[str, str, Any]] = []  # those that were delivered
         self.writes: list[tuple[Chief, Persist]] = []
         self.replies: list[tuple[Chief, int, bool]] = []
         self.workers: dict[str, Worker] = {}  # by name, those that live
@@ -83,7 +83,7 @@ class Stage:
             process.crash()
 
     def leader(self) -> Chief | None:
-        """As far as the stored record tells."""
+        """The coordinator that leads, according to the stored record."""
         stored = self.world.stored
         chief = self.chiefs.get(stored.coordinator) if stored else None
         if chief is None or not chief.coordinator.is_leading or chief.is_paused:
@@ -103,7 +103,7 @@ class Stage:
             self.lose(message)
 
     def lose(self, message: Any) -> None:
-        """A message does not come. If it was part of a stream, that has broken off."""
+        """A message does not arrive. If it was part of a stream, that stream has broken off."""
         if isinstance(message, Here) and message.stream:
             self.broken.add((message.migration, message.stream))
 
@@ -111,14 +111,14 @@ class Stage:
         return (migration, incoming.stream) in self.broken or incoming.source not in self.workers
 
     def streams(self, migration: str, stream: int, size: int) -> None:
-        """A stream sends so much: not without credit."""
+        """A stream sends `size` more: it must have credit for it."""
         name = migration, stream
         if self.carried.get(name, 0) >= self.granted.get(name, 0):
             raise Violation(f"I8: stream {stream} of {migration} sends more than its credit")
         self.carried[name] = self.carried.get(name, 0) + size
 
     def open_streams(self, worker: Worker) -> None:
-        """For what has just been offered, if this run has streams."""
+        """Opens streams for leaves that have just been offered, if this run has streams."""
         if self.streaming:
             participant = worker.participant
             for migration, incoming in [*participant._incoming.items()]:
@@ -126,7 +126,7 @@ class Stage:
                     worker.act(participant.open_stream(migration))
 
     def record_fails(self) -> bool:
-        """A home does not take down that leaves are its provider's again."""
+        """Whether a home fails to record that leaves are its provider's again."""
         return not self.is_calm and self.rng.random() < 0.2
 
     def lost(self, worker: Worker, action: Lost) -> None:
@@ -199,7 +199,7 @@ class Stage:
         return self.world.stored.owners[leaf]
 
     def process_record(self, leaf: int) -> None:
-        """The next record of the leaf, wherever it is: counts, waits there, or is sent on."""
+        """The next record of the leaf, wherever it is: it counts, waits there, or is sent on."""
         world = self.world
         name = world.at[leaf]
         worker = self.workers.get(name)

@@ -41,7 +41,7 @@ class Copy:
         self.content = content
         self.is_whole = is_whole
         self.is_open = is_open
-        self.frozen: dict[int, dict[int, int]] = {}  # checkpoint: what of it was here
+        self.frozen: dict[int, dict[int, int]] = {}  # by checkpoint: what of the leaf was here
 
 
 class Worker:
@@ -107,13 +107,13 @@ class Worker:
             self.act(self.participant.make_way(sender, begin.leaves))
 
     def _received(self, sender: str, here: Here) -> None:
-        """By a stream, which brings each message once."""
+        """A message came by a stream, which brings each message once."""
         if (sender, here.sequence) not in self.streamed:
             self.streamed.add((sender, here.sequence))
             self.act(self.participant.received(here.migration, here.stream, len(here.content)))
 
     def tick(self) -> None:
-        """Time has passed: calls that were not answered are over, and streams that broke off."""
+        """Time has passed: calls without an answer are over, and so are streams that broke off."""
         participant = self.participant
         for migration, incoming in [*participant._incoming.items()]:
             participant.unanswered(migration, sorted(incoming.asked))

@@ -1,11 +1,11 @@
 """World: what is true, kept outside the machines under test, and the checks against it.
 
 Every leaf has a few keys, and the only operation is to count one of them up. `done` says how far
-the counting has come in the newest generation; whoever accepts an operation must have exactly that
-number (I3, I4). `opener` is the one participant that may accept operations for a leaf (I2). What
-a checkpoint must hold is what the source had emitted when its barrier passed (I5).
+the counting has come in the newest generation; a participant that accepts an operation must have
+exactly that number (I3, I4). `opener` is the one participant that may accept operations for a leaf
+(I2). A checkpoint must hold what the source had emitted when its barrier passed (I5).
 
-All checks happen when something changes, for that one leaf: a run costs no more because of them.
+Each check happens when something changes, and only for that one leaf, so checks cost little.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ class World:
         self.keys = keys
         self.stored: Record | None = None
         self.generation = 0
-        self.tables: dict[tuple[int, int], tuple[str, ...]] = {}  # that were ever stored
+        self.tables: dict[tuple[int, int], tuple[str, ...]] = {}  # all that were ever stored
         self.opener: list[Any] = [None] * leaves
         self.done = [[0] * keys for _ in range(leaves)]
         self.emitted = [[0] * keys for _ in range(leaves)]
@@ -48,13 +48,13 @@ class World:
         self.waiting += 1
 
     def barrier(self, number: int, generation: int = 0) -> None:
-        """The source's part: it ignores what a deposed coordinator still asks for."""
+        """What the source does: it ignores what a deposed coordinator still asks for."""
         if number > self.era and generation == self.generation:
             self.era = number
             self.barriers[number] = [list(counts) for counts in self.emitted]
 
     def is_aligned(self, number: int) -> bool:
-        """The engine's part: a barrier has passed when all records before it are done."""
+        """What the engine does: a barrier has passed when all records before it are done."""
         if number not in self.barriers:
             return False
         return not any(count for era, count in self.pending_of.items() if era < number and count)
@@ -147,7 +147,7 @@ class World:
             )
 
     def roll_back(self, leaf: int, content: dict[int, int]) -> None:
-        """The leaf's owner has died, and an earlier one takes it back: the source goes back too."""
+        """The leaf's owner has died and an earlier one takes it back: the source goes back, too."""
         at = sum(content.values()) - self.base[leaf]
         again = self.log[leaf][at:]
         del self.log[leaf][at:]
@@ -159,7 +159,7 @@ class World:
         self.opener[leaf] = None
 
     def store(self, expected: int, record: Record) -> bool:
-        """Compare-and-set. What it changes is true from here on, whoever knows."""
+        """Compare-and-set. What it changes is true from here on, even if nobody knows it yet."""
         old = self.stored
         if (old.revision if old else 0) != expected:
             return record == old
@@ -213,7 +213,7 @@ class World:
         self.base = [sum(counts) for counts in state]
 
     def restored(self, generation: int, number: int, leaf: int) -> dict[int, int]:
-        """What a restore of checkpoint n gives: from the disk, not from what should be there."""
+        """What a restore of checkpoint n gives: what is on the disk, not what should be there."""
         if number == 0:
             return dict.fromkeys(range(self.keys), 0)
         copies = self.disk.get(number, {}).get(leaf, {})

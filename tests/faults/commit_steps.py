@@ -11,6 +11,7 @@ from typing import Any
 from harness import Kit
 
 import statekit as sk
+from statekit.errors import HomeError
 from statekit.residence import residence
 
 KEYS = 300
@@ -106,3 +107,46 @@ def check(path: Path | str, at_least: int, at_most: int) -> int:
     with opened(path, sync=0) as kv:
         assert contents(kv) == model(LAST)
     return version
+
+
+# ---- The same home, filled from a checkpoint while it is committed to
+
+
+def prepare_place(kit: Kit, *, place: str) -> None:
+    """A checkpoint of version 1."""
+    with sk.open("memory:", **GEOMETRY) as kv:  # type: ignore[arg-type]
+        change(kv, 1)
+        kv.checkpoint(place, metadata={"version": 1})
+
+
+def filled(kit: Kit, prepared: None, *, path: str, place: str, background: bool) -> None:
+    """Restored lazily, committed while leaves move in, left; and opened once more."""
+    kit.intent(1)
+    url = f"rocksdb:{path}?memory=64KiB"
+    kv = sk.restore(place, home=url, lazy=True, background=background)
+    kit.done(1)
+    for version in range(2, LAST + 1):
+        change(kv, version)
+        kit.intent(version)
+        kv.commit({"version": version})
+        kit.done(version)
+        if version == 2:
+            change(kv, 8)
+            kv._let_go()  # as if killed, with leaves that are still coming
+            kv = opened(path)
+    kv.wait_loaded(120.0)
+    kv._let_go()
+
+
+def check_filled(path: Path, place: Path, at_least: int, at_most: int) -> int:
+    """The home is at one version; or nothing was promised yet, and the restore can be repeated."""
+    if at_least == 0:
+        try:
+            opened(path, sync=0).close()
+        except HomeError:  # in part: it says so
+            sk.restore(str(place), home=f"rocksdb:{path}?memory=64KiB", lazy=True).close()
+        else:
+            with opened(path, sync=0) as kv:
+                if kv.committed is None:  # killed before anything of the restore was there
+                    return 0
+    return check(path, at_least, at_most)

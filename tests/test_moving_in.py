@@ -483,6 +483,31 @@ def test_an_interrupt_at_any_line_of_a_touch(job: Job) -> None:
 # ---- What can go wrong
 
 
+def test_a_home_is_not_closed_while_it_is_told_that_all_is_there(job: Job, home: DictHome) -> None:
+    job.checkpoint()
+    telling, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(call: str) -> bool:
+        if call == "flush" and threading.current_thread().name == "statekit-loading":
+            telling.set()
+            go_on.wait(SECONDS_MAX)
+            assert not closed.is_set()
+        return False
+
+    home.fails = wait
+    home.close = closed.set  # type: ignore[method-assign]
+    kv = sk.restore(job.url, home="testdict:t?memory=64KiB", lazy=True)
+    assert telling.wait(SECONDS_MAX)
+    closing = threading.Thread(target=kv.close)
+    closing.start()
+    assert not closed.wait(0.2), "it waits (or has not come so far yet)"
+    go_on.set()
+    closing.join(SECONDS_MAX)
+    assert closed.is_set()
+    assert home.meta is not None
+    assert "sources" not in json.loads(home.meta)
+
+
 def test_a_home_that_fails_is_tried_again(job: Job, home: DictHome) -> None:
     job.checkpoint()
     url = "testdict:t?memory=64KiB"

@@ -366,13 +366,14 @@ class Fetching(WriteBack):
     def _end_moving_in(self) -> None:
         """The same for a home: first its record forgets the source."""
         loading = self.loading
-        if loading is None or loading.leaves_left:
-            return
-        try:
-            self._on_moved_in()
-        except HomeError:
-            self.failures += 1  # the home knows still where its leaves came from: no harm
-            return
+        with self._ending:
+            if loading is None or loading.is_stopped or loading.leaves_left:
+                return
+            try:
+                self._on_moved_in()
+            except HomeError:
+                self.failures += 1  # the home knows still where its leaves came from: no harm
+                return
         with self._lock:
             if self.loading is loading:
                 assert isinstance(loading, MovingIn)

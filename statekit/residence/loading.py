@@ -137,6 +137,11 @@ class Loading:
         failed = f", {len(self.errors)} failed" if self.errors else ""
         return f"<Loading: {done} of {total} leaves{failed}>"
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was ended before everything was here, or since."""
+        return self._is_stopped
+
     # ---- One leaf
 
     def is_here(self, leaf: int) -> bool:

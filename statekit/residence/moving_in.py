@@ -36,7 +36,7 @@ from statekit.homes.ledger import Ledger
 from statekit.native.block import Block, block_pieces
 from statekit.native.buffers import BufferSlice
 from statekit.native.kinds import residency_filter
-from statekit.residence.assemble import Assembly, named_rows
+from statekit.residence.assemble import Assembly
 from statekit.residence.loading import Loading
 from statekit.residence.sources import Sources, Wanted
 from statekit.residence.writeback import WriteBack
@@ -82,7 +82,7 @@ class MovingIn(Loading):
 
     def _take_in(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
         blocks = self._assembly().over_steps(leaf, b"", steps)
-        rows = named_rows(leaf, self._residence._rows_of(blocks))
+        rows = self._residence.rows_of_whole(leaf, blocks)
         self._opening.add(leaf)  # before: an interrupt may come after it
         self._ledger.move_in(leaf, rows)
         if any(block.kind == "timers" for block in Block.each(blocks)):

@@ -101,6 +101,8 @@ class Residence(Transfer):
             loading, self.loading = self.loading, None
         if loading is not None:
             loading.stop()
+            with self._ending:
+                pass  # a thread may be telling the home that all is there, which is closed next
         if self._assembly is not None:
             self._assembly[1].close()
         self.store.close()

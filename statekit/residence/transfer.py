@@ -331,5 +331,5 @@ class Transfer(Scanning):
         assembly = Assembly.beside(self.store, self.schemas, self.store.time("event"))
         for leaf in leaves:
             blocks = assembly.over_steps(leaf, b"", source.read_leaf(leaf))
-            ledger.replace(leaf, named_rows(leaf, self._rows_of(blocks)))
+            ledger.replace(leaf, self.rows_of_whole(leaf, blocks))
         ledger.home.flush()

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from statekit.errors import HomeError, MemoryLimitError
-from statekit.homes.home import Named
+from statekit.homes.home import Named, row_name
 from statekit.homes.ledger import Ledger
 from statekit.homes.rows import block_rows
 from statekit.metrics import StateCounters
@@ -52,6 +52,7 @@ class WriteBack:
         self._fold_locks: dict[str, Any] = {}
         self._timerless: set[int] = set()  # leaves whose timers are at home and must be here
         self._on_moved_in: Callable[[], None] = lambda: None  # when no leaf is coming any more
+        self._ending = threading.Lock()  # held while that is called
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
@@ -194,6 +195,15 @@ class WriteBack:
             for leaf in leaves:
                 for guard in guards:
                     guard.protect(leaf)
+
+    def rows_of_whole(self, leaf: int, blocks: bytes) -> list[bytes | None]:
+        """The rows of a leaf, from blocks that have all of it: as homes write them (Named)."""
+        named: list[bytes | None] = []
+        for block in Block.each(blocks):
+            prefix = row_name(leaf, self.numbers[block.name], b"")
+            for key, row in zip(block.key_list(), block_rows(block), strict=True):
+                named += (prefix + key, row)
+        return named
 
     def _rows_of(self, blocks: bytes) -> RowsByKey:
         """The rows of a leaf's blocks, by the number of their state and their key."""

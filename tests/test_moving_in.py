@@ -32,6 +32,7 @@ from statekit.errors import (
 )
 from statekit.homes import ledger as ledger_module
 from statekit.homes.ledger import Ledger
+from statekit.provider import restore as restore_module
 from statekit.residence import fetch, loading, moving_in
 
 SECONDS_MAX = 120.0
@@ -483,18 +484,20 @@ def test_an_interrupt_at_any_line_of_a_touch(job: Job) -> None:
 # ---- What can go wrong
 
 
-def test_a_home_is_not_closed_while_it_is_told_that_all_is_there(job: Job, home: DictHome) -> None:
+def test_a_home_is_not_closed_while_it_is_told_that_all_is_there(
+    job: Job, home: DictHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job.checkpoint()
     telling, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    update_record = restore_module.update_record
 
-    def wait(call: str) -> bool:
-        if call == "flush" and threading.current_thread().name == "statekit-loading":
-            telling.set()
-            go_on.wait(SECONDS_MAX)
-            assert not closed.is_set()
-        return False
+    def wait_first(*args: Any) -> Any:
+        telling.set()
+        go_on.wait(SECONDS_MAX)
+        assert not closed.is_set()
+        return update_record(*args)
 
-    home.fails = wait
+    monkeypatch.setattr(restore_module, "update_record", wait_first)
     home.close = closed.set  # type: ignore[method-assign]
     kv = sk.restore(job.url, home="testdict:t?memory=64KiB", lazy=True)
     assert telling.wait(SECONDS_MAX)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from commit_model import DiskHome
 from interrupts import Run, each_point
+from remote_util import wait_until
 from test_residence import DictHome
 from test_residence import home as home  # a fixture
 from test_restore import Image, Job, change, copied, declare, held, run_all
@@ -23,6 +24,7 @@ from test_restore import job as job
 from test_restore import server as server
 
 import statekit as sk
+from statekit.cli.sources import HomeSource
 from statekit.errors import (
     ArgumentError,
     DamagedError,
@@ -32,6 +34,7 @@ from statekit.errors import (
 )
 from statekit.homes import ledger as ledger_module
 from statekit.homes.ledger import Ledger
+from statekit.homes.record import HomeRecord
 from statekit.provider import restore as restore_module
 from statekit.residence import fetch, loading, moving_in
 
@@ -337,8 +340,14 @@ def test_what_moved_in_while_it_was_handed_over_is_open_when_it_is_back(
         assert held(declare(kv)) == job.image
 
 
-def test_what_comes_from_elsewhere_is_not_taken_for_coming(job: Job, home_url: str) -> None:
-    """The home gave key-groups away before they had moved in, and gets them from another one."""
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_what_comes_from_elsewhere_is_not_taken_for_coming(
+    job: Job, home_url: str, is_filled: bool
+) -> None:
+    """The home gave key-groups away before they had moved in, and gets them from another one.
+
+    is_filled: all others have moved in before, so that nothing is coming to that provider.
+    """
     job.checkpoint()
     kv = sk.restore(job.url, home=home_url, **LAZY)
     gone = sk.open("memory:", key_groups=8, subgroups=4, owned=())
@@ -351,12 +360,62 @@ def test_what_comes_from_elsewhere_is_not_taken_for_coming(job: Job, home_url: s
         states = declare(part)
         for key in job.within(range(4))["texts"]:
             states["texts"][key] = job.image["texts"][key] = "newer"
+        if is_filled:
+            with sk.open(home_url) as kv:
+                kv.wait_loaded(SECONDS_MAX)
         with sk.open(home_url) as kv:
             assert kv.key_groups == (range(4, 8),)
+            assert (kv.loading is None) == is_filled
             kv.merge(part)
             kv.commit({"at": 1})
             killed(kv)
     with sk.open(home_url) as kv:
+        assert held(declare(kv)) == job.image
+
+
+def test_who_is_fenced_keeps_what_was_coming_for_who_reclaims_it(job: Job, home_url: str) -> None:
+    job.checkpoint()
+    with sk.restore(job.url, home=home_url, **LAZY) as kv:
+        declare_some(kv)["counts"].get(1)
+        kv.serve(generation=1)
+        kv.fence(2)
+        assert kv.key_groups == ()
+        assert kv.loading is None
+    with sk.open(home_url, reclaim=True) as kv:
+        assert held(declare(kv)) == job.image
+
+
+def test_rows_that_were_handed_over_are_deleted(job: Job, home: DictHome) -> None:
+    job.checkpoint()
+    with (
+        sk.restore(job.url, home="testdict:t?memory=64KiB", **LAZY) as kv,
+        sk.open("memory:", key_groups=8, subgroups=4, owned=()) as other,
+    ):
+        declare(other)
+        arrival = other.fetch_from(kv.serve().address, key_groups=range(4))
+        arrival.wait(SECONDS_MAX)
+        (departure,) = kv._as_peer().departures or (None,)
+        if departure is not None:
+            departure.wait(SECONDS_MAX)
+        kv.flush()
+        kv.close()
+        assert not [row for row in home.rows if row[0] < 16], "leaves of key-groups 0 to 3"
+
+
+def test_key_groups_that_were_merged_away_may_come_back(job: Job, home: DictHome) -> None:
+    job.checkpoint()
+    with (
+        sk.restore(job.url, home="testdict:t?memory=64KiB", **LAZY) as kv,
+        sk.open("memory:", key_groups=8, subgroups=4, owned=()) as other,
+    ):
+        (part,) = kv.split([range(3)])
+        other.merge(part)
+        part.close()
+        assert untouched(kv)
+        kv.merge(other)
+        kv.commit({"at": 1})
+        killed(kv)
+    with sk.open("testdict:t?memory=64KiB") as kv:
         assert held(declare(kv)) == job.image
 
 
@@ -529,6 +588,80 @@ def test_a_home_that_fails_is_tried_again(job: Job, home: DictHome) -> None:
         assert held(declare(kv)) == job.image
 
 
+def test_filling_goes_on_when_the_home_works_again(job: Job, home: DictHome) -> None:
+    job.checkpoint()
+    failed = threading.Event()
+
+    def fail(call: str) -> bool:
+        is_ours = threading.current_thread().name == "statekit-loading"
+        if is_ours and call == "write":
+            failed.set()
+        return is_ours and call == "write"
+
+    home.fails = fail
+    with sk.restore(job.url, home="testdict:t?memory=64KiB", lazy=True) as kv:
+        assert failed.wait(SECONDS_MAX)
+        with pytest.raises(HomeError, match="write fails"):
+            kv.wait_loaded(SECONDS_MAX)
+        home.fails = lambda call: False
+        wait_until(lambda: kv.loading is None)  # by itself
+        assert held(declare(kv)) == job.image
+
+
+def test_a_home_that_cannot_be_told_says_so(
+    job: Job, home: DictHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.checkpoint()
+
+    def fail(*args: Any) -> None:
+        raise HomeError("it fails, as the test wants.")
+
+    with sk.restore(job.url, home="testdict:t?memory=64KiB", **LAZY) as kv:
+        with monkeypatch.context() as patch:
+            patch.setattr(restore_module, "update_record", fail)
+            with pytest.raises(HomeError, match="as the test wants"):
+                kv.wait_loaded(SECONDS_MAX)
+        kv.wait_loaded(SECONDS_MAX)
+        assert kv.loading is None
+
+
+def test_a_home_keeps_no_password(job: Job, monkeypatch: pytest.MonkeyPatch, home_url: str) -> None:
+    done = job.checkpoint()
+    monkeypatch.setattr(done.storage, "shown", "sftp://me@host/place")
+    with pytest.raises(ArgumentError, match="has a password"):
+        sk.restore(done, home=home_url, lazy=True)
+    with sk.restore(done, home=home_url) as kv:
+        assert held(declare(kv)) == job.image
+
+
+def test_the_command_line_sees_what_is_coming(job: Job, tmp_path: Path) -> None:
+    job.checkpoint()
+    url = f"rocksdb:{tmp_path}/db?memory=64KiB"
+    with sk.restore(job.url, home=url, **LAZY) as kv:
+        kv.value("texts", str)["t1"] = job.image["texts"]["t1"] = "new"
+    with ExitStack() as stack:
+        source = HomeSource(url)
+        stack.callback(source.close)
+        keys = {
+            name: {key for leaf in source.leaves() for key in source.leaf_rows(leaf).get(name, ())}
+            for name in job.image
+        }
+        assert keys["texts"] == {key.encode() for key in job.image["texts"]}
+        assert {len(keys[name]) - len(job.image[name]) for name in job.image} == {0}
+    with sk.open(url) as kv:
+        assert untouched(kv), "the home itself was not touched"
+        assert held(declare(kv)) == job.image
+
+
+def test_the_command_line_refuses_a_home_of_which_it_would_miss_a_part(
+    job: Job, home: DictHome
+) -> None:
+    job.checkpoint()
+    sk.restore(job.url, home="testdict:t?memory=64KiB", **LAZY).close()
+    with pytest.raises(HomeError, match="still being filled"):
+        HomeSource("testdict:t?memory=64KiB")
+
+
 def test_the_checkpoint_must_be_there_when_the_home_is_opened(
     job: Job, tmp_path: Path, home: DictHome
 ) -> None:
@@ -583,7 +716,7 @@ def test_key_groups_from_two_checkpoints_come_each_from_its_own(job: Job, home: 
     with sk.open(url) as kv:
         assert held(declare(kv)) == expected
         kv.wait_loaded(SECONDS_MAX)
-        assert kv._recorded.sources == ()
+        assert HomeRecord.read(home).sources == ()
     with sk.open(url) as kv:
         assert held(declare(kv)) == expected
 

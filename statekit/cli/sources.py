@@ -26,6 +26,7 @@ from statekit.cli.places import is_address, is_home, open_several, parse_place
 from statekit.errors import (
     ArgumentError,
     CorruptBlockError,
+    HomeError,
     NotOwnedError,
     PeerError,
     temporary_failed,
@@ -310,6 +311,12 @@ class HomeSource(Source):
         except BaseException:
             self._home.close()
             raise
+        if record.sources:
+            self._home.close()
+            raise HomeError(
+                f"{self.url!r} is still being filled from checkpoints: what is in these would be "
+                "missing here. Look at it when kv.loading is None, or at the checkpoints."
+            )
         self.states = {schema.name: schema for schema in record.schemas}
         self._numbers = {schema.name: at for at, schema in enumerate(record.schemas)}
         self.key_group_count, self.subgroups = record.key_groups or 1, record.subgroups or 1
@@ -321,6 +328,7 @@ class HomeSource(Source):
 
     def leaf_rows(self, leaf: int, state: str | None = None) -> dict[str, dict[bytes, Stamped]]:
         found = {}
+        self._bring(leaf)
         for name, number in self._numbers.items():
             if state not in (None, name):
                 continue
@@ -330,7 +338,13 @@ class HomeSource(Source):
                 found[name] = rows
         return found
 
+    def _bring(self, leaf: int) -> None:
+        """Has a leaf move into the copy that is still in a checkpoint."""
+        if self._kv is not None:
+            self._kv._residence.load_leaves((leaf,))
+
     def _find(self, schema: StateSchema, leaf: int, encoded: bytes) -> Any:
+        self._bring(leaf)
         (row,) = self._home.get([(leaf, self._numbers[schema.name], encoded)])
         return None if row is None else _row(schema, row)[0]
 

@@ -701,6 +701,7 @@ class Ledger:
         with self.lock:
             self.is_bare = False
             self.dropping.discard(leaf)
+            self.coming.discard(leaf)
             self.came.add(leaf)
             self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
@@ -718,8 +719,6 @@ class Ledger:
                 return
             self.settle()
             self.is_bare = False
-            self.came.add(leaf)
-            self.dropping.discard(leaf)
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
             told = [_moved_in_name(leaf), b""]
             if self.home.is_atomic:

@@ -197,17 +197,15 @@ def change_record(
             return expected is None
 
 
-def update_record(
-    home: Home, url: str, change: Callable[[HomeRecord], None]
-) -> tuple[HomeSource, ...]:
-    """change_record() by who may not touch the provider's own copy; the sources that are left."""
+def update_record(home: Home, url: str, change: Callable[[HomeRecord], None]) -> None:
+    """change_record() for a thread that may not touch the provider's own copy of the record."""
     while True:
         expected = home.read_meta()
         assert expected is not None, "a home without a record"
         stored = HomeRecord.decode(expected, url)
         change(stored)
         if home.write_meta(stored.encode(), expected):
-            return stored.sources
+            return
 
 
 def fix_geometry(

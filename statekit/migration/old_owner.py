@@ -488,6 +488,7 @@ class OldOwnerShell(Shell):
         self._owner.gave(self._owner.owned())
         store.mark(0, store.leaves, "away")
         self._residence.forget_shut()
+        self._residence.forget_coming()
         self._departures_changed()
 
 

@@ -67,13 +67,15 @@ def open(  # noqa: A001  (sk.open, as in gzip.open)
     is_look = parsed.options.get("look", "0") != "0"
     home, budget = home_of(parsed)
     try:
-        kv = _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
+        kv, given = _open_with(home, parsed.shown, key_groups, subgroups, owned, budget, reclaim)
     except BaseException:
         if home is not None:
             home.close()
         raise
     try:
         resume_sources(kv, background=not is_look)
+        if given and reclaim:
+            kv._record_taken(given, ())  # before anything is done with them
     except BaseException:
         kv._let_go()
         raise
@@ -99,7 +101,8 @@ def _open_with(
     owned: KeyGroups | None,
     budget: int | None,
     reclaim: bool,
-) -> KVProvider:
+) -> tuple[KVProvider, tuple[range, ...]]:
+    """The provider, and what its home has handed over of the key-groups that are asked for."""
     record = HomeRecord.read(home, url)
     is_new = home is None
     groups, subs = fix_geometry(record, url, key_groups, subgroups)
@@ -123,6 +126,7 @@ def _open_with(
             # The geometry is fixed from now on.
             is_new = change_record(home, url, record, lambda found: None)
         ledger = Ledger(home, subs, len(record.schemas), is_bare=is_new)
+        ledger.has_sources = bool(record.sources)
         ledger.recover(mine)
     store = Store(groups, subs)
     if not is_new:
@@ -131,9 +135,7 @@ def _open_with(
         store.mark(part.start, part.stop, "away")
     residence = Residence(store, ledger, budget)
     kv = KVProvider(url, residence, record, mine, HomeShare(ledger), Family())
-    if given and reclaim:
-        kv._record_taken(given, ())  # before anything is done with them
-    return kv
+    return kv, given
 
 
 def _handed_over(url: str, given: tuple[range, ...]) -> str:

@@ -283,7 +283,7 @@ class KVProvider(InProcess, Splitting):
 
     def close(self) -> None:
         """Commits and lets go. From then on the provider and its states raise ClosedError."""
-        locks: _list[Any] = [self._lock, self._residence.lock]
+        locks: _list[Any] = [self._lock, *self._residence.locks]
         if any(
             lock._is_owned() for lock in locks
         ):  # we are in a signal handler, and cut work in two

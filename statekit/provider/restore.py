@@ -267,6 +267,8 @@ def _restore_home(
     """A provider with a home. lazily: whether leaves that move in do so by themselves, too; None:
     all of them are there when this returns.
     """
+    if lazily is not None:
+        _check_nameable(plan)
     home, budget = home_of(parsed)
     assert home is not None
     kv = None
@@ -277,8 +279,8 @@ def _restore_home(
         ledger = Ledger(home, plan.subgroups, len(record.schemas))
         ledger.recover(mine)  # what was committed is in its place now
         if not replace:
-            _check_unfilled(url, record, mine)
             torn = (*record.restoring, *record.deleted)  # of which nobody expects to find all
+            _check_unfilled(url, record, subtract(mine, torn))
             _check_empty(home, url, record, subtract(mine, torn), plan.subgroups)
         _change_restoring(home, url, record, lambda there: subtract(there, mine) + mine)
         ledger.has_sources = bool(record.sources)
@@ -299,13 +301,15 @@ def _restore_home(
         residence.commit(mine, [one for one in positions if one[1]])
         coming = None
         if lazily is not None:
-            checkpoints = [(one.url, one.number, one.digest.hex()) for one in plan.checkpoints]
+            checkpoints = [
+                (one.storage.url, one.number, one.digest.hex()) for one in plan.checkpoints
+            ]
             coming = HomeSource(mine, tuple(checkpoints), lazily)
         _change_restoring(home, url, record, lambda there: subtract(there, mine), mine, coming)
         if lazily is not None:
-            routes = [(_coming(kv, mine, source, ()), source)]
+            leaves_coming = _coming(kv, mine, source, ())
             source.share()
-            _move_in(kv, mine, routes, lazily)
+            _move_in(kv, mine, [(leaves_coming, source)], lazily)
     except BaseException:
         if kv is None:
             home.close()
@@ -349,6 +353,17 @@ def _change_restoring(
             found.sources += (coming,)
 
     change_record(home, url, record, set_restoring)
+
+
+def _check_nameable(plan: Union) -> None:
+    """ArgumentError if a home would have to keep a password to find a checkpoint again."""
+    for one in plan.checkpoints:
+        if one.storage.url != one.storage.shown:
+            raise ArgumentError(
+                f"the URL of {one.storage.shown!r} has a password. A home that is filled lazily "
+                "keeps the URL until all is there, and must not keep that. Leave lazy out, or "
+                "give the password another way (a key file, the environment)."
+            )
 
 
 def _check_unfilled(url: str, record: HomeRecord, groups: tuple[range, ...]) -> None:
@@ -395,15 +410,21 @@ def _move_in(
 
     def moved_in() -> None:
         home.flush()  # before it is forgotten where to find them
-        kv._recorded.sources = update_record(home, kv.url, lambda one: one.end_sources(groups))
+        update_record(home, kv.url, lambda record: record.end_sources(groups))
         ledger.forget_moved_in(leaf_ranges(groups, residence.store.subgroups))
 
-    source: PullSource = routes[0][1]
-    if len(routes) > 1:  # one may have key-groups that are to come from another
-        source = RoutedPull([(frozenset(leaves), one) for leaves, one in routes], None)
     leaves = [leaf for some, _ in routes for leaf in some]
     ledger.has_sources = True
-    residence.move_in_from(source, leaves, moved_in, background)
+    try:
+        source: PullSource = routes[0][1]
+        if len(routes) > 1:  # one may have key-groups that are to come from another
+            source = RoutedPull([(frozenset(some), one) for some, one in routes], None)
+        residence.move_in_from(source, leaves, moved_in, background)
+    except BaseException:
+        if residence.loading is None:  # which would let go of them
+            for _, one in routes:
+                one.release()
+        raise
     residence.resume_loading()  # in the background, if it is to be
     if not leaves:
         residence.end_loading()

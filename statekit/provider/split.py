@@ -281,6 +281,9 @@ class Splitting(Declaring, PeerApi):
             other._hand_on(self, part)
             if other._residence.forget_given() and is_told:
                 other._note(lambda: other._record_taken(part, leases))  # as empty as a new home
+            if not is_moved and other._recorded.sources:
+                # All of it has moved in there, and gone: its sources have nothing to add.
+                other._note(lambda: other._record(lambda record: record.end_sources(part)))
             if there is not None:
                 other._residence.set_budget(0)
 
@@ -290,6 +293,8 @@ class Splitting(Declaring, PeerApi):
         if home is None or ledger is None:
             return
         record = HomeRecord.read(home, self.url)
+        if record.sources:  # since this provider was opened, perhaps
+            ledger.has_sources = True
         rest = subtract(part, record.given)
         coming = common(rest, record.filling)
         group = coming[0].start if coming else ledger.first_held(rest)

@@ -18,6 +18,7 @@ lock held.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
@@ -371,8 +372,9 @@ class Fetching(WriteBack):
                 return
             try:
                 self._on_moved_in()
-            except HomeError:
+            except HomeError as error:
                 self.failures += 1  # the home knows still where its leaves came from: no harm
+                loading.errors[-1] = copy(error)  # without a traceback
                 return
         with self._lock:
             if self.loading is loading:
@@ -380,6 +382,14 @@ class Fetching(WriteBack):
                 loading.open_rest()
                 self.loading = None
         loading.stop()
+
+    def forget_coming(self) -> None:
+        """Nothing is ours any more: what has not moved in stays where it is."""
+        loading = self.loading
+        if self.ledger is not None and isinstance(loading, MovingIn):
+            self.loading = None
+            self.ledger.coming.clear()
+            loading.stop()
 
     def wait_loaded(self, timeout: float | None = None) -> None:
         """Until nothing is still to come. Raises the first error that kept a leaf from coming."""

@@ -43,6 +43,7 @@ from statekit.errors import (
     ClosedError,
     CorruptBlockError,
     DamagedError,
+    HomeError,
     MemoryLimitError,
     NotOwnedError,
     SchemaError,
@@ -63,8 +64,9 @@ _PICKS_COUNTED = 255  # at most
 _PICK_LEAF_BYTES = 4096  # smaller leaves are loaded
 _PICK_WORTH_BYTES = 96  # of a leaf, that are loaded while one entry is picked: an estimate
 _PICK_BYTES = 8 << 20  # that are read at once to pick from
-_LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
+LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background
+_RETRY_SECONDS = 1.0  # after which leaves move in again into a home that failed
 _STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
 _IS_MISSING = residency_filter("absent", "partial")  # the others
@@ -77,18 +79,20 @@ class Loading:
         self, store: Store, sources: Sources, on_end: Callable[[], None], background: bool = True
     ) -> None:
         self.sources = sources
-        #: What went wrong, by leaf. A leaf that is read at another try is here no more.
+        #: What went wrong, by leaf. A leaf that is read at another try is here no more. (-1: a home
+        #: could not be told that all leaves are there.)
         self.errors: dict[int, StateKitError] = {}
         self.background = background  # whether threads bring what nobody asks for
         self._store = store
         self._on_end = on_end  # called when the threads have been everywhere
         # By leaf, and one for single entries.
-        self._leaf_locks = [threading.Lock() for _ in range(_LEAF_LOCKS + 1)]
-        self._filling = [threading.Lock() for _ in range(_LEAF_LOCKS + 1)]  # taken after these
+        self._leaf_locks = [threading.Lock() for _ in range(LEAF_LOCKS + 1)]
+        self._filling = [threading.Lock() for _ in range(LEAF_LOCKS + 1)]  # taken after these
         self._lock = threading.Lock()  # of all below
         self._threads: set[threading.Thread] = set()
         self._hand = 0  # the next leaf that the threads look at
         self._is_stopped = False
+        self._stopping = threading.Event()  # the same, to be waited for
         self._is_idle = threading.Event()  # no thread is running
         self._is_idle.set()
         self._picks = bytearray(store.leaves)  # how often entries of each leaf were picked
@@ -163,15 +167,15 @@ class Loading:
             with self._watched(leaf):
                 push.bring((leaf,), self)
             return
-        with self._leaf_locks[leaf % _LEAF_LOCKS]:
+        with self._leaf_locks[leaf % LEAF_LOCKS]:
             pull = self.sources.pull
             if pull is None or self.is_here(leaf):
                 return
             with self._watched(leaf):
                 steps = pull.read_leaf(leaf)
-                with self._filling[leaf % _LEAF_LOCKS]:
+                with self._filling[leaf % LEAF_LOCKS]:
                     self._take_in(leaf, steps)
-        if not self.background:
+        if not self.background and not self._threads:  # else the last of these looks
             self._loads_left -= 1
             if self._loads_left <= 0:
                 self._end_if_done()
@@ -199,12 +203,12 @@ class Loading:
         The leaf may have been given back meanwhile, and be expected again in another hand-over:
         then these are not its contents.
         """
-        with self._leaf_locks[leaf % _LEAF_LOCKS]:
+        with self._leaf_locks[leaf % LEAF_LOCKS]:
             if self.is_here(leaf) or not self._is_from(leaf, source):
                 return
             with self._watched(leaf):
                 try:
-                    with self._filling[leaf % _LEAF_LOCKS]:
+                    with self._filling[leaf % LEAF_LOCKS]:
                         self._take_in(leaf, steps)
                 except BaseException:
                     if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
@@ -268,12 +272,12 @@ class Loading:
         """
         chains = self._worth_picking(raw, {leaf: len(keys)})
         if chains:
-            with self._leaf_locks[leaf % _LEAF_LOCKS]:
+            with self._leaf_locks[leaf % LEAF_LOCKS]:
                 if not self._is_pulled(leaf) or are_known(raw, keys):
                     return
                 if self._picks[leaf] < self._picks_max:
                     segments = self._read(chains)
-                    with self._filling[leaf % _LEAF_LOCKS]:
+                    with self._filling[leaf % LEAF_LOCKS]:
                         if segments and not any(
                             self._fill_picked(raw, column(keys, "b"), segments, chains)
                         ):
@@ -293,7 +297,7 @@ class Loading:
             left = self._fill_picked(raw, keys, held, ours)
             return left.to_load + left.unfit
 
-        slots = sorted({chain.leaf % _LEAF_LOCKS for chain in chains})
+        slots = sorted({chain.leaf % LEAF_LOCKS for chain in chains})
         return self._with_slots(slots, fill)
 
     def _with_slots(self, slots: Sequence[int], then: Callable[[], list[int]]) -> list[int]:
@@ -350,7 +354,7 @@ class Loading:
         Under a lock of its own, so that nobody waits who takes in a leaf, nor for one: whichever
         of the two comes first, what is in the leaf stays.
         """
-        with self._leaf_locks[_LEAF_LOCKS], self._filling[_LEAF_LOCKS]:
+        with self._leaf_locks[LEAF_LOCKS], self._filling[LEAF_LOCKS]:
             ours = [leaf for leaf in leaves if self._is_from(leaf, source)]
             try:
                 touched, error = self._store.spread(blocks, ours)
@@ -372,7 +376,7 @@ class Loading:
 
     def stand_still(self, leaf: int) -> None:
         """Waits for who decides just now, while nothing comes, whose the leaf is."""
-        with self._leaf_locks[leaf % _LEAF_LOCKS]:
+        with self._leaf_locks[leaf % LEAF_LOCKS]:
             pass
 
     def join(self, source: PushSource, leaves: Iterable[int]) -> None:
@@ -384,7 +388,7 @@ class Loading:
         store = self._store
         if self.sources.push_of(leaf) is not None:
             return  # see PushSource.bring_timers
-        with self._leaf_locks[leaf % _LEAF_LOCKS]:
+        with self._leaf_locks[leaf % LEAF_LOCKS]:
             pull = self.sources.pull
             if pull is None or self.is_here(leaf):
                 return
@@ -392,7 +396,7 @@ class Loading:
                 for blocks in pull.read_leaf(leaf):
                     for block, piece in block_pieces(blocks):
                         if block.name == name:
-                            with self._filling[leaf % _LEAF_LOCKS]:
+                            with self._filling[leaf % LEAF_LOCKS]:
                                 store.decode_fitting(leaf, bytes(piece), "under")
 
     @contextmanager
@@ -492,7 +496,7 @@ class Loading:
         while (leaf := self._next()) is not None:
             try:
                 self.load(leaf)
-            except MemoryLimitError:
+            except (MemoryLimitError, HomeError):
                 self._hand = self._store.leaves  # so would all others say
             except StateKitError:
                 continue  # it is among the errors, or the leaf went away
@@ -511,6 +515,9 @@ class Loading:
             with self._lock:
                 if not self._threads:
                     self._is_idle.set()
+        is_failed = any(isinstance(error, HomeError) for error in [*self.errors.values()])
+        if is_last and is_failed and self.background and not self._stopping.wait(_RETRY_SECONDS):
+            self.start()  # the home may be back, or have room again
 
     def _next(self) -> int | None:
         """A leaf that is not here; None if there is none, and then the thread is done."""
@@ -532,6 +539,7 @@ class Loading:
             if self._is_stopped:
                 return
             self._is_stopped = True
+            self._stopping.set()
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
             thread.join(_STOP_SECONDS_MAX)

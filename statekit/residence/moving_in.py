@@ -28,20 +28,16 @@ the memory of a leaf for each of them, beside the budget.
 """
 
 import threading
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from statekit.homes.ledger import Ledger
 from statekit.native.block import Block, block_pieces
 from statekit.native.buffers import BufferSlice
-from statekit.native.kinds import residency_filter
 from statekit.residence.assemble import Assembly
-from statekit.residence.loading import Loading
+from statekit.residence.loading import LEAF_LOCKS, Loading
 from statekit.residence.sources import Sources, Wanted
 from statekit.residence.writeback import WriteBack
-
-_IS_AWAY = residency_filter("away")
 
 
 class MovingIn(Loading):
@@ -70,9 +66,7 @@ class MovingIn(Loading):
 
     @property
     def leaves_left(self) -> int:
-        coming = array("I", [*self._ledger.coming])
-        away = self._store.residencies(coming).translate(_IS_AWAY)  # those are a sibling's
-        return len(coming) - sum(away)
+        return len(self._ledger.coming)  # siblings have none: a leaf moves in before it moves on
 
     def is_here(self, leaf: int) -> bool:
         """Whether nothing is to be done about a leaf: it is at home, or another store's."""
@@ -93,7 +87,8 @@ class MovingIn(Loading):
     def open_rest(self) -> None:
         """Opens what an interrupt has left unopened. All leaves have moved in."""
         for leaf in [*self._opening]:
-            self.load(leaf)
+            with self._leaf_locks[leaf % LEAF_LOCKS]:
+                self._residence.open_moved_in(leaf)
 
     def _assembly(self) -> Assembly:
         """One with the types that the states have now; they change when one is declared anew."""
@@ -115,6 +110,7 @@ class MovingIn(Loading):
             return
         pull = self.sources.pull
         assert pull is not None
+        steps: list[bytes] = []
         with self._watched(leaf):
             steps = pull.read_leaf(leaf)
         if any(block.name == name for step in steps for block, _ in block_pieces(step)):

@@ -213,6 +213,7 @@ class RoutedPull(PullSource):
         super().__init__()
         self._routes = routes
         self._rest = rest
+        self.is_far = any(pull.is_far for _, pull in routes)
 
     def _of(self, leaf: int) -> PullSource:
         for leaves, pull in self._routes:

@@ -52,7 +52,7 @@ class WriteBack:
         self._fold_locks: dict[str, Any] = {}
         self._timerless: set[int] = set()  # leaves whose timers are at home and must be here
         self._on_moved_in: Callable[[], None] = lambda: None  # when no leaf is coming any more
-        self._ending = threading.Lock()  # held while that is called
+        self._ending = threading.RLock()  # held while that is called
         self._evictions = 0
         self._hand = 0  # the next leaf to be written back
         self.failures = 0  # of the home, when it was to be written to and nobody was waiting
@@ -61,6 +61,11 @@ class WriteBack:
         self._limit()
         if ledger is not None:
             store.write_back(True)
+
+    @property
+    def locks(self) -> list[Any]:
+        """The locks that whoever changes what is at home may hold."""
+        return [self._lock, self._ending, *([] if self.ledger is None else [self.ledger.lock])]
 
     def register(self, schemas: Sequence[StateSchema]) -> None:
         """Says what is stored; a state's number at home is its place in this list."""

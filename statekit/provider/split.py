@@ -281,7 +281,8 @@ class Splitting(Declaring, PeerApi):
             other._hand_on(self, part)
             if other._residence.forget_given() and is_told:
                 other._note(lambda: other._record_taken(part, leases))  # as empty as a new home
-            if not is_moved and other._recorded.sources:
+            gone_from = other._residence.ledger
+            if not is_moved and gone_from is not None and gone_from.has_sources:
                 # All of it has moved in there, and gone: its sources have nothing to add.
                 other._note(lambda: other._record(lambda record: record.end_sources(part)))
             if there is not None:

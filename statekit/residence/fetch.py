@@ -372,6 +372,7 @@ class Fetching(WriteBack):
                 return
             try:
                 self._on_moved_in()
+                loading.errors.pop(-1, None)
             except HomeError as error:
                 self.failures += 1  # the home knows still where its leaves came from: no harm
                 loading.errors[-1] = copy(error)  # without a traceback

@@ -313,8 +313,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
         wrong = self.compare(kv, self.call(kv, "dump"), self.world.content, kv.owned)
         if wrong:
             raise Wrong(f"{kv}: " + "\n    ".join(wrong))
-        is_alone = kv.home is None or not kv.home.was_shared
-        known = kv.stored if is_alone else kv.declared  # others may have declared some meanwhile
+        known = kv.declared if kv.is_sibling else kv.stored  # others may have declared some since
         if missing := set(known) - set(self.call(kv, "schemas")):
             raise Wrong(f"{kv} has forgotten the states {missing}")
         self.check_metrics(kv)

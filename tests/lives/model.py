@@ -80,6 +80,11 @@ class Kv:
     family: int = 0  # providers that were split from each other
     address: str = ""
 
+    @property
+    def is_sibling(self) -> bool:
+        """Whether other providers have, or had, its home open with it."""
+        return self.home is not None and self.home.was_shared
+
     def __repr__(self) -> str:
         where = "memory" if self.home is None else self.home.name
         return f"{self.pid}@{self.host}/{where}"
@@ -108,6 +113,7 @@ class Point:
     cuts: list[Cut]  # it has one of these
     stored: dict[str, int]
     metadata: Any
+    by_sibling: bool = False  # who took it may not know states that others declared at its home
 
     @property
     def groups(self) -> set[int]:

@@ -333,7 +333,7 @@ class MoveSteps:
         self.say(f"{kv}: barrier {number} with {sorted(mine)} to {place.url}")
         stored = dict(kv.stored)
         count = self.call(kv, "checkpoint", place.url, {"barrier": number})
-        point = Point(place, count, [mine], stored, None)
+        point = Point(place, count, [mine], stored, None, kv.is_sibling)
         place.points.append(point)
         world.places.append(place)
         return point
@@ -356,7 +356,7 @@ class MoveSteps:
         taken |= late
         url, number = found
         place = next(one for one in self.world.places if one.url == url)
-        point = Point(place, number, [late], dict(move.target.stored), None)
+        point = Point(place, number, [late], dict(move.target.stored), None, move.target.is_sibling)
         place.points.append(point)
         parts.append(point)
         self.say(f"{move.target}: late part of {sorted(late)} is {number} in {url}")

@@ -62,7 +62,7 @@ class PointSteps:
             self.expect_ops(kv, ops, results)
         if place.points and number <= place.points[-1].number:
             raise AssertionError(f"{kv}: checkpoint {number} after {place.points[-1].number}")
-        place.points.append(Point(place, number, cuts, stored, metadata))
+        place.points.append(Point(place, number, cuts, stored, metadata, kv.is_sibling))
 
     def step_parts(self: "Life") -> None:
         """All providers write their parts of one checkpoint, and somebody publishes it."""
@@ -210,6 +210,9 @@ class PointSteps:
         found = self.call(kv, "restore", places, settings, self.times, declared, rng.random() < 0.5)
         if set(found) != kv.owned:
             raise AssertionError(f"{kv} owns {found}, should own {sorted(kv.owned)}")
+        if any(point.by_sibling for point in points):
+            known = set(self.call(kv, "schemas"))
+            kv.stored = {name: version for name, version in kv.stored.items() if name in known}
         kv.declared |= versions
         kv.stored |= versions
 
@@ -315,7 +318,7 @@ class PointSteps:
             place = Place(str(self.directory / self.name("place")), kv)
             self.say(f"{kv}: last checkpoint to {place.url}")
             number = self.call(kv, "checkpoint", place.url, {})
-            point = Point(place, number, [world.cut(kv)], dict(kv.stored), None)
+            point = Point(place, number, [world.cut(kv)], dict(kv.stored), None, kv.is_sibling)
             place.points.append(point)
             points.append(point)
         cut = {group: content for point in points for group, content in point.cuts[0].items()}

@@ -52,3 +52,43 @@ def test_a_life_takes_the_same_steps_every_time() -> None:
 
     assert len(chosen(first)) > 50
     assert chosen(first) == chosen(again)
+
+
+# ---- The order of locks, which lives watch
+
+LOCKS = """
+import sys, threading
+from tests.lives import lock_order
+lock_order.watch()
+scope = {"__name__": "statekit.example", "threading": threading}
+exec("first = threading.Lock()\\nsecond = threading.Condition()\\nthird = threading.RLock()", scope)
+first, second, third = scope["first"], scope["second"], scope["third"]
+assert type(threading.Event()._cond._lock) is not type(first), "locks of others are not watched"
+def work():
+    exec(sys.argv[1], scope)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+exec(sys.argv[2], scope)
+print(len(lock_order.circles(lock_order.edges())))
+"""
+
+
+@pytest.mark.parametrize(
+    "one, other, found",
+    [
+        ("with first, second: pass", "with first, second: pass", 0),
+        ("with first, second: pass", "with second, first: pass", 1),
+        ("with first, second, third: pass", "with third, first: pass", 2),
+        ("with third, third, first: pass", "with third, first: pass", 0),
+        ("with first, second: pass", "with second: first.acquire(blocking=False)", 0),
+        ("with first, second: second.wait(0)", "with first: pass", 0),
+        ("with second, third: second.wait(0)", "with second: pass", 1),
+    ],
+)
+def test_locks_that_are_taken_in_a_circle_are_found(one: str, other: str, found: int) -> None:
+    """Nothing hangs here: each thread is done before the other begins. The order is enough."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOCKS, one, other], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == f"{found}\n", done.stderr

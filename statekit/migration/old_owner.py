@@ -458,9 +458,15 @@ class OldOwnerShell(Shell):
                         self._janitor = None  # the next one tries again
                     return
                 with self._lock:
-                    if not self._residence.handed_over():
-                        self._janitor = None
-                        return
+                    self._janitor = None
+                # Not under the shell's lock, which comes last. What is noted from now on finds no
+                # janitor; what was noted before is seen here.
+                if not self._residence.handed_over():
+                    return
+                with self._lock:
+                    if self._janitor is not None:
+                        return  # another has begun
+                    self._janitor = threading.current_thread()
 
     def _free_handed_over(self, share: float) -> None:
         """Frees what others have; share: times as long as it takes to free one, others work."""

@@ -21,6 +21,7 @@ from typing import Any
 import statekit as sk
 from statekit.homes import register_home
 
+from . import lock_order
 from .forms import ERRORS, FORMS, Op, Spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,6 +155,7 @@ def _run(commands: int, answers: int, log: Path) -> None:
         os.dup2(file.fileno(), 2)
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR1, file)
+        lock_order.watch()
         worker = Worker()
         while (command := _read(commands)) is not None:
             answer: tuple[Any, ...]
@@ -213,6 +215,9 @@ class Worker:
             return self.do(command)
         finally:
             sys.settrace(None)
+
+    def lock_edges(self) -> lock_order.Edges:
+        return lock_order.edges()
 
     # ---- Providers
 

@@ -15,6 +15,7 @@ from typing import Any
 from .durability import DurabilitySteps
 from .forms import ERRORS, FORMS, Dice, Op, Spec, canon, is_one_step
 from .host import Host, HostError
+from .lock_order import Edges, circles
 from .model import Cut, Kv, Scope, World, differences
 from .moves import MoveSteps
 from .points import PointSteps
@@ -33,6 +34,7 @@ class Options:
         self.known = frozenset(known)  # findings that are not fixed, and are avoided
         self.redis = redis  # the URL of a server, or ""
         self.is_told = is_told  # print every step
+        self.lock_edges: Edges = {}  # of all lives so far
 
 
 class Life(DurabilitySteps, PointSteps, MoveSteps):
@@ -95,8 +97,18 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
             for kv in [*world.kvs]:
                 self.check(kv)
             self.close_all()
+            self.check_locks()
         finally:
             self.end()
+
+    def check_locks(self) -> None:
+        """Locks are taken in one order, in this life and all before it: then nothing can hang."""
+        edges = self.options.lock_edges
+        for host in self.hosts.values():
+            edges |= host.call("lock_edges")
+        if found := circles(edges):
+            edges.clear()  # the next life is not to blame
+            raise Wrong("locks are taken in a circle:\n" + "\n".join(found))
 
     def end(self) -> None:
         for host in self.hosts.values():

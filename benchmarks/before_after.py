@@ -4,7 +4,8 @@
         BEFORE: a commit. AFTER: a commit; the working tree unless given. Both are taken out and
         compiled in a temporary directory. Prints each figure when its rounds are over, and writes
         results/before_after.json. The exit status is 1 if a figure is worse or failed.
-        --only: figures whose page, workload or name matches; others stay in the JSON as they were.
+        --only: figures whose page, workload or name matches; others stay in the JSON as they were,
+        each with the later of the two commits that it was measured at.
         --quick: small sizes, into before_after_quick.json. --dir: for scratch files (a real disk).
     python benchmarks/before_after.py --list
         which figure stands for which rows of which page, and what is not measured.
@@ -207,7 +208,6 @@ class Comparison:
         path = HERE / "results" / name
         document: dict[str, Any] = {
             "before": self.names[0],
-            "after": self.names[1],
             "rule": f"{CONFIDENCE:.0%} interval of the median ratio, all beyond {MARGIN:.0%}",
             "machine": {
                 "python": platform.python_version(),
@@ -215,9 +215,10 @@ class Comparison:
                 "cores": os.cpu_count(),
             },
         }
+        rows = [{**row, "commit": self.names[1]} for row in rows]
         if self.options.only and path.exists():
             earlier = json.loads(path.read_text())
-            if (earlier["before"], earlier["after"]) == self.names:
+            if earlier["before"] == self.names[0]:
                 fresh = {row["name"] for row in rows}
                 rows = [row for row in earlier["rows"] if row["name"] not in fresh] + rows
         path.write_text(json.dumps(document | {"rows": rows}, indent=2) + "\n")

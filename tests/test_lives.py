@@ -75,7 +75,7 @@ print(len(lock_order.circles(lock_order.edges())))
 
 
 @pytest.mark.parametrize(
-    "one, other, found",
+    ("one", "other", "found"),
     [
         ("with first, second: pass", "with first, second: pass", 0),
         ("with first, second: pass", "with second, first: pass", 1),

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 _FRAMES = 6  # up to the statekit line that makes a lock: threading.Condition makes one, too
@@ -158,7 +159,7 @@ def circles(edges: Edges) -> list[str]:
             found.append(
                 "\n".join(
                     f"{one} is held, and {other} taken:\n{edges[one, other]}"
-                    for one, other in zip(lines, lines[1:], strict=False)
+                    for one, other in pairwise(lines)
                 )
             )
     return found

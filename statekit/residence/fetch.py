@@ -181,18 +181,18 @@ class Fetching(WriteBack):
             with self._lock:
                 if evictions == self._evictions and self._installs(raw, key, value):
                     if value is None:
-                        self._asked_in_vain(raw, home, key)
+                        self._asked_in_vain(raw, home, leaf)
                     self.counters[raw.name].fetched(1, perf_counter() - began)
                     return
         self.fetch(raw, [key])
 
-    def _asked_in_vain(self, raw: State, home: Ledger, key: bytes) -> None:
+    def _asked_in_vain(self, raw: State, home: Ledger, leaf: int) -> None:
         """The home had no such entry. If that happens often, its keys are learned instead."""
-        place = raw.leaf_of_encoded(key) << 16 | self.numbers[raw.name]
+        place = leaf << 16 | self.numbers[raw.name]
         count = self._vain[place] = self._vain.get(place, 0) + 1
         if count < _VAIN_MIN or count & (count - 1):
             return  # at powers of two only
-        leaf, rows_max = place >> 16, _VAIN_ROWS * count
+        rows_max = _VAIN_ROWS * count
         if self.budget is not None:
             rows_max = min(rows_max, self._bytes_max // 16 // _FILTER_KEY_BYTES)
         keys = home.keys(leaf, place & 0xFFFF, rows_max)

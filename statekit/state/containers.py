@@ -1,7 +1,7 @@
 """List, map, set and nested state: a container under each key, changed in place."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statekit._native import lib
 from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
@@ -13,7 +13,7 @@ from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
 from statekit.state.results import EncodedValues, Values
-from statekit.state.views import ListView, MapView, SetView, View
+from statekit.state.views import ListView, MapView, SetView, View, new_view
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -22,6 +22,7 @@ W = TypeVar("W")  # the view
 D = TypeVar("D")
 
 _contains: Callable[..., int] = lib.sk_contains
+_new: Any = object.__new__
 _MISSING: int = lib.SK_MISSING
 _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
 
@@ -45,9 +46,10 @@ class ContainerState(KeyedState[V]):
             k = encode(key)
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
-        return self._viewed(self, key, k, b"", self._shape, self._root)
+        return new_view(self._viewed, self, key, k, b"", self._shape, self._root)
 
-    def _view_if_there(self, key: Any, default: Any) -> Any:
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The view if something is there, else the default."""
         encode = self._encode
         try:
             k = encode(key)
@@ -56,7 +58,14 @@ class ContainerState(KeyedState[V]):
             raise self._raw._fault(fault, key) from None
         if status == _MISSING or (status and not self._when_here(self._raw.contains, key)):
             return default
-        return self._viewed(self, key, k, b"", self._shape, self._root)
+        view = _new(self._viewed)  # new_view(), without the price of a call
+        view._state = self
+        view._key = key
+        view._k = k
+        view._steps = b""
+        view._shape = self._shape
+        view._levels = self._root
+        return view
 
     def _bind(self, key: Any) -> Any:
         return self._view(key)
@@ -110,13 +119,13 @@ class ListState(ContainerState[list[T]], Generic[T]):
     def __setitem__(self, key: Any, value: Iterable[T]) -> None:
         self._put(key, value)
 
-    @overload
-    def get(self, key: Any) -> ListView[T] | None: ...
-    @overload
-    def get(self, key: Any, default: D) -> ListView[T] | D: ...
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The list's view if there is a list, else the default."""
-        return self._view_if_there(key, default)
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def get(self, key: Any) -> ListView[T] | None: ...
+        @overload
+        def get(self, key: Any, default: D) -> ListView[T] | D: ...
+        def get(self, key: Any, default: Any = None) -> Any: ...
 
     def append(self, key: Any, value: T) -> None:
         """Appends one item: state[key].append(value)."""
@@ -151,13 +160,13 @@ class MapState(ContainerState[dict[K, V]], Generic[K, V]):
     def __setitem__(self, key: Any, value: Mapping[K, V]) -> None:
         self._put(key, value)
 
-    @overload
-    def get(self, key: Any) -> MapView[K, V] | None: ...
-    @overload
-    def get(self, key: Any, default: D) -> MapView[K, V] | D: ...
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The map's view if there is a map, else the default."""
-        return self._view_if_there(key, default)
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def get(self, key: Any) -> MapView[K, V] | None: ...
+        @overload
+        def get(self, key: Any, default: D) -> MapView[K, V] | D: ...
+        def get(self, key: Any, default: Any = None) -> Any: ...
 
     def update_many(self, keys: Any, map_keys: Any, values: Any) -> None:
         """Puts one entry into each key's map, in one native call."""
@@ -192,10 +201,10 @@ class SetState(ContainerState[set[T]], Generic[T]):
     def __setitem__(self, key: Any, value: Iterable[T]) -> None:
         self._put(key, value)
 
-    @overload
-    def get(self, key: Any) -> SetView[T] | None: ...
-    @overload
-    def get(self, key: Any, default: D) -> SetView[T] | D: ...
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The set's view if there is a set, else the default."""
-        return self._view_if_there(key, default)
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def get(self, key: Any) -> SetView[T] | None: ...
+        @overload
+        def get(self, key: Any, default: D) -> SetView[T] | D: ...
+        def get(self, key: Any, default: Any = None) -> Any: ...

@@ -70,6 +70,7 @@ _EMPTY_ARRAY = b"\x90"
 _FIXINT = [bytes([number]) for number in range(128)]  # small positions, encoded
 _LETTERS = {"l": b"l", "m": b"m"}
 _IS_MISSING: int = lib.SK_MISSING
+_IS_UNKNOWN: int = lib.SK_UNKNOWN
 _GET: int = lib.SK_R_GET
 _APPEND: int = lib.SK_W_APPEND
 _SET: int = lib.SK_W_SET
@@ -84,21 +85,12 @@ class View(InProcess):
     __slots__ = ("_k", "_key", "_levels", "_shape", "_state", "_steps")
     _instead = "Its copy() is a plain list, dict or set, which can."
 
-    def __init__(
-        self,
-        state: "ContainerState[Any]",
-        key: Any,
-        k: bytes,
-        steps: bytes,
-        shape: Shape,
-        levels: bytes,
-    ) -> None:
-        self._state = state
-        self._key = key
-        self._k = k  # the encoded key
-        self._steps = steps  # the encoded path
-        self._shape: Any = shape
-        self._levels = levels  # what to create on the way: a letter per level, down to here
+    _state: "ContainerState[Any]"
+    _key: Any
+    _k: bytes  # the encoded key
+    _steps: bytes  # the encoded path
+    _shape: Any
+    _levels: bytes  # what to create on the way: a letter per level, down to here
 
     # ---- The two calls. If C cannot do one at once, the raw handle does it, through _when_here.
 
@@ -134,6 +126,8 @@ class View(InProcess):
         push_buffer(buffer)
         if length == -_IS_MISSING:
             return None
+        if length == -_IS_UNKNOWN:
+            state._residence.fetch_one(state._raw, k)
         return state._when_here(state._raw.read, self._key, op, steps, arg, i, j, wants_bytes)
 
     def _write(
@@ -167,6 +161,8 @@ class View(InProcess):
         if length == 0:
             return True
         done = None
+        if length == -_IS_UNKNOWN:
+            state._residence.fetch_one(state._raw, k)
         if length != -_IS_MISSING:
             done = state._when_here(state._raw.write, self._key, op, steps, arg, i, j, levels)
         if done is None and creates:  # missing entries of maps are created, items of lists are not
@@ -213,9 +209,11 @@ class View(InProcess):
 
     def _at(self, step: bytes, shape: Shape) -> Any:
         """The view of a container one step further."""
-        view = _VIEWS[shape.__class__]
         levels = self._levels + _LETTERS[shape.letter]
-        return view(self._state, self._key, self._k, self._steps + step, shape, levels)
+        return new_view(
+            _VIEWS[shape.__class__],
+            self._state, self._key, self._k, self._steps + step, shape, levels,
+        )  # fmt: skip
 
     def _is_root_of(self, state: Any, key: Any) -> bool:
         return self._state is state and self._key == key and not self._steps
@@ -266,6 +264,29 @@ class View(InProcess):
             if len(keys) < entries:
                 return
             done, entries = len(keys), 4 * entries
+
+
+_new: Any = object.__new__
+
+
+def new_view(
+    cls: Any,
+    state: "ContainerState[Any]",
+    key: Any,
+    k: bytes,
+    steps: bytes,
+    shape: Shape,
+    levels: bytes,
+) -> Any:
+    """A view. Not by an __init__, which would take twice as long: views are made all the time."""
+    view = _new(cls)
+    view._state = state
+    view._key = key
+    view._k = k
+    view._steps = steps
+    view._shape = shape
+    view._levels = levels
+    return view
 
 
 def _cut(text: str, room: int) -> str:

@@ -43,3 +43,23 @@ def test_late_part_has_nothing_of_what_is_on_its_way_elsewhere(tmp_path: Path) -
     assert dict(back.value("counts", int).items()) == expected
     for kv in (back, third, first, second):
         kv.close()
+
+
+def test_rollback_leaves_timers_alone_that_are_being_handed_over(tmp_path: Path) -> None:
+    """They had moved in from a checkpoint, and were still to be brought into memory."""
+    names = [f"k{number}" for number in range(100)]
+    with sk.open("memory:", **GEOMETRY) as first:
+        for at, name in enumerate(names):
+            first.timers("timers").set(name, at)
+        first.checkpoint(tmp_path / "place")
+    old = sk.restore(tmp_path / "place", home=f"rocksdb:{tmp_path}/home", lazy=True)
+    old.commit()
+    new = sk.open("memory:", owned=(), **GEOMETRY)
+    new.fetch_from(old.serve().address, key_groups=range(4), strategy="on_demand")
+    theirs = {name for name in names if new.owner_of(name) is new}
+    assert 0 < len(theirs) < len(names)
+    old.rollback()
+    assert {one.key for one in old.timers("timers").pop_due(1000)} == {*names} - theirs
+    assert {one.key for one in new.timers("timers").pop_due(1000)} == theirs
+    new.close()
+    old.close()

@@ -101,8 +101,10 @@ class PointSteps:
                 made = host.call("publish", place.url, [*parts.values()], number, metadata)
                 assert made == number
         except HostError as error:
-            # A writer that was not among the last writers is treated as one that was replaced.
-            if is_known or error.kind != "FencedError":
+            # A writer that was not among the last writers is treated as one that was replaced. Or
+            # it was restored from a point before the last one, which the others go on from.
+            is_older = error.kind == "CheckpointError" and "goes on from checkpoint" in error.text
+            if is_known or not (is_older or error.kind == "FencedError"):
                 raise
             if place in world.places:
                 world.places.remove(place)
@@ -188,7 +190,7 @@ class PointSteps:
             {group: cut.get(group, {}) for group in covered}
             for cut in (world.upgraded(cut, kv.stored) for cut in cuts)
         ]
-        self._fitting(kv, cuts, covered)
+        self.fitting(kv, cuts, covered)
         self.call(kv, "close")
 
     def _other_groups(self: "Life", is_all: bool) -> int:
@@ -215,17 +217,6 @@ class PointSteps:
             kv.stored = {name: version for name, version in kv.stored.items() if name in known}
         kv.declared |= versions
         kv.stored |= versions
-
-    def _fitting(self: "Life", kv: Kv, cuts: list[Cut], groups: set[int]) -> Cut:
-        """The cut that is there. The provider is not part of the world yet."""
-        dump = self.call(kv, "dump")
-        wrong: list[list[str]] = []
-        for cut in cuts:
-            wrong.append(self.compare(kv, dump, cut, groups))
-            if not wrong[-1]:
-                return cut
-        told = "\n    ".join(min(wrong, key=len))
-        raise AssertionError(f"{kv} is none of {len(cuts)} that it may be, but:\n    {told}")
 
     # ---- Going on from checkpoints
 
@@ -281,7 +272,8 @@ class PointSteps:
             world.upgraded({group: cut.get(group, {}) for group in groups}, kv.stored)
             for cut in cuts
         ]
-        cut = cuts[0] if len(cuts) == 1 else self._fitting(kv, cuts, groups)
+        if len(cuts) > 1:
+            cuts = self.fitting(kv, cuts, groups)
         if len(cuts) > 1 and len(kv.declared) < len(world.specs):
             self.say(f"{kv}: declares all, to know which one it is")
             names = [name for name in world.specs if name not in kv.declared]
@@ -289,11 +281,12 @@ class PointSteps:
             self.call(kv, "declare", [(world.specs[n], v) for n, v in versions.items()])
             kv.declared |= versions
             kv.stored |= versions
-            cut = self._fitting(kv, cuts, groups)
+            cuts = self.fitting(kv, cuts, groups)
         for group in groups:
-            world.content[group] = copied(cut[group])
+            world.content[group] = copied(cuts[0][group])
         world.kvs.append(kv)
         world.settle(kv)
+        self.drop_doubtful(kv, cuts)
         if home is not None and len(points) == 1:
             home.positions.update(dict.fromkeys(groups, points[0].metadata))
         for point in points:

@@ -248,7 +248,7 @@ class DurabilitySteps:
 
     def step_beside(self: "Life") -> None:
         """A flush or commit while another thread writes."""
-        world, rng = self.world, self.rng
+        rng = self.rng
         able = [kv for kv in self.certain() if kv.owned and kv.declared]
         if not able:
             return

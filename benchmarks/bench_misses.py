@@ -17,8 +17,9 @@ from compare import Contender, Report, Row, measure, medians, ratio
 
 import statekit as sk
 
-KEYS = 1000  # of one round: they stay in the caches of the processor
-ROUNDS_AT_HOME = 40
+KEYS = 1000  # in memory: they stay in the caches of the processor
+KEYS_AT_HOME = 5000  # of one turn
+ROUNDS_AT_HOME = 11
 US_MAX = 4.0
 
 
@@ -70,7 +71,7 @@ def here(report: Report, count: int, rounds: int) -> None:
 
 def at_home(report: Report, rounds: int) -> None:
     """The first get of an entry after the home was opened, less RocksDB's get of such a row."""
-    total = 2 * KEYS * rounds
+    total = 2 * KEYS_AT_HOME * rounds
     keys = [f"user-{i:07d}" for i in range(total)]
     with tempfile.TemporaryDirectory() as folder:
         url = f"rocksdb:{folder}/home?memory=512MiB&sync=0"
@@ -126,7 +127,8 @@ def _turns(
     residence = kv._residence
     number, home = residence.numbers[name], residence.ledger.home
     db, prefixes = home._db, home._prefixes
-    parts = iter([keys[start : start + KEYS] for start in range(0, len(keys), KEYS)])
+    starts = range(0, len(keys), KEYS_AT_HOME)
+    parts = iter([keys[start : start + KEYS_AT_HOME] for start in starts])
 
     def names() -> list[bytes]:
         encoded = [raw.codec.encode(key) for key in next(parts)]
@@ -143,8 +145,8 @@ def _turns(
 
     found = measure(
         [
-            Contender("ours", ours, lambda: next(parts), KEYS),
-            Contender("bare", bare, names, KEYS),
+            Contender("ours", ours, lambda: next(parts), KEYS_AT_HOME),
+            Contender("bare", bare, names, KEYS_AT_HOME),
         ],
         rounds,
     )

@@ -32,10 +32,12 @@ _MISSING: int = lib.SK_MISSING
 _UNKNOWN: int = lib.SK_UNKNOWN
 _BLIND: int = lib.SK_BLIND
 _NOTHING = object()
+_NULL: Any = ffi.NULL
 
 _contains: Callable[..., int] = lib.sk_contains
 _delete: Callable[..., int] = lib.sk_delete
 _get: Callable[..., int] = lib.sk_get
+_install: Callable[..., int] = lib.sk_install
 _put: Callable[..., int] = lib.sk_put
 
 
@@ -182,27 +184,25 @@ class State(InProcess):
         state, when the home's entry was last touched, in ms; None counts as now.
         """
         try:
-            status = self._install(self._encode(key), encoded, stamp)
+            k = self._encode(key)
         except KEY_FAULTS as fault:
             raise self._fault(fault, key, encoded) from None
-        if status:
-            raise self._refuse(status, key)
+        self.install_encoded(k, encoded, stamp)
 
     def install_encoded(self, key: bytes, encoded: bytes | None, stamp: int | None = None) -> None:
         """install() of a key that is encoded already."""
         try:
-            status = self._install(key, encoded, stamp)
+            if encoded is None:
+                value, size = _NULL, 0
+            else:
+                value = encoded if encoded.__class__ is bytes else readable(encoded)
+                size = len(value)
+            stamp_ms = NO_TIME if stamp is None else stamp
+            status = _install(self._ptr, self._id, key, len(key), value, size, stamp_ms)
         except KEY_FAULTS as fault:
             raise self._fault(fault, self.codec.show(key), encoded) from None
         if status:
             raise self._refuse(status, self.codec.show(key))
-
-    def _install(self, k: bytes, encoded: bytes | None, stamp: int | None) -> int:
-        value = ffi.NULL if encoded is None else readable(encoded)
-        size = 0 if encoded is None else len(value)
-        stamp_ms = NO_TIME if stamp is None else stamp
-        status: int = lib.sk_install(self._ptr, self._id, k, len(k), value, size, stamp_ms)
-        return status
 
     def ttl(self, ms: int, *, clock: Clock = "processing", on_read: bool = False) -> None:
         """Entries of this timed state expire `ms` after they were last written; 0: never.

@@ -111,13 +111,19 @@ class View(InProcess):
             buffer = pop_buffer()
         except IndexError:
             buffer = Buffer()
-        try:
-            length = _sk_read(
-                state._ptr, state._id, k, len(k), op, steps, len(steps),
-                arg, len(arg), i, j, buffer.ptr,
-            )  # fmt: skip
-        except TypeError:
-            raise closed_error(state.name) from None
+        is_fetched = False
+        while True:
+            try:
+                length = _sk_read(
+                    state._ptr, state._id, k, len(k), op, steps, len(steps),
+                    arg, len(arg), i, j, buffer.ptr,
+                )  # fmt: skip
+            except TypeError:
+                raise closed_error(state.name) from None
+            if length != -_IS_UNKNOWN or is_fetched:
+                break
+            state._residence.fetch_one(state._raw, k)
+            is_fetched = True
         if length >= 0:
             if wants_bytes:
                 return buffer.take(length)
@@ -126,8 +132,6 @@ class View(InProcess):
         push_buffer(buffer)
         if length == -_IS_MISSING:
             return None
-        if length == -_IS_UNKNOWN:
-            state._residence.fetch_one(state._raw, k)
         return state._when_here(state._raw.read, self._key, op, steps, arg, i, j, wants_bytes)
 
     def _write(

@@ -105,8 +105,13 @@ def cut_off(kv: sk.KVProvider) -> None:
 def crashed(kv: sk.KVProvider, path: Path) -> str:
     """The URL of the home that is left when the process ends now."""
     cut_off(kv)
-    copy = path.parent / f"copy-{next(_numbers)}"
-    shutil.copytree(path, copy)
+    while True:
+        copy = path.parent / f"copy-{next(_numbers)}"
+        try:
+            shutil.copytree(path, copy)
+            break
+        except shutil.Error:  # RocksDB has just deleted a file that it needs no more
+            continue
     return f"rocksdb:{copy}?memory=64KiB"
 
 

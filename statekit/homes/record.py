@@ -22,6 +22,7 @@ META_VERSION, META_VERSION_MIN, _META_VERSION_PLAIN = 4, 1, 2
 _META_VERSION_SOURCES = 3
 
 _KEY_GROUPS, _SUBGROUPS = 128, 16  # unless told
+_ARRIVALS_KEPT = 64  # of which only the source does not know that they are over
 
 
 class HomeSource(NamedTuple):
@@ -60,6 +61,9 @@ class HomeArrival(NamedTuple):
     leases: Leases = ()  # at which they were offered; (): whether it has begun is not known
     #: Key-groups that are owned here since: only their source may not know it.
     held: tuple[range, ...] = ()
+    #: Leases that were given back, before anything of their key-groups had come: nothing ever comes
+    #: at these epochs, and the source may not know it.
+    returned: Leases = ()
     base: str = ""  # the digest of the checkpoint that changes are to; "" if all of it comes
     base_shown: str = ""
 
@@ -73,7 +77,13 @@ class HomeArrival(NamedTuple):
             "key_groups": [(part.start, part.stop) for part in self.key_groups],
             "held": [(part.start, part.stop) for part in self.held],
             "leases": [(run.start, run.stop, epoch) for run, epoch in self.leases],
+            "returned": [(run.start, run.stop, epoch) for run, epoch in self.returned],
         }
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to be remembered."""
+        return not (self.key_groups or self.held or self.returned)
 
     @classmethod
     def heard(cls, told: dict[str, Any]) -> "HomeArrival":
@@ -85,6 +95,7 @@ class HomeArrival(NamedTuple):
             address=str(told["address"]),
             held=tuple(range(*pair) for pair in told["held"]),
             leases=[(range(*pair), int(epoch)) for *pair, epoch in told["leases"]],
+            returned=[(range(*pair), int(epoch)) for *pair, epoch in told["returned"]],
             base=str(told["base"]),
             base_shown=str(told["base_shown"]),
         )
@@ -214,8 +225,10 @@ class HomeRecord:
 
     def arrive(self, arrival: HomeArrival) -> None:
         """Key-groups are to come in this hand-over, whatever was begun to bring them before."""
-        others = tuple(one for one in self.arrivals if one.migration != arrival.migration)
-        self.arrivals = others
+        others = [one for one in self.arrivals if one.migration != arrival.migration]
+        for old in [one for one in others if not one.key_groups][:-_ARRIVALS_KEPT]:
+            others.remove(old)  # its source will hardly be there any more
+        self.arrivals = tuple(others)
         self.end_arrivals(arrival.key_groups)
         self.end_sources(arrival.key_groups)
         self.arrivals += (arrival,)
@@ -243,7 +256,23 @@ class HomeRecord:
     def end_arrivals(self, groups: tuple[range, ...]) -> None:
         """Key-groups do not come any more, in whatever way that ended."""
         left = (one._replace(key_groups=subtract(one.key_groups, groups)) for one in self.arrivals)
-        self.arrivals = tuple(one for one in left if one.key_groups or one.held)
+        self.arrivals = tuple(one for one in left if not one.is_over)
+
+    def return_leases(self, migration: str, groups: tuple[range, ...], leases: Leases) -> None:
+        """Key-groups of which nothing has come are about to be given back."""
+        for one in self.arrivals:
+            if one.migration == migration:
+                returned = renew_leases(one.returned, leases)
+                left = one._replace(key_groups=subtract(one.key_groups, groups), returned=returned)
+                self.arrivals = tuple(left if two is one else two for two in self.arrivals)
+
+    def leases_returned(self, migration: str) -> None:
+        """The source knows it."""
+        found = (
+            one._replace(returned=()) if one.migration == migration else one
+            for one in self.arrivals
+        )
+        self.arrivals = tuple(one for one in found if not one.is_over)
 
     def finish_arrival(self, migration: str, whole: tuple[range, ...]) -> None:
         """A hand-over is over, and its source knows it. These have come; the rest never will."""

@@ -11,7 +11,7 @@ It costs nothing until one of these is called: the peer, and with it gRPC, comes
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,13 @@ class PeerApi(ABC):
     def _record_arriving(self, arrival: HomeArrival) -> None: ...
 
     @abstractmethod
-    def _record_returned(self, part: tuple[range, ...]) -> None: ...
+    def _record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None: ...
+
+    @abstractmethod
+    def _record_told(self, migration: str) -> None: ...
+
+    @abstractmethod
+    def _record_ended(self, part: tuple[range, ...]) -> None: ...
 
     @abstractmethod
     def _record_lost(self, part: tuple[range, ...]) -> None: ...
@@ -364,6 +370,8 @@ class _Owner:
         self.record_asked = provider._record_asked
         self.record_arriving = provider._record_arriving
         self.record_returned = provider._record_returned
+        self.record_told = provider._record_told
+        self.record_ended = provider._record_ended
         self.record_lost = provider._record_lost
         self.record_over = provider._record_over
         self.forget_recorded = provider._forget_recorded

@@ -22,7 +22,6 @@ from statekit.assignment import (
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
-    HomeError,
     LeaseError,
     OccupiedError,
     PeerError,
@@ -302,6 +301,8 @@ class NewOwnerShell(Shell):
             with suppress(StateKitError):
                 self._send_returned(channel, reply.offer.source, call, CLOSE_SECONDS)
                 self._forget_asked(call.migration)
+                if begun is None:
+                    self._owner.forget_recorded(call.migration)
             raise
         self._asked.pop(call.migration, None)
         return arrival
@@ -332,10 +333,11 @@ class NewOwnerShell(Shell):
         """Tells the source of what was offered, and not taken on, that it may go on with it."""
         leases = self.unreturned(call.migration)
         if leases:
-            self.record_returned(leases)
+            self._owner.record_returned(call.migration, leases)
             back = GiveBackCall(call.migration, call.generation, leases)
             channel.give_back(back, timeout_s=timeout_s)
             self.tell(source, GivenBack(call.migration, call.generation, 0, leases))
+            self._owner.record_told(call.migration)
 
     def return_unanswered(self) -> None:
         """The provider is being closed: nobody goes on with what was begun and not answered."""
@@ -463,8 +465,18 @@ class NewOwnerShell(Shell):
         strategy: str,
         base: Base | None,
     ) -> Arrival | None:
+        self._tell_held(channel, entry)
+        if entry.returned:
+            leases = tuple((leaf, epoch) for run, epoch in entry.returned for leaf in run)
+            channel.give_back(GiveBackCall(entry.migration, self.generation, leases))
+            self._owner.record_told(entry.migration)
+        if (back := subtract(entry.key_groups, groups)) and entry.leases:
+            self._owner.record_lost(back)
+        if not groups:
+            self._owner.forget_recorded(entry.migration)
+            return None
         digest = b"" if base is None else base[1]
-        if groups and digest.hex() != entry.base:
+        if digest.hex() != entry.base:
             raise ArgumentError(
                 f"what is still on its way from {channel.address} was begun "
                 + (f"from {entry.base_shown}: give it as base=." if entry.base else "without base=")
@@ -487,12 +499,6 @@ class NewOwnerShell(Shell):
                 f"{channel.address} offers other leaves than it did before this provider was "
                 "opened again. It is not to be trusted; nothing was taken over."
             )
-        self._tell_held(channel, entry)
-        if back := subtract(entry.key_groups, groups):
-            self._owner.record_lost(back)
-        if not groups:
-            self._owner.forget_recorded(entry.migration)
-            return None
         ranges = leaf_ranges(groups, self.subgroups)
         with self._owner.lock:
             if both := common(groups, self._owner.owned()):
@@ -522,10 +528,7 @@ class NewOwnerShell(Shell):
         if not leases:
             return
         self.make_durable()
-        call = InstalledCall(entry.migration, self.generation, leases)
-        kept = {*leases} - {*channel.installed(call)}
-        groups = groups_of(sorted(leaf for leaf, _ in kept), self.subgroups)
-        self._check_one_owner(channel.address, groups)
+        channel.installed(InstalledCall(entry.migration, self.generation, leases))
 
     def _check_one_owner(self, address: str, groups: tuple[range, ...]) -> None:
         """LeaseError if key-groups that came from there are still ours, and there again."""
@@ -544,12 +547,13 @@ class NewOwnerShell(Shell):
         if (ledger := self._residence.ledger) is not None:
             ledger.make_durable()
 
-    def record_returned(self, leases: Iterable[tuple[int, int]]) -> None:
+    def record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None:
         """Before the source hears that leaves are its own again, our home must know it."""
-        if self.has_home:
-            with self._owner.lock:
-                groups = groups_of(sorted(leaf for leaf, _ in leases), self.subgroups)
-                self._owner.record_returned(groups)
+        self._owner.record_returned(migration, leases)
+
+    def record_told(self, migration: str) -> None:
+        """The source has heard it."""
+        self._owner.record_told(migration)
 
     # ---- Giving back
 
@@ -581,9 +585,10 @@ class NewOwnerShell(Shell):
         if not leases:
             return
         try:
-            self.record_returned(leases)
+            self.record_returned(arrival.id, leases)
             call = GiveBackCall(arrival.id, arrival.generation, leases)
             arrival.channel.give_back(call, timeout_s=CLOSE_SECONDS)
+            self.record_told(arrival.id)
         except (StateKitError, ValueError) as error:
             _log.warning(
                 "%s was closed before all leaves had come, and %s could not be told: %s",
@@ -619,7 +624,10 @@ class NewOwnerShell(Shell):
                     actions += self._participant.on(arrival.source_name, moved)
             self._carry_out(actions, Unexpect)
             if gone := _unexpected(actions):
-                self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
+                untouched = self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
+                # Those of which something has come stay incomplete: what is at home is not all.
+                touched = groups_of(sorted({*gone}.difference(untouched)), self.subgroups)
+                self._owner.record_ended(subtract(groups_of(gone, self.subgroups), touched))
 
     def declare_dead(self, name: str) -> tuple[range, ...]:
         loading = self.loading
@@ -643,20 +651,16 @@ class NewOwnerShell(Shell):
             self._residence.drop_partial(lost)
         return groups
 
-    def _unexpect(self, action: Unexpect) -> None:
-        """Leaves are another's after all, and their key-groups. Nothing comes meanwhile."""
-        groups = groups_of(action.leaves, self.subgroups)
-        self._owner.gave(groups)
+    def _unexpect(self, action: Unexpect) -> list[int]:
+        """Leaves are another's after all, and their key-groups. Nothing comes meanwhile.
+
+        Those that had not moved into a home are returned.
+        """
+        self._owner.gave(groups_of(action.leaves, self.subgroups))
         untouched = self._residence.unexpect(action.leaves)
-        if self.has_home:
-            touched = sorted({*action.leaves}.difference(untouched))
-            try:
-                # Not those of which something has come: what is at home of them is not all.
-                self._owner.record_returned(subtract(groups, groups_of(touched, self.subgroups)))
-            except HomeError as error:
-                _log.warning("the home does not say yet what does not come any more: %s", error)
         for arrival in self.arrivals:
             arrival.changed()
+        return untouched
 
     # ---- The end of an arrival
 

@@ -126,8 +126,14 @@ class Owner(Protocol):
     def record_arriving(self, arrival: HomeArrival) -> None:
         """The same: they were offered to us. From now on they may move in."""
 
-    def record_returned(self, key_groups: tuple[range, ...]) -> None:
-        """The same: these are not to come any more, and nothing of them has."""
+    def record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None:
+        """The same: these are about to be given back; nothing of their key-groups has come."""
+
+    def record_told(self, migration: str) -> None:
+        """The source knows what was given back. The lock need not be held."""
+
+    def record_ended(self, key_groups: tuple[range, ...]) -> None:
+        """Their source has taken these back, and nothing of them had come."""
 
     def record_lost(self, key_groups: tuple[range, ...]) -> None:
         """These will never be complete. The lock need not be held."""

@@ -12,13 +12,13 @@ Key-groups that change hands between processes are written down there before any
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from statekit.assignment import common, leaf_ranges, show_groups, subtract
+from statekit.assignment import common, group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import HomeError
 from statekit.homes.record import HomeArrival, HomeRecord
-from statekit.protocol.messages import Leases
+from statekit.protocol.messages import Leases, runs_of
 from statekit.provider.split import Splitting
 
 _log = logging.getLogger("statekit")
@@ -98,18 +98,44 @@ class Recording(Splitting):
             self._record(change)
             ledger.begin_expecting(arrival.key_groups)
 
-    def _record_returned(self, part: tuple[range, ...]) -> None:
+    def _record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None:
+        if not self._recorded.arrivals:
+            return
+        by_epoch: dict[int, list[int]] = {}
+        for leaf, epoch in sorted(leases):
+            by_epoch.setdefault(epoch, []).append(leaf)
+        runs = [(run, epoch) for epoch, some in by_epoch.items() for run in runs_of(some)]
+        runs.sort(key=lambda lease: lease[0].start)
+        groups = group_ranges(
+            {leaf // self.subgroups for some in by_epoch.values() for leaf in some}
+        )
+        with self._lock:
+            if any(one.migration == migration for one in self._recorded.arrivals):
+                self._record(lambda record: record.return_leases(migration, groups, runs))
+
+    def _record_told(self, migration: str) -> None:
+        if not self._recorded.arrivals:
+            return
+        with self._lock:
+            if any(one.migration == migration for one in self._recorded.arrivals):
+                self._note(lambda: self._record(lambda record: record.leases_returned(migration)))
+
+    def _record_ended(self, part: tuple[range, ...]) -> None:
         if common(part, self._recorded.arriving):
-            self._record(lambda record: record.end_arrivals(part))
+            self._note(lambda: self._record(lambda record: record.end_arrivals(part)))
 
     def _record_lost(self, part: tuple[range, ...]) -> None:
+        if self._residence.ledger is None:
+            return
         with self._lock:
             self._note(lambda: self._record(lambda record: record.lose(part)))
 
     def _record_over(self, migration: str) -> None:
         ledger = self._residence.ledger
+        if ledger is None:
+            return
         with self._lock:
-            if ledger is None or self._is_closed:
+            if self._is_closed:
                 return
             try:
                 entry = next(
@@ -125,6 +151,8 @@ class Recording(Splitting):
                 _log.warning("the home does not say yet that a hand-over is done: %s", error)
 
     def _forget_recorded(self, migration: str) -> None:
+        if not self._recorded.arrivals:
+            return
         with self._lock:
             if any(one.migration == migration for one in self._recorded.arrivals):
                 self._note(lambda: self._record(lambda record: record.forget_arrival(migration)))

@@ -219,7 +219,7 @@ def test_key_groups_that_were_handed_over_cannot_be_asked_for(
         b = opened(stack, owned=())
         b.fetch_from(a.serve().address, key_groups=HIGH).wait(SECONDS_MAX)
     for asked in (range(8), [3, 4], [7]):
-        with pytest.raises(NotOwnedError, match=r"handed over to another process.*merge\(\)"):
+        with pytest.raises(NotOwnedError, match=r"handed over to another process.*fetch_from\(\)"):
             sk.open(home.url, owned=asked)
     caplog.clear()
     with sk.open(home.url, owned=[0, 3]) as some:

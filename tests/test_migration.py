@@ -23,7 +23,6 @@ from statekit.errors import (
     ArgumentError,
     CheckpointError,
     FencedError,
-    HomeError,
     LeaseError,
     MigrationError,
     NotOwnedError,
@@ -483,14 +482,6 @@ def test_states_that_do_not_agree_are_refused_before_anything_moves(stack: ExitS
         target.fetch_from(address)
     assert source.value("n", str)["a"] == "x"
     assert target.key_groups == ()
-
-
-def test_a_provider_with_a_home_is_told_what_to_do(stack: ExitStack, tmp_path: Path) -> None:
-    pytest.importorskip("rocksdict")
-    source = opened(stack)
-    target = opened(stack, f"rocksdb:{tmp_path}/db", owned=())
-    with pytest.raises(HomeError, match="merge"):
-        target.fetch_from(source.serve().address)
 
 
 def test_nobody_there_is_said_with_the_address_and_at_once(stack: ExitStack) -> None:

@@ -730,7 +730,7 @@ def test_older_versions_refuse_a_home_that_is_being_filled(job: Job, home: DictH
         kv.wait_loaded(SECONDS_MAX)
         assert json.loads(home.meta)["statekit"] == 2
         assert "sources" not in json.loads(home.meta)
-    home.meta = home.meta.replace(b'"statekit": 2', b'"statekit": 4')
+    home.meta = home.meta.replace(b'"statekit": 2', b'"statekit": 5')
     with pytest.raises(SchemaError, match="Update statekit"):
         sk.open(url)
 

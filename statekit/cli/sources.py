@@ -311,6 +311,13 @@ class HomeSource(Source):
         except BaseException:
             self._home.close()
             raise
+        if record.arriving:
+            self._home.close()
+            raise HomeError(
+                f"key-groups {show_groups(record.arriving)} of {self.url!r} are on their way from "
+                "another process: a part of them would be missing here. Look at it when the "
+                "hand-over is done."
+            )
         if record.sources:
             self._home.close()
             raise HomeError(

@@ -103,6 +103,9 @@ class Home(ABC):
             for state in range(states):
                 self.clear(leaf, state)
 
+    #: Whether it is a copy that is gone when it is closed.
+    is_private_copy = False
+
     #: Whether write_rows() is one step: after a crash all of it is there, or nothing.
     is_atomic = False
 

@@ -49,7 +49,7 @@ the rest of a move that was not finished.
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -707,6 +707,37 @@ class Ledger:
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
             told = [_moved_in_name(leaf), b""] if self.has_sources else []
             self.home.write_rows([*rows, *told])
+
+    def begin_expecting(self, key_groups: Ranges) -> None:
+        """Key-groups are about to come from another process, leaf by leaf.
+
+        Whatever is here of them is of an earlier time, and so is the position of its commit.
+        """
+        with self.lock:
+            self.settle()
+            self._read_records()
+            self._write_record(Commit(self._next_number(), key_groups))
+
+    def go_on_expecting(self, key_groups: Ranges) -> None:
+        """The same where an earlier ledger had begun: what it committed of them counts."""
+        with self.lock:
+            self.settle()
+            self.recover(key_groups)
+
+    def expect(self, leaves: Sequence[int], here: Collection[int]) -> None:
+        """These leaves are ours, and coming from now on; but not those that are `here`."""
+        with self.lock:
+            some = {*leaves}
+            cleared = [place for place in self._cleared if place[0] in some]
+            self._end_generation([leaf for leaf in leaves if leaf in self._since], cleared)
+            self.dropping.difference_update(leaves)
+            self.came.update(leaves)
+            self.coming.update(leaf for leaf in leaves if leaf not in here)
+
+    def make_durable(self) -> None:
+        """Whatever was written survives a crash."""
+        with self.lock:
+            self.home.flush()
 
     def move_in(self, leaf: int, rows: Named) -> None:
         """Writes the rows of a leaf that was coming. From then on it is at home.

@@ -205,6 +205,7 @@ class _RocksdbHome(Home):
         rocksdict = _rocksdict()
         self._path = path
         self._copy = copy  # of that directory, in which the rows are then
+        self.is_private_copy = copy is not None
         self._sync = sync
         self._new_batch = rocksdict.WriteBatch
         self._synced = rocksdict.WriteOptions()

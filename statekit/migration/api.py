@@ -11,7 +11,7 @@ It costs nothing until one of these is called: the peer, and with it gRPC, comes
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from statekit.errors import (
     UnknownEntryError,
     shorten,
 )
+from statekit.homes.record import HomeArrival
 from statekit.keys import KeyType, key_codec
 from statekit.migration.arrival import Arrival, Strategy
 from statekit.migration.departure import Departure
@@ -34,6 +35,7 @@ from statekit.native.columns import route
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import Limits
 from statekit.protocol.messages import Leases, cut_leases, renew_leases
+from statekit.residence.moving_in import MovingIn
 from statekit.residence.residence import Residence
 from statekit.residence.sources import CheckpointSource, open_pinned
 from statekit.schema import StateSchema
@@ -92,6 +94,36 @@ class PeerApi(ABC):
 
     @abstractmethod
     def _record_deleted(self, part: tuple[range, ...]) -> None: ...
+
+    @abstractmethod
+    def _interrupted(self) -> tuple[HomeArrival, ...]: ...
+
+    @abstractmethod
+    def _check_vacant(self, part: tuple[range, ...]) -> None: ...
+
+    @abstractmethod
+    def _record_asked(self, arrival: HomeArrival) -> None: ...
+
+    @abstractmethod
+    def _record_arriving(self, arrival: HomeArrival) -> None: ...
+
+    @abstractmethod
+    def _record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None: ...
+
+    @abstractmethod
+    def _record_told(self, migration: str) -> None: ...
+
+    @abstractmethod
+    def _record_ended(self, part: tuple[range, ...]) -> None: ...
+
+    @abstractmethod
+    def _record_lost(self, part: tuple[range, ...]) -> None: ...
+
+    @abstractmethod
+    def _record_over(self, migration: str) -> None: ...
+
+    @abstractmethod
+    def _forget_recorded(self, migration: str) -> None: ...
 
     @abstractmethod
     def _since(self, digest: bytes) -> "array[int] | None":
@@ -179,17 +211,24 @@ class PeerApi(ABC):
         base: a place of checkpoints that this side can read, under whatever name. If the newest one
         there is one that the peer took last in some place, only what changed since comes from it.
         timeout: seconds after which a peer that does not answer raises PeerLostError.
+        A home remembers what was on its way when its process ended: then this goes on with that, if
+        the peer is the process that it was, and key_groups are among these, or not told.
         """
         self._check_open()
-        if self._residence.home is not None:
-            raise HomeError(
-                "a provider whose state is at home cannot fetch from another process. Fetch into "
-                'one that was opened with "memory:", and merge() that.'
-            )
+        self._check_stays()
         based = None if base is None else _open_base(base, self._residence.store.leaves)
         return self._as_peer().fetch_from(
             peer, key_groups, strategy, based, self._credentials(tls, token), timeout
         )
+
+    def _check_stays(self) -> None:
+        """HomeError if what comes here is gone when this provider is closed."""
+        home = self._residence.home
+        if home is not None and home.is_private_copy:
+            raise HomeError(
+                "this is a copy to look at (look=1), which is gone when it is closed: what it took "
+                "over would be lost. Open the home itself: leave look out."
+            )
 
     def migrate(
         self,
@@ -246,14 +285,15 @@ class PeerApi(ABC):
         Keys of other providers are not among them: these are refused, not waited for.
         """
         residence = self._residence
-        if residence.loading is None:
+        loading = residence.loading
+        if loading is None:
             self._check_open()
             return array("q")
         keys = _column(keys)
         store, codec = residence.store, key_codec(key)
         leaves = route(keys, codec, store.leaves)
-        if residence.ledger is not None:  # what is at home is here, as far as engines care
-            coming = residence.ledger.coming
+        if isinstance(loading, MovingIn):  # what is at home is here, as far as engines care
+            coming = loading.coming
             return array("q", (at for at, leaf in enumerate(leaves) if leaf in coming))
         found = store.residencies(leaves)
         absent = array("q", compress(count(), found.translate(_IS_ABSENT)))
@@ -325,6 +365,17 @@ class _Owner:
         self.record_given = provider._record_given
         self.record_taken = provider._record_taken
         self.record_deleted = provider._record_deleted
+        self.interrupted = provider._interrupted
+        self.check_vacant = provider._check_vacant
+        self.record_asked = provider._record_asked
+        self.record_arriving = provider._record_arriving
+        self.record_returned = provider._record_returned
+        self.record_told = provider._record_told
+        self.record_ended = provider._record_ended
+        self.record_lost = provider._record_lost
+        self.record_over = provider._record_over
+        self.forget_recorded = provider._forget_recorded
+        self.check_stays = provider._check_stays
         self.since = provider._since
         self.figures = provider._figures
 

@@ -15,6 +15,11 @@ Strategies say which of these there are:
 A leaf that has come is ours whatever happens to the old owner. One that has not is the old
 owner's, who keeps it, shut: nothing was written to it here, so that it can still be given back.
 
+With a home, a leaf has come when it is at home, and the old owner is told so when it is durable
+there. The home's record names the hand-over before anything comes, and until the old owner knows
+that all of it has. So a provider that is opened after a crash knows of which key-groups a part is
+still there, does not take them for its own, and goes on with them (NewOwnerShell._go_on).
+
 What has come, what was asked for, reported or given back is in the participant's record (`state`,
 protocol/handover.py), which is only read here. What is left is how to reach the old owner, who
 waits for what, and why nothing comes.
@@ -323,6 +328,11 @@ class Arrival(PushSource):
             self.changed()
         self.reports.start()
 
+    def was_here(self, leaf: int) -> None:
+        """The leaf came in an earlier life of the provider, and is at home. Nobody waits yet."""
+        here = Here(self.id, self.generation, 0, leaf, self.state.missing[leaf], True, None)
+        self.shell.tell(self.source_name, here)
+
     def to_read(self) -> PullSource:
         kept = Kept(self)
         self._kept.append(kept)
@@ -343,6 +353,8 @@ class Arrival(PushSource):
             self._is_cut_short = bool(self.state.missing)
             is_open = bool(self.state.missing or self.state.returned) and not self.state.is_fenced
             self.lock.notify_all()
+        if self.shell.has_home and self.state.installed and not self.state.is_fenced:
+            self.shell.report_at_end(self)
         if is_open:
             self.shell.return_at_end(self)
         self.shell.forget(self)

@@ -255,6 +255,12 @@ class Fetching:
                 f"leaf {leaf} (key-group {group}) is on its way to {arrival.source}, which does "
                 "not have it yet. Try again."
             )
+        if epoch <= arrival.state.missing.get(leaf, epoch - 1):
+            raise MigrationError(
+                f"leaf {leaf} (key-group {group}) was given to an earlier process of this home, "
+                "which said that it was safe there, and it is not: was the home opened with "
+                f"sync=0, and the power lost? Restore key-group {group} from a checkpoint."
+            )
         arrival.reports.hear(Moved(arrival.id, generation, 0, leaf, epoch, piece.to))
         raise NotOwnedError(
             f"leaf {leaf} (key-group {group}) is not this provider's any more: it is at "

@@ -5,8 +5,9 @@ them ours, and another's again, as the participant says.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -21,12 +22,14 @@ from statekit.assignment import (
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
+    LeaseError,
     OccupiedError,
     PeerError,
     PeerLostError,
     StateKitError,
     shorten,
 )
+from statekit.homes.record import HomeArrival
 from statekit.live.job import CheckpointJob, PartJob
 from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
 from statekit.migration.shell import (
@@ -41,6 +44,7 @@ from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
     GiveBackCall,
+    InstalledCall,
     PeerHello,
 )
 from statekit.protocol.messages import (
@@ -55,9 +59,10 @@ from statekit.protocol.messages import (
     Lost,
     Moved,
     Offer,
+    Released,
     Unexpect,
     WritePart,
-    runs_of,
+    cut_leases,
 )
 from statekit.protocol.participant import NUMBERS_MAX
 from statekit.residence.loading import Loading
@@ -72,6 +77,7 @@ _log = logging.getLogger("statekit")
 # A checkpoint to begin from: how to read it, and which one it is.
 Base: TypeAlias = tuple[PullSource, bytes]
 
+LEASES_AT_END_MAX = 65536  # that a source is told of when the provider is closed
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 
 
@@ -166,6 +172,8 @@ class NewOwnerShell(Shell):
         migration: str,
     ) -> Arrival:
         """Begins; or goes on with what was begun before, if that was not answered."""
+        if not migration and (gone_on := self._go_on(channel, hello, key_groups, strategy, base)):
+            return gone_on
         digest = b"" if base is None else base[1]
         earlier = [] if migration else self._unanswered(channel.address, hello.name)
         for one in earlier:
@@ -191,6 +199,11 @@ class NewOwnerShell(Shell):
             barrier = self._participant.barrier
         call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
         new = _Asked(channel.address, call, credentials)
+        if self.has_home:
+            told = "" if base is None else repr(base[0])
+            entry = HomeArrival(groups, number, self.name, hello.name, channel.address)
+            with self._owner.lock:
+                self._owner.record_asked(entry._replace(base=digest.hex(), base_shown=told))
         return self._begin(channel, new, strategy, base, is_ours=not migration)
 
     def _unanswered(self, address: str, source: str) -> list[_Asked]:
@@ -231,6 +244,7 @@ class NewOwnerShell(Shell):
                     f"key-groups {show_groups(both)} are this provider's already. "
                     f"Fetch others from {address}."
                 )
+            self._owner.check_vacant(groups)
             self._owner.take_in(hello.schemas)
         return groups
 
@@ -259,9 +273,11 @@ class NewOwnerShell(Shell):
                 )
             else:
                 self._forget_asked(call.migration)  # whoever proposed it withdraws it
+                self._owner.forget_recorded(call.migration)
             raise
         except StateKitError:
             self._forget_asked(call.migration)  # it says that it has not begun
+            self._owner.forget_recorded(call.migration)
             raise
         try:
             arrival = self._accept(
@@ -285,6 +301,8 @@ class NewOwnerShell(Shell):
             with suppress(StateKitError):
                 self._send_returned(channel, reply.offer.source, call, CLOSE_SECONDS)
                 self._forget_asked(call.migration)
+                if begun is None:
+                    self._owner.forget_recorded(call.migration)
             raise
         self._asked.pop(call.migration, None)
         return arrival
@@ -307,6 +325,7 @@ class NewOwnerShell(Shell):
         except StateKitError:
             pass  # it has not begun, or it is over
         self._forget_asked(call.migration)
+        self._owner.forget_recorded(call.migration)
 
     def _send_returned(
         self, channel: "PeerChannel", source: str, call: BeginCall, timeout_s: float | None
@@ -314,9 +333,11 @@ class NewOwnerShell(Shell):
         """Tells the source of what was offered, and not taken on, that it may go on with it."""
         leases = self.unreturned(call.migration)
         if leases:
+            self._owner.record_returned(call.migration, leases)
             back = GiveBackCall(call.migration, call.generation, leases)
             channel.give_back(back, timeout_s=timeout_s)
             self.tell(source, GivenBack(call.migration, call.generation, 0, leases))
+            self._owner.record_told(call.migration)
 
     def return_unanswered(self) -> None:
         """The provider is being closed: nobody goes on with what was begun and not answered."""
@@ -352,26 +373,38 @@ class NewOwnerShell(Shell):
         strategy: str,
         base: PullSource | None,
         is_known: bool,
+        here: Collection[int] = (),
     ) -> Arrival:
-        """What is offered is ours, and comes from now on."""
+        """What is offered is ours, and comes from now on.
+
+        here: leaves that have come before, into our home.
+        """
         store, offer = self._residence.store, reply.offer
         with self._owner.lock:
             self._check_open()
             self._owner.take_in(reply.schemas)
             if store.time("event") is None and reply.watermark is not None:
                 store.set_time("event", reply.watermark)
+            if self.has_home and not here:
+                self._record_offer(channel.address, offer, granted)
+            elif self._residence.ledger is not None:
+                self._residence.ledger.go_on_expecting(granted)
             actions = self._hear_offer(offer)
             state = self._participant.incoming(offer.migration)
             expected = sum(len(one.leaves) for one in actions if isinstance(one, Expect))
+            if here and state is not None:  # an interrupt may have come after an earlier try
+                expected = len(state.missing)
             if state is None or expected != sum(len(grant.leaves) for grant in offer.grants):
                 raise PeerError(
                     f"{channel.address} offers leaves at epochs that are over. Try again."
                 )
             arrival = Arrival(self, channel, reply, state, granted, strategy, base, is_known)
-            self._residence.expect(arrival, leaf_ranges(granted, self.subgroups))
+            self._residence.expect(arrival, leaf_ranges(granted, self.subgroups), here)
             with self._lock:
                 self._arrivals[arrival.id] = arrival
             self._owner.took(granted)
+            for leaf in here:
+                arrival.was_here(leaf)
             self._cover(arrival, offer)
         for earlier in self.arrivals:
             # Leaves that one waited for may come in this one: their source took them back when we
@@ -379,6 +412,148 @@ class NewOwnerShell(Shell):
             if earlier.state.is_over:
                 earlier.reports.start()
         return arrival
+
+    # ---- Into a home
+
+    def _record_offer(self, address: str, offer: Offer, granted: tuple[range, ...]) -> None:
+        """The home is told what is coming before anything can come. The owner's lock is held."""
+        known = {one.migration: one for one in self._owner.interrupted()}
+        entry = known.get(offer.migration) or HomeArrival(
+            granted, offer.migration, self.name, offer.source, address
+        )
+        leases = [(grant.leaves, grant.epoch) for grant in offer.grants]
+        self._owner.record_arriving(entry._replace(key_groups=granted, leases=leases))
+
+    def _go_on(
+        self,
+        channel: "PeerChannel",
+        hello: PeerHello,
+        key_groups: KeyGroups | None,
+        strategy: str,
+        base: Base | None,
+    ) -> Arrival | None:
+        """Goes on with what was coming from there when an earlier life of this provider ended.
+
+        The old owner sees the same hand-over go on. It was told of no leaf that is not at home, and
+        keeps all others. None: nothing of it is wanted, or left.
+        """
+        asked = None if key_groups is None else group_ranges(key_groups, hello.key_groups)
+        for entry in self._owner.interrupted():
+            # Those of this life go on by themselves.
+            is_ours = entry.target == self.name or entry.migration in self._arrivals
+            if entry.source != hello.name or is_ours:
+                continue
+            self._check_one_owner(channel.address, common(entry.held, hello.owned))
+            groups = subtract(entry.key_groups, hello.owned)  # which it has taken back
+            if asked is None or common(asked, groups) or not groups:
+                if asked is not None and groups and (others := subtract(asked, groups)):
+                    raise ArgumentError(
+                        f"of key-groups {show_groups(asked)}, {show_groups(common(asked, groups))} "
+                        f"are still on their way from {channel.address} since an earlier process "
+                        f"of this home. Fetch these first, and {show_groups(others)} then."
+                    )
+                if arrival := self._go_on_with(channel, hello, entry, groups, strategy, base):
+                    return arrival
+        return None
+
+    def _go_on_with(
+        self,
+        channel: "PeerChannel",
+        hello: PeerHello,
+        entry: HomeArrival,
+        groups: tuple[range, ...],
+        strategy: str,
+        base: Base | None,
+    ) -> Arrival | None:
+        self._tell_held(channel, entry)
+        if entry.returned:
+            leases = tuple((leaf, epoch) for run, epoch in entry.returned for leaf in run)
+            channel.give_back(GiveBackCall(entry.migration, self.generation, leases))
+            self._owner.record_told(entry.migration)
+        if (back := subtract(entry.key_groups, groups)) and entry.leases:
+            self._owner.record_lost(back)
+        if not groups:
+            self._owner.forget_recorded(entry.migration)
+            return None
+        digest = b"" if base is None else base[1]
+        if digest.hex() != entry.base:
+            raise ArgumentError(
+                f"what is still on its way from {channel.address} was begun "
+                + (f"from {entry.base_shown}: give it as base=." if entry.base else "without base=")
+            )
+        above = max((epoch for _, epoch in entry.leases), default=0)
+        call = BeginCall(
+            entry.migration, self.generation, entry.target, entry.every, 0, digest, above
+        )
+        try:
+            reply = channel.begin(call)
+        except PeerError:
+            raise
+        except StateKitError:
+            # It is over there: what we have all of was let go of, and the rest was taken back.
+            self._owner.record_over(entry.migration)
+            return None
+        grants = reply.offer.grants
+        if entry.leases and [(one.leaves, one.epoch) for one in grants] != [*entry.leases]:
+            raise PeerError(
+                f"{channel.address} offers other leaves than it did before this provider was "
+                "opened again. It is not to be trusted; nothing was taken over."
+            )
+        ranges = leaf_ranges(groups, self.subgroups)
+        with self._owner.lock:
+            if both := common(groups, self._owner.owned()):
+                raise OccupiedError(f"key-groups {show_groups(both)} are this provider's already.")
+            here = self._residence.moved_in(ranges) if entry.leases else frozenset()
+        left = [
+            one._replace(leaves=run)
+            for one in grants
+            for run, _ in cut_leases([(one.leaves, 0)], ranges)
+        ]
+        reply = reply._replace(sizes=_cut_sizes(reply, ranges))
+        reply = reply._replace(offer=reply.offer._replace(grants=tuple(left)))
+        return self._accept(
+            channel,
+            reply,
+            groups,
+            strategy,
+            base[0] if base is not None and reply.based else None,
+            self.credentials.knows_servers,
+            here,
+        )
+
+    def _tell_held(self, channel: "PeerChannel", entry: HomeArrival) -> None:
+        """Tells the old owner of key-groups that were complete when the home was opened again."""
+        held = cut_leases([*entry.leases], leaf_ranges(entry.held, self.subgroups))
+        leases = tuple((leaf, epoch) for run, epoch in held for leaf in run)
+        if not leases:
+            return
+        self.make_durable()
+        channel.installed(InstalledCall(entry.migration, self.generation, leases))
+
+    def _check_one_owner(self, address: str, groups: tuple[range, ...]) -> None:
+        """LeaseError if key-groups that came from there are still ours, and there again."""
+        with self._owner.lock:
+            both = common(groups, self._owner.owned())
+        if both:
+            raise LeaseError(
+                f"{address} has taken key-groups {show_groups(both)} back, because it was told "
+                "that this provider is gone for good; but they had all come, and its home has "
+                "them. Both have them now: close one of the two, and replay what the other one is "
+                "to have."
+            )
+
+    def make_durable(self) -> None:
+        """What has come survives a crash, as far as the home promises that."""
+        if (ledger := self._residence.ledger) is not None:
+            ledger.make_durable()
+
+    def record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None:
+        """Before the source hears that leaves are its own again, our home must know it."""
+        self._owner.record_returned(migration, leases)
+
+    def record_told(self, migration: str) -> None:
+        """The source has heard it."""
+        self._owner.record_told(migration)
 
     # ---- Giving back
 
@@ -396,15 +571,24 @@ class NewOwnerShell(Shell):
 
     def return_at_end(self, arrival: Arrival) -> None:
         """The provider is being closed: what has not come is left to the source, if it answers."""
-        with self._lock:
-            actions = self._participant.give_back(arrival.id)
-        self._carry_out(actions, Unexpect)  # nobody touches it any more
+        loading = self.loading
+        if loading is None or not self.has_home:
+            still: AbstractContextManager[bool] = nullcontext(True)
+        else:  # nothing may come into the home that is given back
+            still = loading.standing_still_within(CLOSE_SECONDS)
+        with still as is_still:
+            if is_still:
+                with self._lock:
+                    actions = self._participant.give_back(arrival.id)
+                self._carry_out(actions, Unexpect)  # nobody touches it any more
         leases = self.unreturned(arrival.id)
         if not leases:
             return
         try:
+            self.record_returned(arrival.id, leases)
             call = GiveBackCall(arrival.id, arrival.generation, leases)
             arrival.channel.give_back(call, timeout_s=CLOSE_SECONDS)
+            self.record_told(arrival.id)
         except (StateKitError, ValueError) as error:
             _log.warning(
                 "%s was closed before all leaves had come, and %s could not be told: %s",
@@ -412,6 +596,21 @@ class NewOwnerShell(Shell):
                 arrival.source,
                 error,
             )
+
+    def report_at_end(self, arrival: Arrival) -> None:
+        """The same, with a home: what has come stays there, and the source may let go of it."""
+        leases = self.unreported(arrival.id, LEASES_AT_END_MAX)
+        call = InstalledCall(arrival.id, arrival.generation, leases)
+        try:
+            self.make_durable()
+            for leaf, epoch in arrival.channel.installed(call, timeout_s=CLOSE_SECONDS):
+                released = Released(arrival.id, arrival.generation, 0, leaf, epoch)
+                self.tell(arrival.source_name, released)
+        except (StateKitError, ValueError) as error:
+            _log.info("%s does not know yet what has come from it: %s", arrival.source, error)
+            return
+        if arrival.state.is_over:
+            self._owner.record_over(arrival.id)
 
     def end_leases(self, arrival: Arrival, ended: Sequence[Moved]) -> None:
         """The source has taken leaves back."""
@@ -425,7 +624,10 @@ class NewOwnerShell(Shell):
                     actions += self._participant.on(arrival.source_name, moved)
             self._carry_out(actions, Unexpect)
             if gone := _unexpected(actions):
-                self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
+                untouched = self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
+                # Those of which something has come stay incomplete: what is at home is not all.
+                touched = groups_of(sorted({*gone}.difference(untouched)), self.subgroups)
+                self._owner.record_ended(subtract(groups_of(gone, self.subgroups), touched))
 
     def declare_dead(self, name: str) -> tuple[range, ...]:
         loading = self.loading
@@ -443,20 +645,28 @@ class NewOwnerShell(Shell):
                 for arrival in self.arrivals:
                     if arrival.source_name == name:
                         arrival.ended()
-        return groups_of(lost, self.subgroups)
+        groups = groups_of(lost, self.subgroups)
+        if self.has_home and groups:
+            self._owner.record_lost(groups)
+            self._residence.drop_partial(lost)
+        return groups
 
-    def _unexpect(self, action: Unexpect) -> None:
-        """Leaves are another's after all, and their key-groups. Nothing comes meanwhile."""
+    def _unexpect(self, action: Unexpect) -> list[int]:
+        """Leaves are another's after all, and their key-groups. Nothing comes meanwhile.
+
+        Those that had not moved into a home are returned.
+        """
         self._owner.gave(groups_of(action.leaves, self.subgroups))
-        for run in runs_of(sorted(action.leaves)):
-            self._residence.store.mark(run.start, run.stop, "away")
+        untouched = self._residence.unexpect(action.leaves)
         for arrival in self.arrivals:
             arrival.changed()
+        return untouched
 
     # ---- The end of an arrival
 
     def finish(self, arrival: Arrival) -> None:
         """Everything of an arrival is here, and its source knows."""
+        self._owner.record_over(arrival.id)
         with self._lock:
             if self._arrivals.pop(arrival.id, None) is not None:
                 self._leaves_in += arrival.progress.leaves_done
@@ -597,6 +807,17 @@ class NewOwnerShell(Shell):
         with self._lock:
             said = self._carry_out(self._participant.uncompleted(migration))
         return [message.leaf for message in said]
+
+
+def _cut_sizes(reply: BeginReply, ranges: Sequence[range]) -> "array[int]":
+    """The sizes of those leaves only, in their order."""
+    found, at = array("Q"), 0
+    for grant in reply.offer.grants:
+        start = grant.leaves.start
+        for run, _ in cut_leases([(grant.leaves, 0)], ranges):
+            found += reply.sizes[at + run.start - start : at + run.stop - start]
+        at += len(grant.leaves)
+    return found
 
 
 def check_strategy(strategy: str) -> None:

@@ -187,11 +187,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
         self._check_open()
         check_strategy(call.strategy)
         self._check_generation(call.generation, self.credentials.knows_callers)
-        if self._residence.home is not None:
-            raise MigrationError(
-                "a provider whose state is at home takes no key-groups over. Hand them to one that "
-                'was opened with "memory:", and merge() that.'
-            )
+        self._owner.check_stays()
         credentials = self.credentials
         if not (credentials.knows_callers or parse_address(call.address).is_local):
             raise PeerError(

@@ -132,6 +132,7 @@ class Reports:
             leases = arrival.shell.unreported(arrival.id, REPORTS_MAX)
             if not leases:
                 return
+            arrival.shell.make_durable()  # what the source lets go of must be safe here
             call = InstalledCall(arrival.id, arrival.generation, leases)
             released = set(arrival.channel.installed(call))
             for leaf, epoch in leases:
@@ -179,10 +180,12 @@ class Reports:
             with self._returning:
                 leases = arrival.shell.unreturned(arrival.id)
                 if leases:
+                    arrival.shell.record_returned(arrival.id, leases)
                     call = GiveBackCall(arrival.id, arrival.generation, leases)
                     arrival.channel.give_back(call, timeout_s=timeout_s)
                     answer = GivenBack(arrival.id, arrival.generation, 0, leases)
                     arrival.shell.tell(arrival.source_name, answer)
+                    arrival.shell.record_told(arrival.id)
                     arrival.changed()
         finally:
             self.start()  # which also ends an arrival of which nothing is left

@@ -27,6 +27,7 @@ from statekit.errors import (
     HomeError,
     shorten,
 )
+from statekit.homes.record import HomeArrival
 from statekit.live.job import CheckpointJob, PartJob
 from statekit.protocol.calls import (
     Limits,
@@ -108,6 +109,41 @@ class Owner(Protocol):
     def record_deleted(self, key_groups: tuple[range, ...]) -> None:
         """The same: what the home has of these is about to be deleted."""
 
+    def check_stays(self) -> None:
+        """HomeError if what comes here is gone when the provider is closed."""
+
+    def check_vacant(self, key_groups: tuple[range, ...]) -> None:
+        """OccupiedError if there is a home that has rows of these which nobody gave away."""
+
+    # How leaves come into a home; nothing of it is done if there is none.
+
+    def interrupted(self) -> tuple[HomeArrival, ...]:
+        """Hand-overs that are not over, also those of earlier lives of the provider."""
+
+    def record_asked(self, arrival: HomeArrival) -> None:
+        """Durably: we are about to ask for these key-groups, and nothing of them is here."""
+
+    def record_arriving(self, arrival: HomeArrival) -> None:
+        """The same: they were offered to us. From now on they may move in."""
+
+    def record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None:
+        """The same: these are about to be given back; nothing of their key-groups has come."""
+
+    def record_told(self, migration: str) -> None:
+        """The source knows what was given back. The lock need not be held."""
+
+    def record_ended(self, key_groups: tuple[range, ...]) -> None:
+        """Their source has taken these back, and nothing of them had come."""
+
+    def record_lost(self, key_groups: tuple[range, ...]) -> None:
+        """These will never be complete. The lock need not be held."""
+
+    def record_over(self, migration: str) -> None:
+        """The hand-over is over, and its source knows it. The lock need not be held."""
+
+    def forget_recorded(self, migration: str) -> None:
+        """Nothing came of the hand-over. The lock need not be held."""
+
     def since(self, digest: bytes) -> "array[int] | None":
         """Per leaf: the epoch that a checkpoint has it of; None if it is not a last one of ours."""
 
@@ -136,6 +172,7 @@ class Shell(ABC):
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
         self._owner = owner
         self._residence = residence
+        self.has_home = residence.ledger is not None
         self.subgroups = residence.store.subgroups
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.credentials = Credentials()

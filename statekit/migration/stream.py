@@ -12,7 +12,14 @@ from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING
 
-from statekit.errors import DamagedError, NotOwnedError, PeerError, PeerLostError, StateKitError
+from statekit.errors import (
+    DamagedError,
+    HomeError,
+    NotOwnedError,
+    PeerError,
+    PeerLostError,
+    StateKitError,
+)
 from statekit.migration.fetch import Pieces, Steps
 from statekit.protocol.calls import PieceKind, StreamCall
 from statekit.protocol.messages import Accept
@@ -25,7 +32,8 @@ TARGET_SECONDS = 0.004  # that an answer may take; the stream gives way so that 
 PACED_SECONDS = 0.1  # after an answer was last asked for
 PAUSE_SECONDS_MIN = 0.0005  # of the stream, after each leaf
 PAUSE_SHARE = 3  # times as long as the leaf took, at most
-RETRY_SECONDS = 1.0  # before a peer that was lost is asked again
+RETRY_SECONDS = 1.0  # before a peer that was lost is asked again, or a home that failed
+BATCH_BYTES_MAX = 4 << 20  # of leaves that wait for the others of their batch, with a home
 
 
 class Streaming:
@@ -83,13 +91,16 @@ class Streaming:
             self.start()
 
     def _may_retry(self, error: StateKitError) -> bool:
-        """Tells who waits what the matter is; True after a while if the peer may come back."""
+        """Tells who waits what the matter is; True after a while if the peer may come back.
+
+        Or the home: what has come and could not be written there is sent again.
+        """
         arrival = self._arrival
         if arrival.is_cut_off:
             return False
         with arrival.lock:
             arrival.set_error(error)
-            if not isinstance(error, PeerLostError):
+            if not isinstance(error, PeerLostError | HomeError):
                 return False
             arrival.lock.wait_for(
                 lambda: arrival.is_cut_off or arrival.error is None, RETRY_SECONDS
@@ -110,6 +121,9 @@ class Streaming:
             first = tuple(sorted(arrival.state.missing))
         batch: list[tuple[int, Steps]] = []
         batch_size = arrival.subgroups if arrival.strategy == "gradual_batched" else 1
+        # What waits counts as taken in. With a home it must not be more than memory is to hold.
+        batch_bytes_max = BATCH_BYTES_MAX if arrival.shell.has_home else None
+        batch_bytes = 0
         call = StreamCall(arrival.id, arrival.generation, first)
         stream = arrival.channel.stream(call, credit=accept.credit)
         try:
@@ -118,10 +132,13 @@ class Streaming:
                 if arrival.is_cut_off:
                     return
                 arrival.forget_error()
+                batch_bytes += size
                 if steps is not None:
                     batch.append((leaf, steps))
-                    if len(batch) >= batch_size:
+                    is_full = batch_bytes_max is not None and batch_bytes >= batch_bytes_max
+                    if is_full or len(batch) >= batch_size:
                         self._fill(batch)
+                        batch_bytes = 0
                 self._give_way(perf_counter() - began)
                 began = perf_counter()
                 credit = arrival.shell.received(arrival.id, accept.stream, size)

@@ -18,6 +18,7 @@ from statekit.homes.record import HomeRecord, HomeShare, change_record, fix_geom
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import KVProvider
+from statekit.provider.recording import show_arrivals, whole_groups
 from statekit.provider.restore import CHECKPOINT, restore, resume_sources
 from statekit.provider.split import Family
 from statekit.residence.residence import Residence
@@ -107,7 +108,8 @@ def _open_with(
     is_new = home is None
     groups, subs = fix_geometry(record, url, key_groups, subgroups)
     mine = group_ranges(range(groups) if owned is None else owned, groups)
-    if given := common(mine, record.given):
+    mine, whole = _arrived(home, url, record, mine, owned is not None, reclaim, subs)
+    if given := common(mine, subtract(record.given, whole)):
         if reclaim:
             _check_kept(url, record, given)
         elif owned is None:
@@ -125,6 +127,8 @@ def _open_with(
         if not record.is_current:
             # The geometry is fixed from now on.
             is_new = change_record(home, url, record, lambda found: None)
+        if whole or (reclaim and record.arrivals):
+            change_record(home, url, record, lambda found: _hold(found, whole, reclaim))
         ledger = Ledger(home, subs, len(record.schemas), is_bare=is_new)
         ledger.has_sources = bool(record.sources)
         ledger.recover(mine)
@@ -138,12 +142,52 @@ def _open_with(
     return kv, given
 
 
+def _arrived(
+    home: Home | None,
+    url: str,
+    record: HomeRecord,
+    mine: tuple[range, ...],
+    is_strict: bool,
+    reclaim: bool,
+    subgroups: int,
+) -> tuple[tuple[range, ...], tuple[range, ...]]:
+    """What is owned, now that the process is gone to which key-groups came; those that are whole.
+
+    Of the others a part is still where they came from: they are nobody's until they are fetched.
+    """
+    arriving = common(mine, record.arriving)
+    if reclaim:  # they had gone, and nothing has come back yet
+        arriving = subtract(arriving, subtract(record.given, record.deleted))
+    if home is None or not arriving:
+        return mine, ()
+    whole = whole_groups(arriving, Ledger(home, subgroups).moved_in(), subgroups)
+    if torn := subtract(arriving, whole):
+        froms = tuple(one for one in record.arrivals if common(one.key_groups, torn))
+        text = (
+            f"key-groups {show_groups(torn)} of {url!r} are there only in part: they were on their "
+            f"way from another process ({show_arrivals(froms)}) when the one that had this home "
+            "open ended. They are not this provider's. fetch_from() that address goes on with it; "
+            "if that process is gone for good, restore them from a checkpoint: restore(..., "
+            f"home={url!r}, replace=True)."
+        )
+        if is_strict:
+            raise NotOwnedError(text)
+        _log.warning("%s", text)
+    return subtract(mine, torn), whole
+
+
+def _hold(record: HomeRecord, whole: tuple[range, ...], reclaim: bool) -> None:
+    """Key-groups that have come are owned from now on. reclaim: nobody is left to be told so."""
+    record.hold(whole)
+    if reclaim:
+        record.arrivals = tuple(one._replace(held=()) for one in record.arrivals if one.key_groups)
+
+
 def _handed_over(url: str, given: tuple[range, ...]) -> str:
     return (
         f"key-groups {show_groups(given)} of {url!r} were handed over to another process, and are "
-        "not this provider's any more. To have them back, fetch them from there into a provider "
-        'of "memory:", and merge() that. If the other process is gone for good, '
-        "open(..., reclaim=True) takes them back as they were at the last commit."
+        "not this provider's any more. To have them back, fetch_from() there. If the other process "
+        "is gone for good, open(..., reclaim=True) takes them back as they were at the last commit."
     )
 
 

@@ -21,7 +21,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
 
-from statekit.assignment import leaf_ranges, show_groups, subtract
+from statekit.assignment import leaf_ranges, show_groups
 from statekit.checkpoint.parts import Part
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import (
@@ -40,9 +40,10 @@ from statekit.live.periodic import PeriodicCheckpoints
 from statekit.metrics import Metrics, MovedMetrics, StateMetrics
 from statekit.native import Store
 from statekit.native.ttl import SWEEP_SLOTS, Sweeper, Timestamp, as_ms
-from statekit.protocol.messages import Leases, cut_leases
+from statekit.protocol.messages import cut_leases
 from statekit.provider.declare import Declaration
-from statekit.provider.split import Family, Splitting
+from statekit.provider.recording import Recording
+from statekit.provider.split import Family
 from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
 from statekit.schema import StateSchema, check_evolution
@@ -70,7 +71,7 @@ def _leave_all() -> None:
 atexit.register(_leave_all)
 
 
-class KVProvider(InProcess, Splitting):
+class KVProvider(InProcess, Recording):
     """Typed state under the keys of some key-groups. Make one with statekit.open().
 
     Every method may be called from any thread.
@@ -106,8 +107,7 @@ class KVProvider(InProcess, Splitting):
         self._has_position = False  # commit() was given one
         self._checkpointer = Checkpointer(residence, self._lock, self._holdings)
         self._pid = os.getpid()
-        #: Key-groups that are ours, though the home's record may say that they are another's.
-        self._unrecorded: tuple[range, ...] = ()
+        self._unrecorded = ()
         if record.leases:
             self._leases = cut_leases(record.leases, leaf_ranges(mine, residence.store.subgroups))
         residence.register(record.schemas)
@@ -548,38 +548,6 @@ class KVProvider(InProcess, Splitting):
             if schema.name not in mine:
                 self._native_state(schema)
                 self._register(schema)
-
-    # What the home's record says of who owns what. Siblings share it, and so may processes.
-
-    def _record_given(self, part: tuple[range, ...], leases: Leases) -> None:
-        self._record(lambda record: record.give(part, leases))
-
-    def _record_taken(self, part: tuple[range, ...], leases: Leases) -> None:
-        self._unrecorded = (*subtract(self._unrecorded, part), *part)
-        self._record(lambda record: record.take(part, leases))
-
-    def _record_deleted(self, part: tuple[range, ...]) -> None:
-        self._record(lambda record: record.delete(part))
-
-    def _settle_record(self) -> None:
-        """What could not be written before must be there when a flush is done."""
-        if self._unrecorded:
-            self._record(lambda record: None)
-
-    def _record(self, change: Callable[[HomeRecord], None]) -> None:
-        """Changes the home's record, durably. The provider's lock is held."""
-        home = self._residence.home
-        while home is not None:
-            expected = home.read_meta()
-            stored = self._recorded.encode() if expected is None else expected
-            record = HomeRecord.decode(stored, self.url)
-            record.take(self._unrecorded)
-            change(record)
-            data = record.encode()
-            if data == expected or home.write_meta(data, expected):
-                self._recorded.refresh(record)
-                break
-        self._unrecorded = ()
 
     def _since(self, digest: bytes) -> "array[int] | None":
         return self._checkpointer.since(digest)

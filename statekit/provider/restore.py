@@ -58,6 +58,7 @@ from statekit.homes.record import (
 from statekit.native import Store
 from statekit.provider.home import home_of
 from statekit.provider.provider import KVProvider
+from statekit.provider.recording import show_arrivals
 from statekit.provider.split import Family
 from statekit.residence.residence import Residence
 from statekit.residence.sources import CheckpointSource, PullSource, RoutedPull, open_pinned
@@ -347,7 +348,9 @@ def _change_restoring(
 
     def set_restoring(found: HomeRecord) -> None:
         found.restoring = group_ranges(change(found.restoring))
-        found.end_sources(group_ranges((*found.restoring, *subtract(done, found.restoring))))
+        gone = group_ranges((*found.restoring, *subtract(done, found.restoring)))
+        found.end_sources(gone)
+        found.end_arrivals(gone)
         found.take(done)
         if coming is not None:
             found.sources += (coming,)
@@ -372,6 +375,12 @@ def _check_unfilled(url: str, record: HomeRecord, groups: tuple[range, ...]) -> 
             f"{url!r} has key-groups {show_groups(both)}, which are still being filled from "
             f"{_names(record.sources)}: open it to go on with that. Restore into a new home, or "
             "pass replace=True (--replace) to have what is there deleted."
+        )
+    if both := common(groups, record.arriving):
+        raise ArgumentError(
+            f"{url!r} has key-groups {show_groups(both)}, which are on their way from another "
+            f"process ({show_arrivals(record.arrivals)}): open it, and fetch_from() there goes on "
+            "with that. Or pass replace=True (--replace) to have what is there deleted."
         )
 
 
@@ -411,7 +420,9 @@ def _move_in(
     def moved_in() -> None:
         home.flush()  # before it is forgotten where to find them
         update_record(home, kv.url, lambda record: record.end_sources(groups))
-        ledger.forget_moved_in(leaf_ranges(groups, residence.store.subgroups))
+        # Some may have gone since, and be on their way back from another process.
+        arriving = HomeRecord.read(home, kv.url).arriving
+        ledger.forget_moved_in(leaf_ranges(subtract(groups, arriving), residence.store.subgroups))
 
     leaves = [leaf for some, _ in routes for leaf in some]
     ledger.has_sources = True

@@ -296,14 +296,21 @@ class Splitting(Declaring, PeerApi):
         record = HomeRecord.read(home, self.url)
         if record.sources:  # since this provider was opened, perhaps
             ledger.has_sources = True
-        rest = subtract(part, record.given)
+        here = ledger.moved_in() if record.arriving else set()
+        torn = [
+            range(group, group + 1)
+            for part in record.arriving
+            for group in part
+            if not here.issuperset(range(group * self.subgroups, (group + 1) * self.subgroups))
+        ]
+        rest = subtract(part, (*record.given, *torn))  # of which nobody expects to find all
         coming = common(rest, record.filling)
         group = coming[0].start if coming else ledger.first_held(rest)
         if group is not None:
             raise OccupiedError(
                 f"{self.url!r} has entries of key-group {group}, with which it was not opened: "
-                "they would be overwritten. Nothing was merged. Open the home with that key-group "
-                "(owned=), or merge into another one."
+                "they would be overwritten. Nothing was taken over. Open the home with that "
+                "key-group (owned=), or use another home."
             )
 
     def _note(self, record: Callable[[], None]) -> None:

@@ -128,18 +128,35 @@ class Fetching(WriteBack):
         needs_values: the operation reads what is there. Without it nothing needs to be fetched.
         Memory may pass the budget meanwhile, by what one batch needs.
         """
-        with self._lock:
+        with self._lock_when_here(raw, keys):
             self.store.limit(0)
             try:
-                if self.loading is not None:
-                    leaves = route(keys, raw.codec, self.store.leaves).tolist()
-                    self.load_leaves(sorted({*leaves}))
                 if needs_values and (records := _unknown_records(raw, keys)):
                     self.fetch(raw, list(dict.fromkeys(map(keys.encoded, records))))
                 yield
             finally:
                 self._limit()
             self._trim()
+
+    @contextmanager
+    def _lock_when_here(self, raw: State, keys: Column) -> Iterator[None]:
+        """The lock, held while no leaf of these keys is coming.
+
+        They are waited for without it: the process that one comes from may be slow, and who takes
+        the leaf back from us needs locks that come before this one.
+        """
+        leaves: Sequence[int] | None = None
+        while True:
+            if self.loading is not None:
+                if leaves is None:
+                    leaves = sorted({*route(keys, raw.codec, self.store.leaves).tolist()})
+                self.load_leaves(leaves)
+            with self._lock:
+                loading = self.loading
+                if loading is None or (leaves is not None and all(map(loading.is_here, leaves))):
+                    yield
+                    return
+            # Some of them are expected since: they come first.
 
     @contextmanager
     def loaded(self, raw: State, keys: Column) -> Iterator[None]:
@@ -327,7 +344,9 @@ class Fetching(WriteBack):
         ledger.coming.update(coming)
         for run in group_ranges(coming):
             self.store.set_gate(run.start, run.stop, "expected")
-        self.loading = MovingIn(self, Sources(source), self.end_loading, background)
+        loading = MovingIn(self, Sources(source), self.end_loading, background)
+        loading.expect(coming)
+        self.loading = loading
 
     def share_source(self, other: "Fetching") -> None:
         """Takes on the source of another residence, so that leaves can move that have not come."""
@@ -353,25 +372,29 @@ class Fetching(WriteBack):
             return
         with self._lock:
             loading = self.loading
-            if loading is None or loading.leaves_left:
-                return
-            if not all(push.is_settled for push in loading.sources.pushes):
-                # One of several hand-overs is done. To let go of all of them now would leave the
-                # other peers with leaves that they keep for us for ever.
+            if loading is None or not self._is_all_here(loading):
                 return
             try:
                 loading.stop()  # first: who finds no loading may rely on the source being let go of
             finally:
                 self.loading = None
 
+    @staticmethod
+    def _is_all_here(loading: Loading) -> bool:
+        # If one of several hand-overs is done, to let go of all of them now would leave the other
+        # peers with leaves that they keep for us for ever.
+        pushes = loading.sources.pushes
+        return not loading.leaves_left and all(push.is_settled for push in pushes)
+
     def _end_moving_in(self) -> None:
         """The same for a home: first its record forgets the source."""
         loading = self.loading
         with self._ending:
-            if loading is None or loading.is_stopped or loading.leaves_left:
+            if loading is None or loading.is_stopped or not self._is_all_here(loading):
                 return
             try:
                 self._on_moved_in()
+                self._on_moved_in = lambda: None
                 loading.errors.pop(-1, None)
             except HomeError as error:
                 self.failures += 1  # the home knows still where its leaves came from: no harm
@@ -379,6 +402,8 @@ class Fetching(WriteBack):
                 return
         with self._lock:
             if self.loading is loading:
+                if not self._is_all_here(loading):
+                    return  # more is expected since
                 assert isinstance(loading, MovingIn)
                 loading.open_rest()
                 self.loading = None
@@ -389,7 +414,7 @@ class Fetching(WriteBack):
         loading = self.loading
         if self.ledger is not None and isinstance(loading, MovingIn):
             self.loading = None
-            self.ledger.coming.clear()
+            self.ledger.coming.difference_update(loading.coming)
             loading.stop()
 
     def wait_loaded(self, timeout: float | None = None) -> None:
@@ -403,8 +428,7 @@ class Fetching(WriteBack):
                     "are here. Wait again; what is not here comes when it is touched."
                 )
             loading.raise_first()
-            stats = self.store.stats()
-            if self.awaits_peers and not stats.partial and not stats.absent:
+            if self.awaits_peers and not loading.leaves_owned_left:
                 return  # all is here; who brought it may still have to tell where it came from
 
     def retype(self, name: str, kind: str, timed: bool) -> Any:
@@ -442,11 +466,11 @@ class Fetching(WriteBack):
 
     def bring_timers(self) -> None:
         """Brings timers here that are elsewhere: they must be in sight to fire."""
-        if self._timerless:
-            self._load_timerless()
         loading = self.loading
         if loading is not None:
-            loading.bring_timers()
+            loading.bring_timers()  # first: with a home, they are at home then
+        if self._timerless:
+            self._load_timerless()
 
     def _load_timerless(self) -> None:
         with self._lock:

@@ -67,7 +67,7 @@ _PICK_BYTES = 8 << 20  # that are read at once to pick from
 LEAF_LOCKS = 64  # leaves that can be read at the same time; a power of two
 _THREADS_MAX = 8  # in the background
 _RETRY_SECONDS = 1.0  # after which leaves move in again into a home that failed
-_STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
+STOP_SECONDS_MAX = 5.0  # that close() waits for a read on its way
 _HERE = ("whole", "away")  # leaves that nothing is to be done about
 _IS_MISSING = residency_filter("absent", "partial")  # the others
 
@@ -120,12 +120,17 @@ class Loading:
         Those too that are being handed over to another process. They are not the provider's any
         more, but it is asked for them, and without the source it could not answer.
         """
-        stats = self._store.stats()
-        if left := stats.partial + stats.absent:
+        if left := self.leaves_owned_left:
             return left  # which leaves shut ones out; that does not matter before the end
         return sum(
             self._store.residencies(array("I", range(self._store.leaves))).translate(_IS_MISSING)
         )
+
+    @property
+    def leaves_owned_left(self) -> int:
+        """The same without those that are being handed over."""
+        stats = self._store.stats()
+        return stats.partial + stats.absent
 
     @property
     def fraction(self) -> float:
@@ -204,7 +209,11 @@ class Loading:
         then these are not its contents.
         """
         with self._leaf_locks[leaf % LEAF_LOCKS]:
-            if self.is_here(leaf) or not self._is_from(leaf, source):
+            if not self._is_from(leaf, source):
+                return
+            if self.is_here(leaf):
+                if self._store.residency(leaf) != "away":
+                    source.taken(leaf, steps)  # an interrupt kept who took it in from saying so
                 return
             with self._watched(leaf):
                 try:
@@ -374,6 +383,18 @@ class Loading:
                 stack.enter_context(lock)
             yield
 
+    @contextmanager
+    def standing_still_within(self, seconds: float) -> Iterator[bool]:
+        """The same for who must not wait for ever; whether it is so."""
+        until = monotonic() + seconds
+        with ExitStack() as stack:
+            for lock in self._leaf_locks:
+                if not lock.acquire(timeout=max(0.0, until - monotonic())):
+                    yield False
+                    return
+                stack.callback(lock.release)
+            yield True
+
     def stand_still(self, leaf: int) -> None:
         """Waits for who decides just now, while nothing comes, whose the leaf is."""
         with self._leaf_locks[leaf % LEAF_LOCKS]:
@@ -542,5 +563,9 @@ class Loading:
             self._stopping.set()
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
-            thread.join(_STOP_SECONDS_MAX)
+            thread.join(STOP_SECONDS_MAX)
+        self.release_sources()
+
+    def release_sources(self) -> None:
+        """The last step of stop()."""
         self.sources.release()

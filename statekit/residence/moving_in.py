@@ -1,6 +1,7 @@
 """MovingIn: leaves of a provider with a home that are still at a source.
 
 Such a leaf is *coming*: its source has all of it, and there is nothing of it in memory or at home.
+The source is a checkpoint, or a process that hands leaves over.
 It moves in as a whole: its chain is read, made into rows, and these are written home. From then on
 it is a leaf like all others of that home, and nobody needs to know where it came from:
 
@@ -12,14 +13,19 @@ Why nothing is lost, and nothing is there twice:
 
 1. Nothing is changed in a leaf that is coming. So nothing of it is dirty, pending or committed, and
    to move it in again, over what an earlier try has left, loses nothing.
-2. It moves in outside of commits. What it holds is as old as the checkpoint, and so was there at
-   every commit since. A rollback leaves it where it is: whatever was changed in it since then was
-   changed after it had moved in.
+2. It moves in outside of commits. What it holds is as old as the checkpoint or the hand-over, and
+   so was there at every commit since. A rollback leaves it where it is: whatever was changed in it
+   since then was changed after it had moved in.
 3. The row that says so is written with the rows, or after them. Without it, whoever opens the home
    after a crash takes the leaf for coming still. The home's record says what from.
+4. A process that hands leaves over forgets one when it was told that the leaf is here. It is told
+   so after the home has made the leaf durable (migration/report.py). So whatever crashes when, one
+   of the two has it; both have it only while the old owner keeps it shut.
 
-A leaf moves in when somebody touches it, or when the threads in the background reach it. That takes
-the memory of a leaf for each of them, beside the budget.
+A leaf moves in when somebody touches it, when the threads in the background reach it, or when the
+stream of a process brings it. That takes the memory of a leaf for each of them, beside the budget;
+and a stream is granted more only for what has been written home (migration/stream.py). Entries by
+themselves are never asked for: the rest of their leaf would be nowhere.
 
     locks   a leaf's lock (loading.py), then the ledger's. So the ledger's lock is never held by who
             waits for a leaf.
@@ -28,14 +34,16 @@ the memory of a leaf for each of them, beside the budget.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Any
 
+from statekit.errors import ClosedError
 from statekit.homes.ledger import Ledger
 from statekit.native.block import Block, block_pieces
 from statekit.native.buffers import BufferSlice
 from statekit.residence.assemble import Assembly
-from statekit.residence.loading import LEAF_LOCKS, Loading
+from statekit.residence.loading import LEAF_LOCKS, STOP_SECONDS_MAX, Loading
 from statekit.residence.sources import Sources, Wanted
 from statekit.residence.writeback import WriteBack
 
@@ -55,6 +63,7 @@ class MovingIn(Loading):
         self._residence = residence
         self._ledger: Ledger = residence.ledger
         self._picks_max = 0  # an entry by itself would leave the rest of its leaf nowhere
+        self._ours: set[int] = set()  # leaves that were to come; siblings have others
         self._opening: set[int] = set()  # leaves that have moved in, and are not open yet
         self._assembling: tuple[Any, Assembly] | None = None  # and of which types it is
         self._assembling_lock = threading.Lock()
@@ -66,7 +75,21 @@ class MovingIn(Loading):
 
     @property
     def leaves_left(self) -> int:
-        return len(self._ledger.coming)  # siblings have none: a leaf moves in before it moves on
+        return len(self.coming)
+
+    @property
+    def leaves_owned_left(self) -> int:
+        residency = self._store.residency
+        return sum(residency(leaf) != "away" for leaf in self.coming)
+
+    @property
+    def coming(self) -> set[int]:
+        """Those that are coming. (No sibling has any of them: a leaf moves in, then moves on.)"""
+        return self._ours & self._ledger.coming
+
+    def expect(self, leaves: Iterable[int]) -> None:
+        """These are to move in, too."""
+        self._ours = {*self._ours & self._ledger.coming, *leaves}
 
     def is_here(self, leaf: int) -> bool:
         """Whether nothing is to be done about a leaf: it is at home, or another store's."""
@@ -75,6 +98,8 @@ class MovingIn(Loading):
         return self._store.gate(leaf) != "expected"  # an interrupt came before it was opened
 
     def _take_in(self, leaf: int, steps: Sequence[bytes | BufferSlice]) -> None:
+        if self.is_stopped:  # what does not come now is given back, or comes another time
+            raise ClosedError("the provider was closed while a leaf was on its way.")
         blocks = self._assembly().over_steps(leaf, b"", steps)
         rows = self._residence.rows_of_whole(leaf, blocks)
         self._opening.add(leaf)  # before: an interrupt may come after it
@@ -108,6 +133,8 @@ class MovingIn(Loading):
         """Has the leaf move in if it has entries of a state."""
         if self.is_here(leaf):
             return
+        if self.sources.has_push and self.sources.push_of(leaf) is not None:
+            return  # see PushSource.bring_timers
         pull = self.sources.pull
         assert pull is not None
         steps: list[bytes] = []
@@ -115,6 +142,14 @@ class MovingIn(Loading):
             steps = pull.read_leaf(leaf)
         if any(block.name == name for step in steps for block, _ in block_pieces(step)):
             self.load(leaf)
+
+    def release_sources(self) -> None:
+        # Nothing is being written home any more when they are, and nothing will be.
+        until = monotonic() + STOP_SECONDS_MAX
+        for lock in self._filling:
+            if lock.acquire(timeout=max(0.0, until - monotonic())):
+                lock.release()
+        super().release_sources()
 
     def stop(self) -> None:
         super().stop()

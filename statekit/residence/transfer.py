@@ -6,11 +6,12 @@ stays as it is while it is read out. It is *handed over* once the other process 
 on its memory may be freed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Self
 
+from statekit.assignment import group_ranges
 from statekit.errors import HomeError, LeaseError
 from statekit.homes.ledger import Ledger
 from statekit.native.frames import bind, seal
@@ -306,23 +307,78 @@ class Transfer(Scanning):
 
     # ---- From another process, and from a checkpoint
 
-    def expect(self, source: PushSource, ranges: Sequence[range]) -> None:
+    def expect(
+        self, source: PushSource, ranges: Sequence[range], here: Collection[int] = ()
+    ) -> None:
         """Leaves that were another's are ours, and come from a process that hands them over.
 
         Nothing is read from them or written to them before something of them has come.
+        here: those that have come before, in an earlier life: they are at home.
         """
-        assert self.ledger is None
         with self._lock:
+            for part in ranges:
+                for leaf in self.shut_leaves and self.shut_leaves.intersection(part):
+                    self._drop_kept(leaf)  # it was here before, and is back
             leaves = chain.from_iterable(ranges)
+            if self.ledger is not None:
+                self._expect_at_home(self.ledger, source, ranges, here)
+                return
             if self.loading is None:
                 sources = Sources(None).with_push(source, leaves)
                 self.loading = Loading(self.store, sources, self.end_loading, background=False)
             else:
                 self.loading.join(source, leaves)
             for part in ranges:
-                for leaf in self.shut_leaves and self.shut_leaves.intersection(part):
-                    self._drop_kept(leaf)  # it was here before, and is back
                 self.store.set_gate(part.start, part.stop, "expected")
+
+    def _expect_at_home(
+        self, ledger: Ledger, source: PushSource, ranges: Sequence[range], here: Collection[int]
+    ) -> None:
+        leaves = [*chain.from_iterable(ranges)]
+        if self._frozen:
+            self._protect(leaves)  # what is at home of them is of an earlier time, and goes
+        self._evictions += 1  # answers on their way are of the time before
+        ledger.expect(leaves, here)
+        loading = self.loading
+        if loading is None:
+            sources = Sources(None).with_push(source, leaves)
+            loading = MovingIn(self, sources, self.end_loading, background=False)
+            loading.expect(leaves)
+            self.loading = loading
+        else:
+            assert isinstance(loading, MovingIn)
+            loading.expect(leaves)
+            loading.join(source, leaves)
+        # Last: until then they are another's, and nobody takes what is at home for theirs.
+        for leaf in here:
+            self.store.mark(leaf, leaf + 1, "absent")
+            self.note_timerless(leaf)
+        for run in group_ranges([leaf for leaf in leaves if leaf not in here]):
+            self.store.set_gate(run.start, run.stop, "expected")
+
+    def moved_in(self, ranges: Sequence[range]) -> frozenset[int]:
+        """Those of these leaves that have moved in, of sources that are not done."""
+        if self.ledger is None:
+            return frozenset()
+        found = self.ledger.moved_in()
+        return frozenset(leaf for part in ranges for leaf in part if leaf in found)
+
+    def unexpect(self, leaves: Sequence[int]) -> list[int]:
+        """Leaves are another's after all; nothing comes meanwhile. Those that had not moved in."""
+        untouched: list[int] = []
+        if self.ledger is not None:
+            untouched = [leaf for leaf in leaves if leaf in self.ledger.coming]
+        for run in group_ranges(sorted(leaves)):
+            self.store.mark(run.start, run.stop, "away")
+        if self.ledger is not None:
+            self.ledger.coming.difference_update(untouched)
+        return untouched
+
+    def drop_partial(self, leaves: Iterable[int]) -> None:
+        """What is at home of leaves is of no use: the next flush deletes it."""
+        with self._lock:
+            if self.ledger is not None:
+                self.ledger.dropping.update(leaves)
 
     def fill_home(self, source: PullSource, leaves: Iterable[int]) -> None:
         """Writes what a source has of leaves home, in place of what is there, leaf by leaf."""

@@ -3,9 +3,9 @@
 import asyncio
 import dataclasses
 import datetime
-import json
 import decimal
 import enum
+import json
 import math
 import operator
 import struct

@@ -372,14 +372,9 @@ def has_column(kind: Type) -> bool:
         case ["tuple"]:
             return False
         case ["enum", _, values]:
-            kinds = {type(value) for value in values}
-            return kinds in ({str}, {bool}) or (kinds == {int} and all(map(_is_int64, values)))
+            return {type(value) for value in values} in ({str}, {int}, {bool})
         case _:
             return True
-
-
-def _is_int64(value: int) -> bool:
-    return -(2**63) <= value < 2**63
 
 
 def _refers_to(fields: Any, name: str) -> bool:

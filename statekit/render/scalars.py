@@ -125,7 +125,10 @@ def _timedelta_column(value: Any) -> datetime.timedelta:
 
 
 def _decimal_column(value: Any) -> decimal.Decimal:
-    found = decimal.Decimal(expect_str(value))
+    try:
+        found = decimal.Decimal(expect_str(value))
+    except decimal.InvalidOperation:
+        raise ValueError("not a decimal") from None
     try:
         if found.is_finite():
             return _EXACT.quantize(found, _SMALLEST)

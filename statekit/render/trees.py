@@ -5,10 +5,7 @@ A type is compiled to a tree. Its nodes say what is to be gathered from the enco
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any, TypeAlias
-
-import msgspec
 
 from statekit.errors import ArgumentError, StateKitError
 from statekit.native.unpack import UNFIT, Gathered, Items, Node, Unpacking
@@ -244,8 +241,8 @@ class _Trees:
         found = arrow_type(kind, self.text)
         if kind == "datetime" and kind in self.text:
             return self._one_by_one(kind, False)
-        if kind == "timedelta" and kind not in self.text:
-            return Tree(Node("str"), found, finish=_durations, flat=pyarrow.string())
+        if kind in ("time", "timedelta") and kind not in self.text:
+            return Tree(Node("str"), found, finish=_each(kind), flat=pyarrow.string())
         ops = {"int": "int", "float": "float", "bool": "bool", "bytes": "bin", "none": "nil"}
         op: Any = "moment" if kind == "datetime" else ops.get(kind, "str")
         if op == "str" and found != pyarrow.string():
@@ -289,12 +286,17 @@ class _Trees:
         return Tree(Node("raw"), found, finish=convert, flat=pyarrow.binary())
 
 
-def _durations(texts: Array) -> Array:
-    import pyarrow
+def _each(kind: str) -> Callable[[Array], Array]:
+    """Reads a column of texts one by one: pyarrow has no cast to these types."""
 
-    convert = msgspec.convert
-    values = [None if text is None else convert(text, timedelta) for text in texts.to_pylist()]
-    try:
-        return pyarrow.array(values, pyarrow.duration("us"))
-    except OverflowError as error:
-        raise UnfitError from error
+    def convert(texts: Array) -> Array:
+        import pyarrow
+
+        read = TYPED_COLUMNS[kind]
+        try:
+            values = [None if text is None else read(text) for text in texts.to_pylist()]
+            return pyarrow.array(values, _scalar_type(kind))
+        except (ValueError, OverflowError) as error:  # NoColumnError is a ValueError
+            raise UnfitError from error
+
+    return convert

@@ -184,5 +184,9 @@ class EncodedValues(Values[V]):
 
     def to_arrow(self, *, text: Collection[str] = ()) -> "pyarrow.Array":
         encode = self._codec.encode
-        items = [None if value is None else encode(value) for value in self.to_list()]
+        is_there = self.found if self._default is None else bytes([1]) * len(self)
+        items = [
+            encode(value) if there else None
+            for value, there in zip(self.to_list(), is_there, strict=True)
+        ]
         return value_array(self._codec.type, items, text)

@@ -399,6 +399,52 @@ int sk_pack_keys(const char *key_type, const sk_column *parts, int64_t n, int64_
 int sk_route_keys(const char *key_type, const sk_column *keys, int64_t n, uint32_t leaves,
                   uint32_t *out);
 
+/* ---- Values as columns (csrc/unpack.c) ------------------------------------ */
+
+typedef enum sk_unpack_op {
+    SK_UNPACK_NIL = 0,
+    SK_UNPACK_BOOL = 1,
+    SK_UNPACK_INT = 2,
+    SK_UNPACK_FLOAT = 3,
+    SK_UNPACK_STR = 4,
+    SK_UNPACK_BIN = 5,
+    SK_UNPACK_MOMENT = 6,
+    SK_UNPACK_RAW = 7,
+    SK_UNPACK_LIST = 8,
+    SK_UNPACK_MAP = 9,
+    SK_UNPACK_ARRAY = 10,
+    SK_UNPACK_RECORD = 11
+} sk_unpack_op;
+
+/* One column that is gathered: a node of a type. unpack.c says what each op has in its buffers.
+ * `offsets` must begin with one int32_t 0 where the op has offsets. */
+typedef struct sk_unpack_node {
+    uint8_t op;          /* an sk_unpack_op */
+    uint8_t is_optional; /* nil is a null; otherwise it is a bad value */
+    uint8_t is_required; /* of a field: a record without it is a bad value */
+    uint32_t stop;       /* index of the first node that is not below this one */
+    uint32_t least;      /* SK_UNPACK_ARRAY: how many items it has at least, ... */
+    uint32_t most;       /* ... and at most; those that no node stands for are passed over */
+    uint32_t name_len;   /* of a field */
+    const uint8_t *name; /* the caller's */
+    uint64_t rows;
+    uint64_t nulls;
+    sk_buf valid; /* a byte per row: 0 for a null */
+    sk_buf offsets;
+    sk_buf data;
+} sk_unpack_node;
+
+/* Appends the values [from, to) of a column of MessagePack values to the nodes of their type. skip:
+ * NULL, or a byte for each value of the column: where it is not 0, the value is left out. After
+ * anything but SK_OK the buffers are of no use. SK_BAD_VALUE, SK_TOO_DEEP: a value is not of the
+ * type; SK_TOO_LARGE: a column would have more than 2^31 bytes or elements. */
+int sk_unpack(sk_unpack_node *nodes, const sk_column *values, int64_t from, int64_t to,
+              const uint8_t *skip);
+/* The same for encoded keys: parts are `count` nodes of the ops INT, STR and BIN. A key that is no
+ * tuple has one part; int keys, which have no offsets, need no unpacking. */
+int sk_unpack_keys(sk_unpack_node *parts, uint32_t count, int is_tuple, const sk_column *keys,
+                   int64_t from, int64_t to, const uint8_t *skip);
+
 /* ---- Leaves ------------------------------------------------------------- */
 
 /* How much of the leaf is here, whatever its gate: an sk_residency, or a negated status. */

@@ -598,14 +598,20 @@ def test_times_with_and_without_a_zone_stay_apart_in_a_table() -> None:
     moments, lists = kv.value("m", dt.datetime), kv.value("l", list[dt.datetime])
     moments.update({"a": naive, "b": aware})
     lists["a"] = [aware, naive]
-    found = dict(zip(*moments.to_arrow().to_pydict().values(), strict=True))
+    times = kv.value("t", dt.time)
+    times["a"] = dt.time(1, tzinfo=dt.UTC)
+    for state, kind in ((moments, "datetime"), (lists, "datetime"), (times, "time")):
+        with pytest.raises(BadValueError, match=rf'{state.name}.*text=\["{kind}"\]'):
+            state.to_arrow()
+    found = dict(zip(*moments.to_arrow(text=["datetime"]).to_pydict().values(), strict=True))
     assert {key: dt.datetime.fromisoformat(text) for key, text in found.items()} == {
         "a": naive, "b": aware,
     }  # fmt: skip
-    assert lists.to_arrow()["value"].to_pylist() == [[aware.isoformat(), naive.isoformat()]]
-    times = kv.value("t", dt.time)
-    times["a"] = dt.time(1, tzinfo=dt.UTC)
-    assert times.to_arrow()["value"].to_pylist() == ["01:00:00+00:00"]
+    texts = lists.to_arrow(text="datetime")["value"].to_pylist()
+    assert texts == [[aware.isoformat(), naive.isoformat()]]
+    # As msgspec writes it: Z for the offset 0.
+    assert times.to_arrow(text=["time"])["value"].to_pylist() == ["01:00:00Z"]
+    assert moments.get_many(["a"]).to_arrow(text=["datetime"]).to_pylist() == [naive.isoformat()]
 
 
 def test_what_no_column_holds_becomes_text() -> None:

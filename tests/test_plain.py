@@ -17,7 +17,7 @@ import statekit as sk
 from statekit.errors import BadValueError, KeyTypeError
 from statekit.keys import key_codec
 from statekit.render import (
-    NaiveDatetimeError,
+    NoColumnError,
     PlainCodec,
     StateSchema,
     key_json,
@@ -156,8 +156,8 @@ def test_columns_are_what_arrow_gives_back(hint: Any, value: Any, plain: Any) ->
     ((_, stored),) = typed._residence.scan(typed._raw)
     try:
         column = codec.read(stored)
-    except NaiveDatetimeError:
-        codec = PlainCodec(kv.schemas["it"], "columns", has_naive=True)
+    except NoColumnError as error:
+        codec = PlainCodec(kv.schemas["it"], "columns", text=[error.kind])
         column = codec.read(stored)
     del typed["k"]
     typed._raw.put_encoded("k", codec.write(column))

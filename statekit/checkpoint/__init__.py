@@ -1,6 +1,7 @@
 """Checkpoints: the whole state of a provider in files, from which another provider can go on.
 
 reader.py      Checkpoint: a manifest and its storage
+table.py       a state as a table: Arrow record batches
 packs.py       packs in a storage, read and verified
 union.py       several checkpoints as one
 ownership.py   who owns a place: a process that was replaced publishes nothing more

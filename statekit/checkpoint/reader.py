@@ -16,16 +16,17 @@ import contextlib
 import hashlib
 import html
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from os import PathLike
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
 
 from statekit.assignment import show_groups
 from statekit.checkpoint.packs import check_header, read_segment, verify_pack
+from statekit.checkpoint.table import StateTable, TableOptions
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
@@ -51,6 +52,9 @@ from statekit.native.block import Block
 from statekit.native.chains import ChainSegment
 from statekit.schema import StateSchema, show
 from statekit.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _GAP_LOCAL, _GAP_FAR = (
     16 << 10,
@@ -375,6 +379,31 @@ class Checkpoint:
                 f"checkpoint {self.number} of {self.url!r} has no state {shorten(name)}. "
                 f"It has {', '.join(map(repr, self.states)) or 'none'}."
             ) from None
+
+    # ---- Tables
+
+    def table(self, state: str | StateSchema, **options: Unpack[TableOptions]) -> StateTable:
+        """A state as a table: DuckDB, Polars, pyarrow and others read it directly.
+
+        duckdb.sql("from pages") after pages = checkpoint.table("pages"). Nothing is read before
+        that. The options are those of StateTable.
+        """
+        return StateTable(self, self._schema(state), **options)
+
+    def to_arrow(
+        self, state: str | StateSchema, **options: Unpack[TableOptions]
+    ) -> "Iterator[pyarrow.RecordBatch]":
+        """The entries of a state as record batches, which are made one at a time; see table().
+
+        Readers of different key_groups can share the work: together they get every entry once.
+        """
+        return iter(self.table(state, **options))
+
+    def arrow_schema(
+        self, state: str | StateSchema, *, text: Collection[str] = (), stamps: bool = False
+    ) -> "pyarrow.Schema":
+        """The columns of a state. They follow from its declared type, whatever it contains."""
+        return self.table(state, text=text, stamps=stamps).schema
 
     # ---- Verifying
 

@@ -14,8 +14,7 @@ file that `export` wrote needs no options.
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -26,13 +25,17 @@ from statekit.errors import ArgumentError, StateKitError, shorten
 from statekit.format.description import Description, DescriptionError
 from statekit.keys import KeyCodec, key_codec
 from statekit.native.kinds import NO_TIME
-from statekit.render import NaiveDatetimeError, PlainCodec, has_column, key_json, to_json
+from statekit.render import NoColumnError, PlainCodec, key_json, to_json
+from statekit.render.columns import Piece, StateColumns, key_names
 from statekit.schema import StateSchema, Type
 
 SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl", "csv": ".csv"}
 _FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl",
             ".ndjson": "jsonl", ".csv": "csv"}  # fmt: skip
-_ROWS = 65536  # how many are made at a time
+_ROWS = 65536  # how many are read at a time
+# Types that files have as text, so that what is read is what was written: a column of decimals has
+# 18 places for all of them, and Parquet has no durations.
+_TEXT = ("decimal", "timedelta")
 _META = b"statekit"
 SIDECAR = ".statekit.json"  # the suffix of the file beside a text, which describes its state
 _VERSION = 1
@@ -123,11 +126,14 @@ def write_state(
     write = {"csv": _write_csv, "jsonl": _write_jsonl}.get(to, _write_columns)
     files = [file]
     try:
-        try:
-            count = write(meta, _rows(source, schema, on_bytes), part, to)
-        except NaiveDatetimeError:
-            rows = _rows(source, schema, lambda _: None)
-            count = _write_columns(meta, rows, part, to, has_naive=True)
+        text = set(_TEXT)
+        while True:
+            try:
+                count = write(meta, source.pieces(schema, on_bytes), part, to, text)
+                break
+            except NoColumnError as error:  # then all values of that type are to be text
+                text.add(error.kind)
+                on_bytes = _read_before
         if to in ("csv", "jsonl"):
             files.append(_sidecar(file))
             files[1].write_text(meta.encode() + "\n", encoding="utf-8")
@@ -147,28 +153,29 @@ def _sidecar(file: Path) -> Path:
     return file.with_name(file.name + SIDECAR)
 
 
-def _rows(source: Source, schema: StateSchema, on_bytes: OnBytes) -> Iterator[Entry]:
+def _read_before(_: int) -> None:
+    """on_bytes while rows are read once more."""
+
+
+def _rows(schema: StateSchema, pieces: Iterator[Piece]) -> Iterator[Entry]:
     decode = key_codec(schema.key).decode
-    for leaf in source.leaves():
-        for key, (value, stamp) in source.leaf_rows(leaf, schema.name).get(schema.name, {}).items():
+    for piece in pieces:
+        for key, value, stamp in piece.each():
             yield decode(key), value, None if stamp == NO_TIME else stamp
-        on_bytes(source.leaf_bytes(leaf))
-
-
-def _key_names(codec: KeyCodec) -> list[str]:
-    return [f"key_{at}" for at in range(len(codec.parts))] if codec.is_tuple else ["key"]
 
 
 def _names(schema: StateSchema) -> list[str]:
     stamp = ["stamp"] if schema.timed else []
-    return [*_key_names(key_codec(schema.key)), "value", *stamp]
+    return [*key_names(key_codec(schema.key)), "value", *stamp]
 
 
-def _write_jsonl(meta: FileMeta, rows: Iterator[Entry], file: Path, to: str) -> int:
+def _write_jsonl(
+    meta: FileMeta, pieces: Iterator[Piece], file: Path, to: str, text: Collection[str]
+) -> int:
     codec = PlainCodec(meta.schema)
     count = 0
     with file.open("w", encoding="utf-8", newline="\n") as out:
-        for key, value, stamp in rows:
+        for key, value, stamp in _rows(meta.schema, pieces):
             count += 1
             line = {"key": key_json(key), "value": codec.read(value)}
             if meta.schema.timed:
@@ -177,14 +184,16 @@ def _write_jsonl(meta: FileMeta, rows: Iterator[Entry], file: Path, to: str) -> 
     return count
 
 
-def _write_csv(meta: FileMeta, rows: Iterator[Entry], file: Path, to: str) -> int:
+def _write_csv(
+    meta: FileMeta, pieces: Iterator[Piece], file: Path, to: str, text: Collection[str]
+) -> int:
     codec = PlainCodec(meta.schema)
     is_raw = _is_raw(meta.schema)
     count = 0
     with file.open("w", encoding="utf-8", newline="") as out:
         lines = csv.writer(out)
         lines.writerow(_names(meta.schema))
-        for key, value, stamp in rows:
+        for key, value, stamp in _rows(meta.schema, pieces):
             count += 1
             plain = codec.read(value)
             cell = plain if is_raw and isinstance(plain, str) else to_json(plain)
@@ -201,83 +210,23 @@ def _is_raw(schema: StateSchema) -> bool:
 
 
 def _write_columns(
-    meta: FileMeta, rows: Iterator[Entry], file: Path, to: str, has_naive: bool = False
+    meta: FileMeta, pieces: Iterator[Piece], file: Path, to: str, text: Collection[str]
 ) -> int:
     import pyarrow
     import pyarrow.parquet
 
-    schema = meta.schema
-    codec = PlainCodec(schema, "columns", has_naive=has_naive)
-    letters = {"s": pyarrow.string(), "b": pyarrow.binary(), "i": pyarrow.int64()}
-    types = [letters[letter] for letter in codec.key.parts]
-    types.append(arrow_type(_whole_type(schema), has_naive))
-    if schema.timed:
-        types.append(pyarrow.int64())
-    fields = list(zip(_names(schema), types, strict=True))
-    arrow_schema = pyarrow.schema(fields, metadata={_META: meta.encode().encode()})
+    columns = StateColumns(meta.schema, text=text, stamps=True)
+    schema = columns.schema.with_metadata({_META: meta.encode().encode()})
     count = 0
     if to == "parquet":
-        writer = pyarrow.parquet.ParquetWriter(file, arrow_schema)
+        writer = pyarrow.parquet.ParquetWriter(file, schema)
     else:
-        writer = pyarrow.ipc.new_file(str(file), arrow_schema)
+        writer = pyarrow.ipc.new_file(str(file), schema)
     with writer as out:
-        while chunk := list(islice(rows, _ROWS)):
-            columns = _key_columns(codec.key, [key for key, _, _ in chunk])
-            columns.append([codec.read(value) for _, value, _ in chunk])
-            if schema.timed:
-                columns.append([stamp for _, _, stamp in chunk])
-            arrays = [
-                pyarrow.array(column, kind) for column, kind in zip(columns, types, strict=True)
-            ]
-            out.write_batch(pyarrow.record_batch(arrays, schema=arrow_schema))
-            count += len(chunk)
+        for batch in columns.batches(pieces):
+            out.write_batch(batch.replace_schema_metadata(schema.metadata))
+            count += len(batch)
     return count
-
-
-def _whole_type(schema: StateSchema) -> Type:
-    return ["list", "int"] if schema.form == "timers" else schema.type
-
-
-def _key_columns(codec: KeyCodec, keys: list[Any]) -> list[list[Any]]:
-    if not codec.is_tuple:
-        return [keys]
-    return [[key[at] for key in keys] for at in range(len(codec.parts))]
-
-
-def arrow_type(kind: Type, has_naive: bool = False) -> Any:
-    """The type of a column for plain values of the style "columns"."""
-    import pyarrow
-
-    scalars = {
-        "int": pyarrow.int64(),
-        "float": pyarrow.float64(),
-        "bool": pyarrow.bool_(),
-        "bytes": pyarrow.binary(),
-        "none": pyarrow.null(),
-        "date": pyarrow.date32(),
-        "datetime": pyarrow.string() if has_naive else pyarrow.timestamp("us", "UTC"),
-    }
-    if not has_column(kind):
-        return pyarrow.string()
-    match kind:
-        case ["list" | "set" | "tuple*", item]:
-            return pyarrow.list_(arrow_type(item, has_naive))
-        case ["dict", key, item]:
-            return pyarrow.map_(arrow_type(key), arrow_type(item, has_naive))
-        case ["tuple", *parts]:
-            return pyarrow.struct(
-                [(str(at), arrow_type(part, has_naive)) for at, part in enumerate(parts)]
-            )
-        case ["record" | "row", _, fields]:
-            return pyarrow.struct(
-                [(name, arrow_type(part, has_naive)) for name, (part, _) in fields.items()]
-            )
-        case ["union", *parts]:
-            return arrow_type(next(part for part in parts if part != "none"), has_naive)
-        case ["enum" | "flags", _, [first, *_]]:
-            return {int: pyarrow.int64(), bool: pyarrow.bool_()}.get(type(first), pyarrow.string())
-        case _:
-            return scalars.get(str(kind), pyarrow.string())
 
 
 # ---- Reading

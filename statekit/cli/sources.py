@@ -10,7 +10,7 @@ Looking never changes a source: no state is declared, nothing is written or flus
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import statekit
 from statekit.assignment import show_groups
 from statekit.checkpoint.reader import Checkpoint, Stamped
+from statekit.checkpoint.table import state_pieces
 from statekit.checkpoint.union import check_alike, unite
 from statekit.cli.output import show_bytes, show_time
 from statekit.cli.peers import Access
@@ -38,6 +39,7 @@ from statekit.keys import encode_key, key_codec, leaf_of_encoded
 from statekit.native import Block
 from statekit.protocol.calls import QueryCall, ScanCall
 from statekit.render import PlainCodec
+from statekit.render.columns import Piece, piece_of_rows
 from statekit.schema import StateSchema
 
 if TYPE_CHECKING:
@@ -74,6 +76,14 @@ class Source(ABC):
     def leaf_bytes(self, leaf: int) -> int:
         """About how much is read for a leaf."""
         return 1
+
+    def pieces(self, schema: StateSchema, on_bytes: Callable[[int], None]) -> Iterator[Piece]:
+        """All entries of a state. on_bytes is told about how much was read, bit by bit."""
+        for leaf in self.leaves():
+            rows = self.leaf_rows(leaf, schema.name).get(schema.name)
+            if rows:
+                yield piece_of_rows([(key, *row) for key, row in rows.items()], schema)
+            on_bytes(self.leaf_bytes(leaf))
 
     def place(self, leaf: int) -> object:
         """Where a leaf lies: leaves of equal places are equal; None: not known."""
@@ -224,6 +234,14 @@ class CheckpointSource(Source):
     def leaf_bytes(self, leaf: int) -> int:
         owner = self.owner(leaf)
         return 0 if owner is None else owner.leaf_bytes(leaf)
+
+    def pieces(self, schema: StateSchema, on_bytes: Callable[[int], None]) -> Iterator[Piece]:
+        for one in self.checkpoints:
+            for group in (group for part in one.key_groups for group in part):
+                if schema.name in one.states:
+                    yield from state_pieces(one, schema, (range(group, group + 1),))
+                leaves = range(group * one.subgroups, (group + 1) * one.subgroups)
+                on_bytes(sum(map(one.leaf_bytes, leaves)))
 
     def place(self, leaf: int) -> object:
         owner = self.owner(leaf)

@@ -9,6 +9,7 @@
     block.py        reading encoded blocks in place
     snapshot.py     the store at one moment
     frames.py       frames of a pack, in native memory, and their checksums
+    unpack.py       encoded values as the columns of a table
     chains.py       picks single entries out of leaves that lie in packs
     ttl.py          time to live: its settings, and the thread that clears away what has expired
     buffers.py, kinds.py, digest.py   what these share

@@ -7,10 +7,11 @@ person, to put it into a file, and to turn what a person wrote into bytes. There
     int, bool, str, None as it is                               as it is
     float                as it is; "NaN", "Infinity", "-Infinity"   as it is
     bytes                "0x6162", hex digits                   bytes
-    datetime             "2026-11-16T12:00:00+00:00"            datetime (text: see has_naive)
-    date                 "2026-11-16"                           date
-    time, timedelta      "12:00:00", "PT1.5S" (ISO 8601)        the same text
-    uuid, decimal        text                                   text
+    datetime             "2026-11-16T12:00:00+00:00"            aware datetime, or the same text
+    date                 "2026-11-16"                           date, or the same text
+    time, timedelta      "12:00:00", "PT1.5S" (ISO 8601)        time, timedelta, or the same text
+    decimal              text                                   decimal(38, 18), or text
+    uuid                 text                                   text
     list, tuple          array                                  list; tuple: {"0": ..., "1": ...}
     set                  array, sorted                          list, sorted
     dict                 object; keys as text, see keys.py      list of (key, value)
@@ -20,6 +21,11 @@ person, to put it into a file, and to turn what a person wrote into bytes. There
     T | None             null, or as T                          None, or as T
     Any, other unions    as JSON has it, with markers           that JSON as text
     timers               array of due times                     list of ints
+
+A column has one type for all values, so it cannot hold every value of some types: a datetime
+without a time zone, a time with one, a timedelta of 300,000 years, a Decimal with 20 places. Such a
+value is a NoColumnError; all values of its type can be read as text instead (`text`). columns.py
+makes Arrow columns of this style.
 
 Inside an Any, markers stand for what JSON lacks: {"$bytes": "0x6162"}, {"$datetime": "..."},
 {"$float": "NaN"}, {"$ext": [code, "0x.."]}, and {"$map": [[key, value], ...]} for a map whose keys
@@ -40,12 +46,13 @@ Traceback (most recent call last):
 statekit.errors.BadValueError: the value at $["7"][1] is 5, an int; expected is str...
 """
 
-from statekit.render.codec import NaiveDatetimeError, PlainCodec, has_column
+from statekit.render.codec import PlainCodec, has_column
 from statekit.render.keys import key_from_json, key_json, key_text, parse_key, to_json
+from statekit.render.wire import NoColumnError
 from statekit.schema import StateSchema
 
 __all__ = [
-    "NaiveDatetimeError",
+    "NoColumnError",
     "PlainCodec",
     "StateSchema",
     "has_column",

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from collections.abc import Collection
 from struct import Struct
 from typing import Any, Literal, TypeAlias
 
@@ -20,12 +21,14 @@ from statekit.render.keys import (
 from statekit.render.scalars import (
     SCALARS,
     TEXTS,
+    TYPED_COLUMNS,
     as_float,
     as_int,
     enum_node,
     expect_list,
     expect_map,
     expect_str,
+    read_datetime_text,
     read_float_json,
     text_writer,
     write_bytes,
@@ -34,8 +37,10 @@ from statekit.render.scalars import (
 )
 from statekit.render.wire import (
     MisfitError,
+    NoColumnError,
     Node,
     PackedMap,
+    Read,
     pack,
     pack_array,
     pack_map,
@@ -56,17 +61,16 @@ _LETTERS = {"str": "s", "bytes": "b", "int": "i"}
 class PlainCodec:
     """Turns what a Block gives into plain values of one state, and these into what a store takes.
 
-    has_naive: read datetimes as text in the style "columns", too. A column either has a time zone
-    or has none, but a state may hold datetimes of both sorts: then only text can tell them apart.
+    text: the types that are text in the style "columns", too (TYPED_COLUMNS says which can be).
     """
 
     def __init__(
-        self, schema: StateSchema, style: Style = "json", *, has_naive: bool = False
+        self, schema: StateSchema, style: Style = "json", *, text: Collection[str] = ()
     ) -> None:
         self.schema = schema
         self.kind = schema.kind
         self.key = key_codec(schema.key)
-        node = _Compiler(style, has_naive).node(schema.type, schema.form in ("list", "map", "set"))
+        node = _Compiler(style, text).node(schema.type, schema.form in ("list", "map", "set"))
         self._read, self._write = node
 
     def read(self, stored: Any) -> Any:
@@ -77,7 +81,8 @@ class PlainCodec:
             if KINDS[self.kind].code:
                 return self._read(stored)
             return self._read(unpack(stored))
-        except NaiveDatetimeError:
+        except NoColumnError as error:
+            error.told(self.schema)
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise CorruptBlockError(
@@ -113,8 +118,9 @@ class PlainCodec:
             ) from None
 
 
-class NaiveDatetimeError(ValueError):
-    """A datetime without a time zone, in the style "columns". Read again with has_naive=True."""
+def part_reader(kind: Type, text: Collection[str], is_live: bool) -> Read:
+    """Reads one part of values, in the style "columns", from what MessagePack has."""
+    return _Compiler("columns", text).node(kind, is_live).read
 
 
 # ---- Types, compiled to a pair of functions
@@ -123,15 +129,15 @@ class NaiveDatetimeError(ValueError):
 class _Compiler:
     """Makes the functions of a type. A record that contains itself is found by its name."""
 
-    def __init__(self, style: Style, has_naive: bool) -> None:
+    def __init__(self, style: Style, text: Collection[str] = ()) -> None:
         self.is_json = style == "json"
-        self.has_naive = has_naive
+        self.text = text
         self.records: dict[str, tuple[str, list[Node]]] = {}
 
     def node(self, kind: Type, is_live: bool = False) -> Node:
         """is_live: this is in the part that is alive in the store, where sets are maps to nil."""
         if not self.is_json and not has_column(kind):
-            return _as_text(_Compiler("json", False).node(kind, is_live))
+            return _as_text(_Compiler("json").node(kind, is_live))
         match kind:
             case str():
                 return self._scalar(kind)
@@ -171,10 +177,11 @@ class _Compiler:
     def _scalar(self, kind: str) -> Node:
         if kind == "any":
             return Node(read_any, write_any)
+        if kind in TYPED_COLUMNS and not self.is_json and kind not in self.text:
+            write = write_datetime if kind == "datetime" else text_writer(kind)
+            return Node(TYPED_COLUMNS[kind], write)
         if kind == "datetime":
-            return Node(self._read_datetime, write_datetime)
-        if kind == "date" and not self.is_json:
-            return Node(datetime.date.fromisoformat, text_writer("date"))
+            return Node(read_datetime_text, write_datetime)
         if kind in TEXTS:
             return Node(expect_str, text_writer(kind))
         if kind == "float" and self.is_json:
@@ -182,15 +189,6 @@ class _Compiler:
         if kind == "bytes" and self.is_json:
             return Node(hex_text, write_bytes)
         return Node(*SCALARS[kind])
-
-    def _read_datetime(self, value: Any) -> Any:
-        if isinstance(value, str):  # naive
-            value = datetime.datetime.fromisoformat(value)
-        if self.is_json or self.has_naive:
-            return value.isoformat()
-        if value.tzinfo is None:
-            raise NaiveDatetimeError
-        return value
 
     def _list(self, item: Node, expected: str) -> Node:
         read_item, write_item = item

@@ -10,7 +10,7 @@ import msgspec
 
 from statekit.errors import shorten
 from statekit.render.keys import parse_hex
-from statekit.render.wire import MisfitError, Node, PackedMap, Read, Write, pack
+from statekit.render.wire import MisfitError, NoColumnError, Node, PackedMap, Read, Write, pack
 
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -83,6 +83,61 @@ def write_datetime(plain: Any) -> bytes:
     return pack(plain)
 
 
+def read_datetime_text(value: Any) -> str:
+    """The text of a stored datetime. One without a time zone is stored as text."""
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value)
+    text: str = value.isoformat()
+    return text
+
+
+# ---- Columns that are not text. Each holds less than the type in Python does.
+
+DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18  # of a column of decimals: what Spark makes of a Decimal
+_SMALLEST = decimal.Decimal(1).scaleb(-DECIMAL_SCALE)
+_EXACT = decimal.Context(
+    prec=DECIMAL_DIGITS, traps=[decimal.Inexact, decimal.InvalidOperation, decimal.FloatOperation]
+)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+
+
+def _datetime_column(value: Any) -> datetime.datetime:
+    if isinstance(value, str):
+        naive = datetime.datetime.fromisoformat(value)
+        why = "has no time zone, and a column of moments has no place for it"
+        raise NoColumnError(naive, "datetime", why)
+    found: datetime.datetime = value
+    return found
+
+
+def _time_column(value: Any) -> datetime.time:
+    found: datetime.time = msgspec.convert(expect_str(value), datetime.time)
+    if found.tzinfo is not None:
+        raise NoColumnError(found, "time", "has a time zone, which a column of times has not")
+    return found
+
+
+def _timedelta_column(value: Any) -> datetime.timedelta:
+    found: datetime.timedelta = msgspec.convert(expect_str(value), datetime.timedelta)
+    if not _INT_MIN <= found // _MICROSECOND <= _INT_MAX:
+        raise NoColumnError(found, "timedelta", "has more microseconds than fit into 64 bits")
+    return found
+
+
+def _decimal_column(value: Any) -> decimal.Decimal:
+    try:
+        found = decimal.Decimal(expect_str(value))
+    except decimal.InvalidOperation:
+        raise ValueError("not a decimal") from None
+    try:
+        if found.is_finite():
+            return _EXACT.quantize(found, _SMALLEST)
+    except (decimal.Inexact, decimal.InvalidOperation):
+        pass
+    columns = f"decimal({DECIMAL_DIGITS}, {DECIMAL_SCALE})"
+    raise NoColumnError(found, "decimal", f"does not fit a column of {columns}")
+
+
 def text_writer(kind: str) -> Write:
     cls = TEXTS[kind]
 
@@ -132,6 +187,16 @@ SCALARS: dict[str, tuple[Read, Write]] = {
     "str": (expect_str, class_writer(str, "str")),
     "bytes": (class_reader(bytes), write_bytes),
     "none": (class_reader(type(None)), class_writer(type(None), "null")),
+}
+
+
+# The types that have columns of their own, and may be text instead; how each is read.
+TYPED_COLUMNS: dict[str, Read] = {
+    "datetime": _datetime_column,
+    "date": lambda value: datetime.date.fromisoformat(expect_str(value)),
+    "time": _time_column,
+    "timedelta": _timedelta_column,
+    "decimal": _decimal_column,
 }
 
 

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 import msgpack
 import msgspec
 
+from statekit.errors import BadValueError, where
+from statekit.schema import StateSchema
+
 Read: TypeAlias = Callable[[Any], Any]  # from what MessagePack has to the plain value
 Write: TypeAlias = Callable[[Any], bytes]  # from the plain value to MessagePack
 
@@ -37,6 +40,22 @@ class MisfitError(Exception):
     def at(self, step: str) -> "MisfitError":
         self.path.append(step)
         return self
+
+
+class NoColumnError(BadValueError):
+    """A value that the column of its type cannot hold. Read its type as text."""
+
+    def __init__(self, value: Any, kind: str, why: str) -> None:
+        super().__init__(f"{value!r} {why}")
+        self.kind = kind  # the type in question: "datetime"
+
+    def told(self, schema: StateSchema) -> None:
+        """Adds what reading a value knows: which state this is about, and what to do."""
+        self.state = schema.name
+        self.args = (
+            f"{self.args[0]}{where(schema.name)}. Have every {self.kind} as text: "
+            f'text=["{self.kind}"].',
+        )
 
 
 def unpack(data: bytes) -> Any:

@@ -7,7 +7,7 @@ the operation at once, it takes the long way through `_when_here`.
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from html import escape
@@ -157,16 +157,31 @@ class KeyedState(InProcess, ABC, Generic[V]):
         """Removes all entries, at home too."""
         self._residence.clear(self._raw)
 
-    def to_arrow(self) -> "pyarrow.Table":
-        """All entries as a table: key (or one column for each part of a tuple), value."""
-        from statekit.state.export import to_arrow
+    def to_arrow(self, *, text: Collection[str] = ()) -> "pyarrow.Table":
+        """All entries as a table: key (or one column for each part of a tuple), value.
 
-        return to_arrow(self)
+        The columns follow from the declared type, whatever the state contains; text names types
+        that are to be text instead of having columns of their own (docs/arrow.md).
+        """
+        from statekit.state.export import arrow_reader
 
-    def to_pandas(self) -> "pandas.DataFrame":
+        return arrow_reader(self, text).read_all()
+
+    def to_pandas(self, *, text: Collection[str] = ()) -> "pandas.DataFrame":
         """All entries as a data frame; see to_arrow()."""
         package("pandas", "to_pandas()")
-        return self.to_arrow().to_pandas()
+        return self.to_arrow(text=text).to_pandas()
+
+    def __arrow_c_schema__(self) -> object:
+        from statekit.state.export import arrow_schema
+
+        return arrow_schema(self).__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The entries as DuckDB, Polars, pyarrow and others read them, leaf by leaf."""
+        from statekit.state.export import arrow_reader
+
+        return arrow_reader(self).__arrow_c_stream__(requested_schema)
 
     # ---- Batches
 

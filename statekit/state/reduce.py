@@ -126,6 +126,13 @@ class ReduceState(_Folding[V]):
         if native is not None:
             self._native = getattr(values, native)
 
+    def __arrow_c_schema__(self) -> object:
+        return self._values.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The results, as DuckDB, Polars, pyarrow and others read them."""
+        return self._values.__arrow_c_stream__(requested_schema)
+
     def add(self, key: Any, value: V) -> V:
         """Reduces a value into the key's value. Returns the result."""
         if self._native is not None:

@@ -1,13 +1,13 @@
 """Values of a batch: a sequence that decodes single values on demand, or converts all at once."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statekit.codecs import Codec
 from statekit.errors import package, shorten
 from statekit.native.batch import Blobs, Numbers
-from statekit.state.export import arrow_array
+from statekit.render.columns import value_array
 
 if TYPE_CHECKING:
     import numpy
@@ -74,8 +74,11 @@ class Values(Sequence[V], Generic[V]):
         """The values as a list."""
 
     @abstractmethod
-    def to_arrow(self) -> "pyarrow.Array":
-        """An Arrow array; null where there is neither a value nor a default."""
+    def to_arrow(self, *, text: Collection[str] = ()) -> "pyarrow.Array":
+        """An Arrow array; null where there is neither a value nor a default.
+
+        text: types that are to be text, as in the to_arrow() of a state.
+        """
 
     def to_numpy(self) -> "numpy.ndarray[Any, Any]":
         """A NumPy array, of objects unless the values are numbers."""
@@ -127,7 +130,7 @@ class NumberValues(Values[V]):
         there = numpy.frombuffer(self.found, bool)
         return numpy.where(there, numbers, numpy.array(default, numbers.dtype))
 
-    def to_arrow(self) -> "pyarrow.Array":
+    def to_arrow(self, *, text: Collection[str] = ()) -> "pyarrow.Array":
         package("numpy", "to_arrow()")
         package("pyarrow", "to_arrow()")
         import numpy
@@ -179,5 +182,11 @@ class EncodedValues(Values[V]):
             ]
         return found
 
-    def to_arrow(self) -> "pyarrow.Array":
-        return arrow_array(self.to_list(), self._codec.type)
+    def to_arrow(self, *, text: Collection[str] = ()) -> "pyarrow.Array":
+        encode = self._codec.encode
+        is_there = self.found if self._default is None else bytes([1]) * len(self)
+        items = [
+            encode(value) if there else None
+            for value, there in zip(self.to_list(), is_there, strict=True)
+        ]
+        return value_array(self._codec.type, items, text)

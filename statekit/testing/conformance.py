@@ -298,6 +298,33 @@ class HomeConformance:
             assert home.read_meta() == b"the meta"
             self._expect(home, changes)
 
+    def test_meta_is_replaced_while_another_thread_writes(self, tmp_path: Path) -> None:
+        """What write_meta() has said is so stays, and no write fails because of it."""
+        rounds = 200
+        with self._opened(tmp_path) as home:
+            assert home.write_meta(b"0", home.read_meta())
+            is_done = threading.Event()
+
+            def write() -> None:
+                try:
+                    for number in range(rounds):
+                        value = b"%d" % number
+                        home.write([((1, 1, b"key-%d" % at), value) for at in range(20)])
+                finally:
+                    is_done.set()
+
+            def replace() -> None:
+                number = 0
+                while not is_done.is_set():
+                    assert home.write_meta(b"%d" % (number + 1), b"%d" % number)
+                    number += 1
+                    assert home.read_meta() == b"%d" % number
+
+            _run_together([write, replace])
+            self._expect(
+                home, [((1, 1, b"key-%d" % at), b"%d" % (rounds - 1)) for at in range(20)]
+            )
+
     def test_one_of_several_threads_replaces_the_meta(self, tmp_path: Path) -> None:
         with self._opened(tmp_path) as home:
             won: list[int] = []

@@ -96,6 +96,9 @@ class PeerApi(ABC):
     def _record_deleted(self, part: tuple[range, ...]) -> None: ...
 
     @abstractmethod
+    def _check_stranger(self, name: str) -> None: ...
+
+    @abstractmethod
     def _interrupted(self) -> tuple[HomeArrival, ...]: ...
 
     @abstractmethod
@@ -365,6 +368,7 @@ class _Owner:
         self.record_given = provider._record_given
         self.record_taken = provider._record_taken
         self.record_deleted = provider._record_deleted
+        self.check_stranger = provider._check_stranger
         self.interrupted = provider._interrupted
         self.check_vacant = provider._check_vacant
         self.record_asked = provider._record_asked

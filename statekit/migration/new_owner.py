@@ -244,6 +244,7 @@ class NewOwnerShell(Shell):
                     f"key-groups {show_groups(both)} are this provider's already. "
                     f"Fetch others from {address}."
                 )
+            self._owner.check_stranger(hello.name)
             self._owner.check_vacant(groups)
             self._owner.take_in(hello.schemas)
         return groups
@@ -373,11 +374,11 @@ class NewOwnerShell(Shell):
         strategy: str,
         base: PullSource | None,
         is_known: bool,
-        here: Collection[int] = (),
+        here: Collection[int] | None = None,
     ) -> Arrival:
         """What is offered is ours, and comes from now on.
 
-        here: leaves that have come before, into our home.
+        here: leaves that have come into our home in an earlier life, with which this goes on.
         """
         store, offer = self._residence.store, reply.offer
         with self._owner.lock:
@@ -385,25 +386,28 @@ class NewOwnerShell(Shell):
             self._owner.take_in(reply.schemas)
             if store.time("event") is None and reply.watermark is not None:
                 store.set_time("event", reply.watermark)
-            if self.has_home and not here:
-                self._record_offer(channel.address, offer, granted)
-            elif self._residence.ledger is not None:
-                self._residence.ledger.go_on_expecting(granted)
+            if (ledger := self._residence.ledger) is not None:
+                if here is None:
+                    self._record_offer(channel.address, reply, granted)
+                else:
+                    ledger.go_on_expecting(granted)
             actions = self._hear_offer(offer)
             state = self._participant.incoming(offer.migration)
             expected = sum(len(one.leaves) for one in actions if isinstance(one, Expect))
-            if here and state is not None:  # an interrupt may have come after an earlier try
+            if (
+                here is not None and state is not None
+            ):  # an interrupt may have come after an earlier try
                 expected = len(state.missing)
             if state is None or expected != sum(len(grant.leaves) for grant in offer.grants):
                 raise PeerError(
                     f"{channel.address} offers leaves at epochs that are over. Try again."
                 )
             arrival = Arrival(self, channel, reply, state, granted, strategy, base, is_known)
-            self._residence.expect(arrival, leaf_ranges(granted, self.subgroups), here)
+            self._residence.expect(arrival, leaf_ranges(granted, self.subgroups), here or ())
             with self._lock:
                 self._arrivals[arrival.id] = arrival
             self._owner.took(granted)
-            for leaf in here:
+            for leaf in here or ():
                 arrival.was_here(leaf)
             self._cover(arrival, offer)
         for earlier in self.arrivals:
@@ -415,14 +419,18 @@ class NewOwnerShell(Shell):
 
     # ---- Into a home
 
-    def _record_offer(self, address: str, offer: Offer, granted: tuple[range, ...]) -> None:
+    def _record_offer(self, address: str, reply: BeginReply, granted: tuple[range, ...]) -> None:
         """The home is told what is coming before anything can come. The owner's lock is held."""
+        offer = reply.offer
         known = {one.migration: one for one in self._owner.interrupted()}
         entry = known.get(offer.migration) or HomeArrival(
             granted, offer.migration, self.name, offer.source, address
         )
         leases = [(grant.leaves, grant.epoch) for grant in offer.grants]
-        self._owner.record_arriving(entry._replace(key_groups=granted, leases=leases))
+        entry = entry._replace(key_groups=granted, leases=leases)
+        if not reply.based:
+            entry = entry._replace(base="", base_shown="")
+        self._owner.record_arriving(entry)
 
     def _go_on(
         self,
@@ -476,10 +484,10 @@ class NewOwnerShell(Shell):
             self._owner.forget_recorded(entry.migration)
             return None
         digest = b"" if base is None else base[1]
-        if digest.hex() != entry.base:
+        if entry.base and digest.hex() != entry.base:
             raise ArgumentError(
-                f"what is still on its way from {channel.address} was begun "
-                + (f"from {entry.base_shown}: give it as base=." if entry.base else "without base=")
+                f"what is still on its way from {channel.address} was begun from "
+                f"{entry.base_shown}: give that checkpoint as base=."
             )
         above = max((epoch for _, epoch in entry.leases), default=0)
         call = BeginCall(
@@ -503,7 +511,7 @@ class NewOwnerShell(Shell):
         with self._owner.lock:
             if both := common(groups, self._owner.owned()):
                 raise OccupiedError(f"key-groups {show_groups(both)} are this provider's already.")
-            here = self._residence.moved_in(ranges) if entry.leases else frozenset()
+            here = self._residence.moved_in(ranges) if entry.leases else None
         left = [
             one._replace(leaves=run)
             for one in grants

@@ -47,7 +47,6 @@ from statekit.protocol.calls import (
     ScanCall,
 )
 from statekit.protocol.messages import Fence, Leases
-from statekit.protocol.participant import Participant
 from statekit.remote.security import parse_address
 from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
@@ -135,7 +134,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
                 barrier = self._participant.barrier
                 owned = self._owner.owned()
                 leases = self.leases(owned)
-                self._participant = Participant(self.name, generation, self.subgroups)
+                self._participant = self._new_participant(generation)
                 leaves = leaves_of(owned, self.subgroups)
                 self._participant.own(leaves, barrier, leases=leases)
 

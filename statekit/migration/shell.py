@@ -32,6 +32,7 @@ from statekit.live.job import CheckpointJob, PartJob
 from statekit.protocol.calls import (
     Limits,
 )
+from statekit.protocol.machine import WINDOW_BYTES
 from statekit.protocol.messages import (
     Action,
     AddToPart,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 # Begins a checkpoint of these key-groups only, as they are at that moment.
 AddLate: TypeAlias = Callable[[tuple[range, ...]], CheckpointJob | PartJob]
 
+WINDOW_BYTES_MIN = 2 << 20  # that a stream may be ahead of a home
 _LIFE_DIGITS = 16  # hexadecimal: the first half of a migration's id
 
 #: What is done when the participant says so.
@@ -111,6 +113,9 @@ class Owner(Protocol):
 
     def check_stays(self) -> None:
         """HomeError if what comes here is gone when the provider is closed."""
+
+    def check_stranger(self, name: str) -> None:
+        """ArgumentError if that participant has the same home, in this process."""
 
     def check_vacant(self, key_groups: tuple[range, ...]) -> None:
         """OccupiedError if there is a home that has rows of these which nobody gave away."""
@@ -179,12 +184,18 @@ class Shell(ABC):
         self.limits = Limits()
         self.is_closed = False
         self._lock = threading.RLock()
-        self._participant = Participant(self.name, subgroups=self.subgroups)
+        self._participant = self._new_participant()
         # Ids of migrations are their maker's life and a growing number: late ones are told by it.
         self._life = uuid.uuid4().hex[:_LIFE_DIGITS]
         self._numbers = count(1)
         with owner.lock:
             self._participant.own(leaves_of(owner.owned(), self.subgroups), leases=leases)
+
+    def _new_participant(self, generation: int = 0) -> Participant:
+        window = WINDOW_BYTES
+        if self.has_home:  # what has come and is not written home is beside the budget
+            window = max(WINDOW_BYTES_MIN, min(window, (self._residence.budget or 0) // 8))
+        return Participant(self.name, generation, self.subgroups, window)
 
     @abstractmethod
     def connect(self, address: str, credentials: Credentials, timeout_s: float) -> "PeerChannel":

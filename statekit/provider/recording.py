@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from statekit.assignment import common, group_ranges, leaf_ranges, show_groups, subtract
-from statekit.errors import HomeError
+from statekit.errors import ArgumentError, HomeError
 from statekit.homes.record import HomeArrival, HomeRecord
 from statekit.protocol.messages import Leases, runs_of
 from statekit.provider.split import Splitting
@@ -72,6 +72,17 @@ class Recording(Splitting):
 
     # ---- Key-groups that come
 
+    def _check_stranger(self, name: str) -> None:
+        ledger = self._residence.ledger
+        for other in self._family.members():
+            peer = other._peer
+            is_one = ledger is not None and other._residence.ledger is ledger
+            if is_one and peer is not None and peer.name == name:
+                raise ArgumentError(
+                    f"that is {other!r} of this process, which has the same home: its rows would "
+                    "be written over themselves. Use split() and merge()."
+                )
+
     def _interrupted(self) -> tuple[HomeArrival, ...]:
         owners = self._family.owners  # siblings share the home, and go on with their own
         found = []
@@ -95,8 +106,8 @@ class Recording(Splitting):
 
         ledger = self._residence.ledger
         if ledger is not None:
-            self._record(change)
             ledger.begin_expecting(arrival.key_groups)
+            self._record(change)  # after it: who goes on with this finds all of it
 
     def _record_returned(self, migration: str, leases: Iterable[tuple[int, int]]) -> None:
         if not self._recorded.arrivals:

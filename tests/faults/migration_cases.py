@@ -84,8 +84,8 @@ class Side:
         self.node = f"{name}-{next(_numbers)}"
         self.address = ""
 
-    def open(self, owned: Sequence[int]) -> None:
-        self.address = self.process.call(None, "open", self.node, owned)
+    def open(self, owned: Sequence[int], home: str = "memory:") -> None:
+        self.address = self.process.call(None, "open", self.node, owned, home)
 
     def restore(self, place: str, owned: Sequence[int], generation: int) -> None:
         self.address = self.process.call(None, "restore", self.node, place, owned, generation)
@@ -276,11 +276,13 @@ class Case:
         large: bool = False,
         quiet: bool = False,
         spare: Sequence[int] = (),
+        home: str = "memory:",
     ) -> None:
+        """home: of the target."""
         self.oracle = Oracle()
         self.source, self.target = Side("source", source), Side("target", target)
         self.source.open(range(KEY_GROUPS - 1))
-        self.target.open([KEY_GROUPS - 1])
+        self.target.open([KEY_GROUPS - 1], home)
         streams = {"streamed_requests": ("Stream",), "streamed_replies": ("Stream", "FetchLong")}
         self.to_source = Proxy(self.source.address, seed=seed, **streams)
         self.to_target = Proxy(self.target.address, seed=seed + 1, **streams)

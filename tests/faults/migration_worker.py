@@ -86,13 +86,25 @@ class Node:
         """The new count, and when it was counted."""
         began = time.monotonic()
         count = self.counts.add(key, 1)
+        self.keep()
         return count, began, time.monotonic()
+
+    def keep(self) -> None:
+        """What was done survives a kill, if there is a home."""
+        if self.kv._residence.home is not None:
+            self.kv.flush()
+
+    def held(self) -> list[int]:
+        """Key-groups that are complete here, as their old owner may not know."""
+        arrivals = self.kv._recorded.arrivals
+        return [group for one in arrivals for part in one.held for group in part]
 
     def preload(self, keys: Sequence[int], blobs: Sequence[int], size: int) -> None:
         for key in keys:
             self.counts.add(key, 1)
         for key in blobs:
             self.blobs[key] = key.to_bytes(4, "little") * (size // 4)
+        self.keep()
 
     def fill(self, keys: Sequence[int], size: int) -> None:
         for key in keys:
@@ -189,8 +201,8 @@ class Worker:
         self.faults: list[str] = []  # errors that were not expected
         self._answering: list[threading.Thread] = []
 
-    def open(self, node: str, owned: Sequence[int]) -> str:
-        kv = sk.open(key_groups=KEY_GROUPS, subgroups=SUBGROUPS, owned=owned)
+    def open(self, node: str, owned: Sequence[int], home: str = "memory:") -> str:
+        kv = sk.open(home, key_groups=KEY_GROUPS, subgroups=SUBGROUPS, owned=owned)
         return self._add(node, kv, None)
 
     def restore(self, node: str, place: str, owned: Sequence[int], generation: int) -> str:

@@ -334,7 +334,8 @@ class DurabilitySteps:
         self.bereave(moves, number)
         self.start_host(number)
         for home in [*world.homes]:
-            if home.is_torn and not world.users_of(home) and self.rng.random() < 0.8:
+            goes_on = any(move.home is home for move in world.torn_moves)
+            if home.is_torn and (goes_on or (not world.users_of(home) and self.rng.random() < 0.8)):
                 self.open_torn(home)
 
     def torn(self: "Life", home: HomeModel) -> None:
@@ -346,14 +347,18 @@ class DurabilitySteps:
     def open_torn(self: "Life", home: HomeModel) -> None:
         """Opens a home after a kill, and finds out what is there."""
         world = self.world
-        groups = sorted(world.at_rest(home))
-        if not groups:
+        groups = world.at_rest(home)
+        goes_on = any(move.home is home for move in world.torn_moves)
+        if not groups and not goes_on:
             home.is_torn = False
             home.alternatives = []
             return
         for group in groups:
             world.content[group] = copied(home.base[group])
-        kv = self.open_provider(home, groups, evolve=False)
+        host = self.hosts[self.rng.choice([*self.hosts])]
+        unfinished = {*host.call("unfinished", self.url_of(home))} & groups
+        kv = self.open_provider(home, sorted(groups - unfinished), evolve=False)
+        self.go_on(home, kv, unfinished)
         self.resolve(kv)
         self.check_position(kv)
 

@@ -19,7 +19,10 @@ from types import FrameType
 from typing import Any
 
 import statekit as sk
+from statekit.assignment import subtract
+from statekit.errors import NoCheckpointError
 from statekit.homes import register_home
+from statekit.provider.recording import whole_groups
 
 from . import lock_order
 from .forms import ERRORS, FORMS, Op, Spec
@@ -393,6 +396,13 @@ class Worker:
     def fetch(
         self, pid: str, move: str, address: str, groups: list[int], settings: dict[str, Any]
     ) -> bool:
+        settings = dict(settings)
+        if "base_at" in settings:
+            url, number = settings.pop("base_at")
+            found = [one for one in sk.checkpoints(url) if one.number == number]
+            if not found:
+                raise NoCheckpointError(f"checkpoint {number} of {url} was collected")
+            settings["base"] = found[0]
         self.moves[move] = self.kvs[pid].fetch_from(address, key_groups=groups, **settings)
         return bool(self.moves[move].is_based)
 
@@ -406,6 +416,16 @@ class Worker:
         for one in self.kvs[pid].migrations:
             if hasattr(one, "give_back"):  # an arrival
                 one.wait(ANSWER_SECONDS_MAX / 2)
+
+    def unfinished(self, url: str) -> list[int]:
+        """Key-groups of a home that are there only in part."""
+        kv = sk.open(url, owned=())
+        try:
+            arriving = kv._recorded.arriving
+            whole = whole_groups(arriving, kv._residence.ledger.moved_in(), kv.subgroups)
+            return [group for part in subtract(arriving, whole) for group in part]
+        finally:
+            kv._let_go()
 
     def abandon(self, pid: str, source: str) -> list[int]:
         """Gives up what has not come from a dead process. Returns those key-groups."""

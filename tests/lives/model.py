@@ -102,6 +102,8 @@ class Move:
     frozen: Cut  # as it was when it began
     positions: dict[int, Any]  # of the last commits, when it began
     begun_by_source: bool
+    home: HomeModel | None = None  # of the target
+    base: tuple[str, int] | None = None  # where a checkpoint is, and its number
 
 
 @dataclass(eq=False)
@@ -149,6 +151,7 @@ class World:
         self.kvs: list[Kv] = []
         self.homes: list[HomeModel] = []
         self.moves: list[Move] = []
+        self.torn_moves: list[Move] = []  # into homes whose process was killed
         self.places: list[Place] = []
         self._hashes: dict[tuple[str, Any], int] = {}
 

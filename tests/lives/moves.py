@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .model import Cut, Kv, Move, Place, Point, World, copied
+from .model import Cut, HomeModel, Kv, Move, Place, Point, World, copied
 
 if TYPE_CHECKING:
     from .life import Life
@@ -111,19 +111,27 @@ class MoveSteps:
         world, rng = self.world, self.rng
         if self.knows("1.1") and source.home and len(world.users_of(source.home)) > 1:
             return None
-        targets = [kv for kv in world.kvs if kv.home is None and kv is not source]
+        targets = [
+            kv
+            for kv in world.kvs
+            if kv is not source
+            and (kv.home is None or (kv.home is not source.home and not kv.home.is_torn))
+        ]
         if len(world.kvs) < PROVIDERS_MAX and (not targets or rng.random() < 0.3):
-            targets = [self.open_provider(None, ())]
+            kind = rng.choice(self.kinds)
+            targets = [self.open_provider(None if kind == "memory" else self.new_home(kind), ())]
         if not targets:
             return None
         target = rng.choice(targets)
         groups = set(rng.sample(sorted(source.owned), rng.randrange(1, len(source.owned) + 1)))
         strategy = rng.choice(STRATEGIES)
         settings: dict[str, Any] = {"strategy": strategy, "timeout": 60.0}
-        bases = [place.url for place in world.places if place.owner is source and place.points]
+        bases = [place for place in world.places if place.owner is source and place.points]
+        base = None
         by_source = may_migrate and rng.random() < 0.3
         if bases and rng.random() < 0.6 and not by_source:
-            settings["base"] = rng.choice(bases)
+            place = rng.choice(bases)
+            settings["base"], base = place.url, (place.url, place.points[-1].number)
         move = Move(
             self.name("move"),
             source,
@@ -133,6 +141,8 @@ class MoveSteps:
             {group: copied(world.content[group]) for group in groups},
             {} if source.home is None else {**source.home.positions},
             by_source,
+            target.home,
+            base,
         )
         refused = any(target.stored.get(n, v) < v for n, v in source.stored.items())
         self.say(
@@ -165,6 +175,9 @@ class MoveSteps:
             for group in groups:
                 source.home.forget(group)
         world.take_in(target, groups, source.stored)
+        if target.home is not None:
+            for group in groups:  # leaves move in outside of commits: as they were handed over
+                target.home.settle(group, world.content[group])
         world.moves.append(move)
         self.check_owned()
         if strategy == "all_at_once" and not by_source:
@@ -243,6 +256,9 @@ class MoveSteps:
                 raise AssertionError(f"key-group {group} was given back, but {changed} had changed")
             world.content[group] = copied(move.frozen[group])
         move.target.owned -= groups
+        if move.home is not None:
+            for group in groups:
+                move.home.forget(group)
         self._take_back(move, groups)
 
     def _take_back(self: "Life", move: Move, groups: set[int]) -> None:
@@ -250,6 +266,33 @@ class MoveSteps:
         if home is not None:
             home.positions |= {group: move.positions.get(group) for group in groups}
         self.world.take_in(move.source, groups, {})
+
+    def go_on(self: "Life", home: HomeModel, kv: Kv, unfinished: set[int]) -> None:
+        """Hand-overs into a home whose process was killed go on where the old owner is alive."""
+        world = self.world
+        for move in [move for move in world.torn_moves if move.home is home]:
+            world.torn_moves.remove(move)
+            groups = move.groups & unfinished
+            settings: dict[str, Any] = {"strategy": self.rng.choice(STRATEGIES), "timeout": 60.0}
+            if move.base:
+                settings["base_at"] = move.base
+            self.say(f"{kv}: goes on with {sorted(groups)} of {move.mid} from {move.source}")
+            address, wanted = move.source.address, sorted(groups or move.groups)
+            fetch = lambda at=address, some=wanted, how=settings: self.call(  # noqa: E731
+                kv, "fetch", self.name("move"), at, some, how
+            )
+            # If nothing is left to come, the old owner is told so all the same.
+            is_refused = self.refused(
+                ("OccupiedError", "NotOwnedError", "NoCheckpointError"), fetch
+            )
+            if groups and not is_refused:
+                kv.owned |= groups
+                unfinished -= groups
+                self.call(kv, "finish")
+        for group in unfinished & set(home.base):
+            self.say(f"{kv}: key-group {group} will never be complete")
+            home.forget(group)
+            world.content.pop(group, None)
 
     def bereave(self: "Life", moves: Iterable[Move], dead: int) -> None:
         """A process was killed: the other sides of its hand-overs are told."""
@@ -259,7 +302,9 @@ class MoveSteps:
         for move in moves:
             world.moves.remove(move)
             source, target = move.source, move.target
-            if source.host != dead:
+            if source.host != dead and move.home is not None:
+                world.torn_moves.append(move)  # its home goes on with it
+            elif source.host != dead:
                 told = self.call(source, "abort", sorted(move.groups), {"target_is_dead": True})
                 self.say(f"{source}: {move.mid} is aborted, {target} is dead: {told}")
                 survivors.append(source)
@@ -282,6 +327,8 @@ class MoveSteps:
                     raise AssertionError(f"{kv} has lost key-group {group}, which was its own")
                 kv.owned.discard(group)
                 del world.content[group]
+                if kv.home is not None:
+                    kv.home.forget(group)
             if kv.home is not None:
                 self.call(kv, "call", "flush")
                 world.settle(kv)

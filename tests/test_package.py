@@ -39,6 +39,7 @@ PACKAGES = [
     "provider",
     "testing",
     "statekit",  # what users import: its __init__.py
+    "spark",
     "cli",
     "__main__",
 ]

@@ -179,5 +179,9 @@ class EncodedValues(Values[V]):
             ]
         return found
 
+    def encoded(self) -> list[bytes | None]:
+        """The values as they are stored; None for a missing one."""
+        return [data for part in self._parts for data in part.to_list()]
+
     def to_arrow(self) -> "pyarrow.Array":
         return arrow_array(self.to_list(), self._codec.type)

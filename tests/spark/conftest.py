@@ -1,0 +1,27 @@
+"""One Spark session for all Spark tests of a process."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session import spark_session
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of Spark and of what it imports are not ours to mend."""
+    for item in items:
+        if HERE in Path(str(item.path)).parents:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            if item.get_closest_marker("nightly") and not os.environ.get("STATEKIT_NIGHTLY"):
+                item.add_marker(pytest.mark.skip(reason="STATEKIT_NIGHTLY=1 runs it"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    session = spark_session()
+    yield session
+    session.stop()

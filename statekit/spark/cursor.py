@@ -308,8 +308,7 @@ class Cursor:
     def _view(self, state: Any) -> Any:
         if state.name not in self._brought:
             self._brought.add(state.name)
-            if not isinstance(state, TimersState):  # these are in memory
-                state.contains_many(self._page.column)
+            state.contains_many(self._page.column)
         return state._bind(self.key)
 
 
@@ -331,12 +330,16 @@ def make_cursor(
     for name, spec in states.items():
         state = kv[name]
         life = as_ttl(spec.ttl) if isinstance(spec, State) else None
-        if isinstance(state, ValueState) and (life is None or life.refresh == "write"):
+        is_read_alone = life is not None and life.refresh == "read"
+        if is_read_alone or isinstance(state, TimersState):
+            # An entry that lives longer when it is read must not be read for keys that do not ask.
+            # Timers are in memory.
+            members[name] = member(lambda st, state=state: state._bind(st.key))
+        elif isinstance(state, ValueState):
             cell = _cell(state)
             cells.append(cell)
             members[name] = member(lambda _, cell=cell: cell)
         else:
-            # A value that lives longer when it is read must not be read for keys that do not ask.
             members[name] = member(lambda st, state=state: st._view(state))
     cursor: Cursor = type("Cursor", (Cursor,), members)()
     for name, value in (

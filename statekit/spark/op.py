@@ -6,7 +6,6 @@ sessions. batches.py does the work.
 """
 
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -337,13 +336,13 @@ def _ship(batch: Batch) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
     try:
         data = cloudpickle.dumps(batch)
-    except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
+    except Exception as error:  # of any __reduce__
         raise StatefulOpError(
-            f"the function of the StatefulOp cannot be sent to the executors: {error}. It, or "
+            f"the function of the StatefulOp cannot be sent to the executors: {error} It, or "
             "something that it refers to from outside, cannot be pickled: a session, a "
             "connection, a lock, an open file. Make that inside the function, or in open() of the "
             "class form, which is called in the executor."
-        ) from None
+        ) from error
     version = __version__
 
     def run(pieces: Iterator[Any]) -> Iterator[Any]:

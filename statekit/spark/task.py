@@ -98,7 +98,14 @@ def run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Called by Spark in a worker, for one partition."""
     from pyspark import TaskContext
 
-    batch: Batch = pickle.loads(data)
+    try:
+        batch: Batch = pickle.loads(data)
+    except ImportError as error:
+        error.add_note(
+            f"The function of the StatefulOp needs that module, and {socket.gethostname()} does "
+            "not have it. Send it with spark.addArtifacts(..., pyfile=True), or install it there."
+        )
+        raise
     context = TaskContext.get()
     assert context is not None, "a task runs in a worker of Spark"
     groups = batch.ranges[context.partitionId()]

@@ -22,6 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    session = spark_session()
+    # Workers find the functions of the test modules here.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
+    )
+    session = spark_session("local[2,3]")  # a task may be tried three times
     yield session
     session.stop()

@@ -14,7 +14,7 @@ if a crash comes between 5 and Spark's record, again.
 
 A version is a checkpoint (checkpoint/parts.py) with the metadata
 
-    spark: {query, batch, digest, output: {files, rows, ...}}
+    spark: {query, batch, digest, files, rows, ...}    of whose batch it is, and its output
 
 Of a query that is run from its beginning, batch b is version b + 1. Nothing else rests between two
 batches, neither in the driver nor in the workers; on Spark Connect, where the function is unpickled
@@ -40,6 +40,7 @@ are of tasks that have restored the base, so a driver that was replaced is refus
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -68,7 +69,7 @@ from statekit.version import __version__
 
 _METADATA = "spark"  # the name of ours in a checkpoint's metadata
 _COLLECT_EVERY = 10  # batches
-_BACKFILL = ""  # stands for the query in the metadata of a backfill
+BACKFILL = ""  # stands for the query in the metadata of a backfill, whose digest is its name
 
 _log = logging.getLogger("statekit")
 
@@ -117,7 +118,9 @@ def find_standing(storage: Storage, wanted: QueryBatch, accepts: Accepts) -> Sta
             raise _gap(storage, wanted, "there is no state")
         return Standing(number, None, None)
     note = _note(newest)
-    if note is None or note["query"] == _BACKFILL:
+    if wanted.query == BACKFILL and note is not None and wanted.digest in note["backfills"]:
+        return Standing(number, None, _find_backfill(storage, numbers, wanted.digest))
+    if note is None or note["query"] == BACKFILL:
         return Standing(number, newest, None)
     if note["query"] != wanted.query:
         if accepts.query != note["query"]:
@@ -140,6 +143,20 @@ def _newest(storage: Storage, numbers: Sequence[int]) -> Checkpoint | None:
         found.seen = numbers[0]
         return found
     return None
+
+
+def _find_backfill(storage: Storage, numbers: Sequence[int], name: str) -> Checkpoint:
+    """The version of a backfill that was done."""
+    for number in numbers:
+        with suppress(NoCheckpointError):
+            version = read_checkpoint(storage, number)
+            note = _note(version)
+            if note is not None and (note["query"], note["digest"]) == (BACKFILL, name):
+                return version
+    raise StatefulOpError(
+        f"the backfill {name!r} was done in {storage.shown!r}, and the version with its output is "
+        "not kept any more. The state has it; nothing is left to do."
+    )
 
 
 def _look_back(
@@ -193,6 +210,11 @@ def _gap(storage: Storage, wanted: QueryBatch, what: str) -> StatefulOpError:
 def _another_query(
     storage: Storage, newest: Checkpoint, note: dict[str, Any], wanted: QueryBatch
 ) -> StatefulOpError:
+    if wanted.query == BACKFILL:
+        return StatefulOpError(
+            f"the state in {storage.shown!r} is that of a running query, {note['query']}, which "
+            f"has come to batch {note['batch']}. A backfill comes before the first batch."
+        )
     return StatefulOpError(
         f"the state in {storage.shown!r} belongs to another query, {note['query']}, which has come "
         f"to batch {note['batch']} (version {newest.number}); this is query {wanted.query}, batch "
@@ -293,6 +315,10 @@ def _make(
     visit("spark.computed")
     computed = perf_counter()
     outputs = [one.output for one in reports if one.output is not None]
+    before = None if base is None else _note(base)
+    backfills = [] if before is None else before["backfills"]
+    if wanted.query == BACKFILL:
+        backfills = [*backfills, wanted.digest]
     note = {
         "query": wanted.query,
         "batch": wanted.batch,
@@ -300,6 +326,7 @@ def _make(
         "files": [one.file for one in outputs],
         "rows": sum(one.rows for one in outputs),
         "parallelism": parallelism,
+        "backfills": backfills,
         "statekit": __version__,
     }
     try:

@@ -164,7 +164,7 @@ class StatefulOp:
         """
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"{shorten(name)} is no name of a backfill. Pass a str.")
-        wanted = QueryBatch("", 0, name, None)
+        wanted = QueryBatch(batches.BACKFILL, 0, name, None)
         return self._process(df, wanted, parallelism, batches.Accepts())
 
     def _process(

@@ -198,6 +198,10 @@ class FencedError(StateKitError):
     """A later generation has begun, from a checkpoint: this process owns nothing any more."""
 
 
+class StatefulOpError(StateKitError):
+    """A micro-batch of a Spark query that a StatefulOp cannot process, or must not."""
+
+
 class MigrationError(StateKitError):
     """A migration that cannot begin, go on or be ended as asked."""
 

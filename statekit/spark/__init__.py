@@ -1,11 +1,23 @@
 """Keyed state on Spark: needs statekit[spark].
 
+op.py        StatefulOp: a function with typed state under each key of a stream
+batches.py   one micro-batch in the driver, exactly once
+query.py     what the checkpoint of a query says of a batch
+routing.py   which task has which key, computed by the JVM
+task.py      one range of key-groups in a worker
+rows.py      the rows of a key
+cursor.py    the states of a key
+output.py    output rows as files, and their reader
 source.py    states of checkpoints as DataFrames: register(), and the options
 reader.py    the data source itself, as PySpark 4 wants it
 
 Spark is imported when it is used, and not before.
 """
 
+from statekit.spark.cursor import Fired, State, Timers
+from statekit.spark.op import StatefulOp
+from statekit.spark.output import read_output
+from statekit.spark.rows import Rows
 from statekit.spark.source import register
 
-__all__ = ["register"]
+__all__ = ["Fired", "Rows", "State", "StatefulOp", "Timers", "read_output", "register"]

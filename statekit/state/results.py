@@ -190,3 +190,7 @@ class EncodedValues(Values[V]):
             for value, there in zip(self.to_list(), is_there, strict=True)
         ]
         return value_array(self._codec.type, items, text)
+
+    def encoded(self) -> list[bytes | None]:
+        """The values as they are stored; None for a missing one."""
+        return [data for part in self._parts for data in part.to_list()]

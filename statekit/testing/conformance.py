@@ -321,9 +321,7 @@ class HomeConformance:
                     assert home.read_meta() == b"%d" % number
 
             _run_together([write, replace])
-            self._expect(
-                home, [((1, 1, b"key-%d" % at), b"%d" % (rounds - 1)) for at in range(20)]
-            )
+            self._expect(home, [((1, 1, b"key-%d" % at), b"%d" % (rounds - 1)) for at in range(20)])
 
     def test_one_of_several_threads_replaces_the_meta(self, tmp_path: Path) -> None:
         with self._opened(tmp_path) as home:

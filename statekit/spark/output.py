@@ -1,0 +1,223 @@
+"""The output of an op: rows become Arrow columns, these become files, and these a DataFrame.
+
+A task writes its rows as one Parquet file, named by its contents. The file is
+
+    an attachment    of the manifest, in the place of the state: it lives as long as that version
+    or output        in a directory of its own (output_path=), for ever. What counts is in its log:
+                     the driver adds batch-<number>.json with the names of the files once the
+                     version is published. A file that no log entry names is of an attempt that
+                     failed, and nobody reads it
+
+So the same rows are read however often the sink is called, and no second job computes them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statekit.checkpoint.parts import write_attachment
+from statekit.errors import ArgumentError, StatefulOpError, shorten
+from statekit.format.description import Attachment
+from statekit.storage import Storage, open_storage
+
+_LOG_PREFIX = "batch-"
+_SCHEMA_FILE = "output-schema.json"
+_FILE_SCHEMA = "url string, file string"
+
+
+class OutputFile(NamedTuple):
+    """A file of output rows that a task has written."""
+
+    name: str  # of the attachment; "" if it is no attachment
+    file: str
+    size: int
+    rows: int
+
+
+# ---- In a task
+
+
+def rows_to_table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """What a function yielded. StatefulOpError names the first row and column that do not fit."""
+    width = len(schema)
+    try:
+        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        if len(columns) != width or str in set(map(type, rows)):
+            raise TypeError
+        arrays = [pa.array(items, field.type) for items, field in zip(columns, schema, strict=True)]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise _misfit(rows, schema) from None
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _misfit(rows: Sequence[Any], schema: pa.Schema) -> StatefulOpError:
+    """Finds the row that did not fit."""
+    declared = ", ".join(f"{field.name} {field.type}" for field in schema)
+    advice = f"Declared is output of ({declared}). Yield one tuple of these for each row."
+    for row in rows:
+        if not isinstance(row, tuple | list):
+            return StatefulOpError(
+                f"the function gave {shorten(row)}, of type {type(row).__name__}, as a row. "
+                f"{advice}"
+            )
+        if len(row) != len(schema):
+            return StatefulOpError(
+                f"the function gave the row {shorten(row)}, which has {len(row)} columns and not "
+                f"{len(schema)}. {advice}"
+            )
+        for value, field in zip(row, schema, strict=True):
+            try:
+                pa.array([value], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                return StatefulOpError(
+                    f"the function gave the row {shorten(row)}: its column {field.name!r} is "
+                    f"{shorten(value)}, of type {type(value).__name__}, and not {field.type} "
+                    f"({str(error).rstrip('.')}). {advice}"
+                )
+    return StatefulOpError(f"the rows that the function gave do not fit together. {advice}")
+
+
+def batches_to_table(given: Any, schema: pa.Schema) -> pa.Table:
+    """What a function of whole batches gave: a table, a record batch, or an iterable of these."""
+    if given is None:
+        return schema.empty_table()
+    pieces = [given] if isinstance(given, pa.Table | pa.RecordBatch | Mapping) else given
+    if not isinstance(pieces, Iterable):
+        raise _no_table(given, schema)
+    return pa.concat_tables([schema.empty_table(), *(_as_table(one, schema) for one in pieces)])
+
+
+def _as_table(given: Any, schema: pa.Schema) -> pa.Table:
+    try:
+        if isinstance(given, Mapping):
+            given = pa.table(dict(given))
+        if isinstance(given, pa.RecordBatch):
+            given = pa.Table.from_batches([given])
+        if isinstance(given, pa.Table):
+            return given.select(schema.names).cast(schema)
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        shown = ", ".join(f"{name}" for name in getattr(given, "column_names", []))
+        declared = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise StatefulOpError(
+            f"the function gave a table of columns ({shown}) that does not fit: {error}. Declared "
+            f"is output of ({declared})."
+        ) from None
+    raise _no_table(given, schema)
+
+
+def _no_table(given: Any, schema: pa.Schema) -> StatefulOpError:
+    return StatefulOpError(
+        f"the function gave {shorten(given)}, of type {type(given).__name__}. A function of whole "
+        f"batches gives None, a pyarrow Table or RecordBatch with the columns "
+        f"{', '.join(schema.names)}, or yields several of them."
+    )
+
+
+def write_output(
+    table: pa.Table, place: str, output_path: str | None, number: int, task: str
+) -> OutputFile | None:
+    """Writes the rows of a task as a file; None if there are none."""
+    if not table.num_rows:
+        return None
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    data = sink.getvalue().to_pybytes()
+    if output_path is None:
+        attached = write_attachment(place, f"output-{task}", data, number=number)
+        return OutputFile(attached.name, attached.file, attached.size, table.num_rows)
+    storage = open_storage(output_path)
+    file = f"{number:012d}-{hashlib.sha256(data).hexdigest()}.parquet"
+    with storage.writing():
+        storage.write(file, [data])
+        storage.sync()
+    return OutputFile("", file, len(data), table.num_rows)
+
+
+# ---- In the driver
+
+
+def attachments_of(files: Iterable[OutputFile]) -> list[Attachment]:
+    """The files that are attachments, as publish() takes them."""
+    return [Attachment(one.name, one.file, one.size) for one in files if one.name]
+
+
+def read_files(spark: Any, storage: Storage, files: Sequence[str], schema: Any) -> Any:
+    """The rows of some files as a DataFrame."""
+    if not files:
+        return spark.createDataFrame([], schema)
+    if storage.is_local:
+        return spark.read.schema(schema).parquet(*(f"file://{storage.url}/{one}" for one in files))
+    # Spark may lack the classes or the credentials of this storage; its Python workers have ours.
+    listed = spark.createDataFrame([(storage.url, one) for one in files], _FILE_SCHEMA)
+    return listed.repartition(len(files)).mapInArrow(_reader(), schema)
+
+
+def _reader() -> Any:
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        from statekit.spark.output import read_listed
+
+        return read_listed(batches)
+
+    return read
+
+
+def read_listed(batches: Iterator[Any]) -> Iterator[Any]:
+    """In a task: the rows of the files that the batches name."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            data = open_storage(row["url"]).read(row["file"])
+            yield from pq.read_table(pa.BufferReader(data)).to_batches()
+
+
+def log_output(storage: Storage, number: int, files: Sequence[str], schema: Any) -> None:
+    """Makes the files of a version count. May be repeated."""
+    names = {entry.name for entry in storage.list()}
+    if _SCHEMA_FILE not in names:
+        storage.create(_SCHEMA_FILE, schema.json().encode())
+    name = f"{_LOG_PREFIX}{number:012d}.json"
+    if name not in names:
+        line = json.dumps({"number": number, "files": list(files)}) + "\n"
+        storage.create(name, line.encode())
+
+
+def read_output(path: "str | PathLike[str]", *, stream: bool = False) -> Any:
+    """What ops with output_path=path have put out, each row once, as a DataFrame.
+
+    stream: as a streaming DataFrame, which gives the rows of each batch when it is published.
+    """
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    spark = SparkSession.active()
+    storage = open_storage(path)
+    if _SCHEMA_FILE not in {entry.name for entry in storage.list()}:
+        raise ArgumentError(
+            f"there is no output in {storage.shown!r}. Pass the output_path of a StatefulOp; it is "
+            "there once a first batch was published."
+        )
+    schema = StructType.fromJson(json.loads(storage.read(_SCHEMA_FILE)))
+    if not stream:
+        files: list[str] = []
+        for entry in storage.list():
+            if entry.name.startswith(_LOG_PREFIX):
+                files += json.loads(storage.read(entry.name))["files"]
+        return read_files(spark, storage, files, schema)
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if not storage.is_local:
+        raise ArgumentError(
+            f"{storage.shown!r} cannot be read as a stream: Spark's file source may not reach it. "
+            "Read it as a table."
+        )
+    log = (
+        spark.readStream.schema("number long, files array<string>")
+        .option("pathGlobFilter", f"{_LOG_PREFIX}*.json")
+        .json(f"file://{storage.url}")
+    )
+    listed = log.select(F.lit(storage.url).alias("url"), F.explode("files").alias("file"))
+    return listed.mapInArrow(_reader(), schema)

@@ -8,7 +8,8 @@ task.py      one range of key-groups in a worker
 rows.py      the rows of a key
 cursor.py    the states of a key
 output.py    output rows as files, and their reader
-source.py    states of checkpoints as DataFrames: register(), and the options
+source.py    register(): states of checkpoints as DataFrames
+reading.py   what such a DataFrame reads, by its options
 reader.py    the data source itself, as PySpark 4 wants it
 
 Spark is imported when it is used, and not before.

@@ -8,10 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -470,6 +473,56 @@ def test_rocksdb_load_of_large_rows_goes_page_by_page(tmp_path: Path) -> None:
     home.write(changes)
     assert sorted(key for key, _ in home.load(5, 5)) == sorted(row[2] for row, _ in changes)
     home.close()
+
+
+def held_up(home: Home) -> Any:
+    """Has RocksDB hold up all writes: its tables are too many, and it does nothing about it."""
+    home.write([((1, 1, b"key"), b"old")])
+    db: Any = home._db  # type: ignore[attr-defined]
+    db.flush()
+    db.set_options(
+        {
+            "level0_file_num_compaction_trigger": "1000",
+            "level0_slowdown_writes_trigger": "1",
+            "level0_stop_writes_trigger": "1",
+        }
+    )
+    return db
+
+
+def test_a_write_that_rocksdb_holds_up_goes_on_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(rocksdb(tmp_path / "db")) as home:
+        db = held_up(home)
+        is_waiting = threading.Event()
+
+        def sleep(seconds: float) -> None:
+            is_waiting.set()
+            time.sleep(seconds)
+
+        monkeypatch.setattr(rocksdb_module, "sleep", sleep)
+        writer = threading.Thread(target=home.write, args=([((1, 1, b"key"), b"new")],))
+        writer.start()
+        assert is_waiting.wait(60)
+        assert home.get([(1, 1, b"key")]) == [b"old"]  # nobody else waits meanwhile
+        db.set_options({"level0_slowdown_writes_trigger": "20", "level0_stop_writes_trigger": "36"})
+        writer.join(60)
+        assert home.get([(1, 1, b"key")]) == [b"new"]
+
+
+def test_a_write_that_rocksdb_would_hold_up_for_ever_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it was on a disk that was nearly full: no error, and nothing that would end it."""
+    monkeypatch.setattr(rocksdb_module, "_STALL_SECONDS_MAX", 0.0)
+    with closing(rocksdb(tmp_path / "db")) as home:
+        held_up(home)
+        with pytest.raises(HomeError, match=r"takes no writes, and does nothing .* the file LOG"):
+            home.write([((1, 1, b"key"), b"new")])
+        assert home.get([(1, 1, b"key")]) == [b"old"]
+        home.write([((1, 1, b"key"), b"newer")])  # this one opens it again
+        assert home.get([(1, 1, b"key")]) == [b"newer"]
 
 
 def test_rocksdb_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,11 @@ a child does not close what its parent has open, not even when it ends.
 After a failed write (a full disk, say) RocksDB takes no more, whatever happens to the disk, but
 goes on reading. So the next write sees whether there is room now, and opens the database again;
 what was written before is in its log.
+
+RocksDB holds writes up while it has fallen behind with its work in the background. On a disk that is
+nearly full it may begin nothing any more and fail nowhere: a write that it holds up then waits for
+ever, with our locks held. So writes are not held up but refused (no_slowdown), and tried again for
+as long as something is running that will end it (_outlast).
 """
 
 import json
@@ -32,6 +37,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
+from time import monotonic, sleep
 from typing import Any
 
 from statekit.errors import ArgumentError, HomeError, HomeLockedError
@@ -53,6 +59,12 @@ _BLOOM_BITS = 10  # per key: 1 % of the misses read a block
 _MEMTABLE_BLOOM = 0.05  # of a memtable's bytes: a miss there costs a fifth (0.5 of 3 us)
 _GET_ROWS = 1024  # of one call: it holds the blocks of all its rows, beyond the cache's capacity
 _PAGE_ROWS, _PAGE_BYTES = 1024, 2**20  # what load() has in memory at most, but for one large row
+
+_STALLED = "Write stall"  # what RocksDB calls it
+_STALL_SECONDS_MAX = 10.0  # without anything that runs in the background, ...
+_STALL_SECONDS_FULL = 1.0  # ... on a disk that is nearly full
+_STALL_LOOK_SECONDS = 0.001, 0.05  # at first, and at most
+_RUNNING = ("rocksdb.num-running-flushes", "rocksdb.num-running-compactions")
 
 _METRICS = {
     "rocksdb_keys": "rocksdb.estimate-num-keys",
@@ -208,8 +220,9 @@ class _RocksdbHome(Home):
         self.is_private_copy = copy is not None
         self._sync = sync
         self._new_batch = rocksdict.WriteBatch
-        self._synced = rocksdict.WriteOptions()
+        self._unsynced, self._synced = rocksdict.WriteOptions(), rocksdict.WriteOptions()
         self._synced.sync = True
+        self._unsynced.no_slowdown = self._synced.no_slowdown = True
         self._prefixes = _Prefixes()
         self._meta_lock = threading.Lock()
         self._snapshots: weakref.WeakSet[_RocksdbSnapshot] = weakref.WeakSet()
@@ -348,32 +361,28 @@ class _RocksdbHome(Home):
         return logs + logs // 8 + _PROBE_BYTES
 
     def write(self, changes: Sequence[Change]) -> None:
-        if self._is_stuck:
-            self._reopen()
         prefixes = self._prefixes
-        batch = self._new_batch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        try:
+
+        def fill(batch: Any) -> None:
+            put, delete = batch.put, batch.delete
             for (leaf, state, key), value in changes:
                 if value is None:
                     delete(prefixes[leaf << 16 | state] + key)
                 else:
                     put(prefixes[leaf << 16 | state] + key, value)
-            self._db.write(batch)
-        except BaseException as error:
-            raise self._failed("written", error) from error
+
+        self._write_batch(fill, self._unsynced)
 
     is_atomic = True
 
     def write_rows(
         self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False
     ) -> None:
-        if self._is_stuck:
-            self._reopen()
-        batch = self._new_batch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        try:
-            for leaf, state in cleared:
+        places = [*cleared]
+
+        def fill(batch: Any) -> None:
+            put, delete = batch.put, batch.delete
+            for leaf, state in places:
                 at = leaf << 16 | state
                 batch.delete_range(self._prefixes[at], self._prefixes[at + 1])
             pairs: Any = iter(rows)
@@ -382,12 +391,58 @@ class _RocksdbHome(Home):
                     delete(name)
                 else:
                     put(name, value)
-            if durable and self._sync:
-                self._db.write(batch, self._synced)
+
+        self._write_batch(fill, self._synced if durable and self._sync else self._unsynced)
+
+    def _write_batch(self, fill: Callable[[Any], None], options: Any) -> None:
+        if self._is_stuck:
+            self._reopen()
+
+        def write() -> None:
+            batch = self._new_batch(raw_mode=True)  # a new one each time: writing uses it up
+            fill(batch)
+            self._db.write(batch, options)
+
+        self._write(write)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            try:
+                write()
+            except Exception as error:
+                if _STALLED not in str(error):
+                    raise
             else:
-                self._db.write(batch)
+                return
+            self._outlast(write)
         except BaseException as error:
             raise self._failed("written", error) from error
+
+    def _outlast(self, write: Callable[[], None]) -> None:
+        """Does a write that RocksDB refuses for now, because its work in the background is late."""
+        pause, pause_max = _STALL_LOOK_SECONDS
+        idle_since = monotonic()
+        while True:
+            sleep(pause)  # RocksDB tells nobody when it is done
+            pause = min(2 * pause, pause_max)
+            try:
+                write()
+                return
+            except Exception as error:
+                if _STALLED not in str(error):
+                    raise
+            if any(self._db.property_int_value(name) for name in _RUNNING):
+                idle_since = monotonic()
+                continue
+            room = os.statvfs(self._path)
+            is_full = room.f_bavail * room.f_frsize < self._reopening_bytes()
+            if monotonic() - idle_since > (_STALL_SECONDS_FULL if is_full else _STALL_SECONDS_MAX):
+                self._is_stuck = True
+                raise RuntimeError(
+                    f"{_FULL[0]} on device to write tables to"
+                    if is_full
+                    else "RocksDB takes no writes, and does nothing that would change that"
+                )
 
     def clear(self, leaf: int, state: int) -> None:
         self._clear_from(leaf << 16 | state, (leaf << 16 | state) + 1)
@@ -409,10 +464,10 @@ class _RocksdbHome(Home):
                 is_any = rows.valid() and rows.key() < stop
             finally:
                 del rows  # or it lives, with the lock, as long as somebody keeps the traceback
-            if is_any:
-                self._db.delete_range(start, stop)
         except BaseException as error:
             raise self._failed("written", error) from error
+        if is_any:
+            self._write(lambda: self._db.delete_range(start, stop, self._unsynced))
 
     def snapshot(self) -> HomeSnapshot:
         try:
@@ -438,10 +493,7 @@ class _RocksdbHome(Home):
                 return False
             if self._is_stuck:
                 self._reopen()
-            try:
-                self._db.put(_META, meta)
-            except BaseException as error:
-                raise self._failed("written", error) from error
+            self._write(lambda: self._db.put(_META, meta, self._unsynced))
             self.flush()
             return True
 

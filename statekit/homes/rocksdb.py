@@ -24,10 +24,10 @@ After a failed write (a full disk, say) RocksDB takes no more, whatever happens 
 goes on reading. So the next write sees whether there is room now, and opens the database again;
 what was written before is in its log.
 
-RocksDB holds writes up while it has fallen behind with its work in the background. On a disk that is
-nearly full it may begin nothing any more and fail nowhere: a write that it holds up then waits for
-ever, with our locks held. So writes are not held up but refused (no_slowdown), and tried again for
-as long as something is running that will end it (_outlast).
+RocksDB holds writes up while it has fallen behind with its work in the background. On a disk that
+is nearly full it may begin nothing any more and fail nowhere: a write that it holds up then waits
+for ever, with our locks held. So writes are not held up but refused (no_slowdown), and tried again
+for as long as something is running that will end it (_outlast).
 """
 
 import json

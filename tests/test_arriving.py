@@ -185,6 +185,22 @@ def test_timers_that_come_fire_in_time(stack: ExitStack, home_url: str) -> None:
     assert [time for time, _ in kv.timers("due").pop_due(99)] == [*range(50, 100)]
 
 
+def test_a_rollback_leaves_timers_alone_that_are_being_handed_over(
+    stack: ExitStack, home_url: str
+) -> None:
+    """They moved in, were not in memory yet, and went on."""
+    first = opened(stack)
+    due, image = first.timers("due"), {f"k{at}": at for at in range(100)}
+    for key, at in image.items():
+        due.set(key, at)
+    kv, third = opened(stack, home_url, owned=()), opened(stack, owned=())
+    kv.fetch_from(first.serve().address).wait(SECONDS_MAX)
+    third.fetch_from(kv.serve().address, key_groups=HIGH, strategy="on_demand")
+    kv.rollback()
+    fired = [*kv.timers("due").pop_due(99), *third.timers("due").pop_due(99)]
+    assert sorted(time for time, _ in fired) == [*range(100)]
+
+
 @pytest.mark.parametrize("with_base", [False, True])
 def test_a_state_may_be_of_another_type_here(
     stack: ExitStack, home_url: str, tmp_path: Path, with_base: bool
@@ -593,6 +609,45 @@ def test_what_the_old_owner_took_back_is_its_own(
     assert groups_of(wrong) == {0, 1}, "nobody has told it"
     with pytest.raises(LeaseError, match=r"0-1 back.*Both have them"):
         wrong.fetch_from(old.address)
+
+
+def test_a_new_owner_that_is_wrongly_said_to_be_dead_gives_way(
+    stack: ExitStack, old: Old, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives, and its home must not have later what it has given up now."""
+    pytest.importorskip("rocksdict")
+    url = f"rocksdb:{tmp_path}/home?memory=64KiB"
+    kv = opened(stack, url, owned=())
+    report = Reports.report
+    monkeypatch.setattr(Reports, "report", lambda self: None)
+    arrival = half_way(old, kv)
+    (departure,) = old.kv.migrations
+    assert isinstance(departure, sk.Departure)
+    departure.abort(target_is_dead=True)
+    monkeypatch.setattr(Reports, "report", report)
+    with arrival.lock:
+        arrival.lock.notify_all()
+    arrival.give_back()
+    wait_until(lambda: kv.key_groups == ())
+    assert held(declare(old.kv)) == old.image
+    kv.close()
+    with sk.open(url) as again:
+        assert again.key_groups == ()
+        again.fetch_from(old.address, key_groups=[0]).wait(SECONDS_MAX)
+        assert held(declare(again)) == old.within([0])
+
+
+def test_siblings_do_not_hand_over_to_each_other(stack: ExitStack, home_url: str) -> None:
+    kv = opened(stack, home_url)
+    kv.value("n", int)["a"] = 1
+    (part,) = kv.split([HIGH])
+    stack.callback(part.close)
+    with pytest.raises(ArgumentError, match=r"the same home.*merge"):
+        part.fetch_from(kv.serve().address)
+    with pytest.raises(ArgumentError, match=r"the same home.*merge"):
+        kv.migrate(part.serve().address, key_groups=LOW)
+    assert kv.key_groups == (LOW,)
+    assert part.key_groups == (HIGH,)
 
 
 def test_what_will_never_be_complete_is_given_up(

@@ -133,7 +133,7 @@ class Recording(Splitting):
 
     def _record_ended(self, part: tuple[range, ...]) -> None:
         if common(part, self._recorded.arriving):
-            self._note(lambda: self._record(lambda record: record.end_arrivals(part)))
+            self._note(lambda: self._record(lambda record: record.give(part, ())))
 
     def _record_lost(self, part: tuple[range, ...]) -> None:
         if self._residence.ledger is None:

@@ -291,7 +291,7 @@ class Splitting(Declaring, PeerApi):
     def _check_vacant(self, part: tuple[range, ...]) -> None:
         """OccupiedError if the home has rows of key-groups that come, and never gave them away."""
         home, ledger = self._residence.home, self._residence.ledger
-        if home is None or ledger is None:
+        if home is None or ledger is None or ledger.is_bare:
             return
         record = HomeRecord.read(home, self.url)
         if record.sources:  # since this provider was opened, perhaps

@@ -260,6 +260,7 @@ class Transfer(Scanning):
 
     def _drop_kept(self, leaf: int) -> None:
         self.store.mark(leaf, leaf + 1, "away")
+        self._timerless.discard(leaf)
         self.shut_leaves.discard(leaf)
         self._handed_over.discard(leaf)
 

@@ -275,6 +275,49 @@ def test_what_is_coming_may_be_split_and_merged(stack: ExitStack, old: Old, home
     assert held(states) == old.image
 
 
+def test_timers_that_came_fire_at_who_has_them_after_a_split(
+    stack: ExitStack, home_url: str
+) -> None:
+    first = opened(stack)
+    due = first.timers("due")
+    for at in range(100):
+        due.set(f"k{at}", at)
+    kv = opened(stack, home_url, owned=())
+    kv.fetch_from(first.serve().address).wait(SECONDS_MAX)
+    (part,) = kv.split([HIGH])
+    stack.callback(part.close)
+    fired = [*part.timers("due").pop_due(99), *kv.timers("due").pop_due(99)]
+    assert sorted(time for time, _ in fired) == [*range(100)]
+
+
+def test_what_a_sibling_gave_away_may_come_here(
+    stack: ExitStack, old: Old, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sibling frees it while it is on its way here, and says at home that it is deleted."""
+    pytest.importorskip("rocksdict")
+    path = tmp_path / "home"
+    kv = opened(stack, f"rocksdb:{path}?memory=64KiB", owned=())
+    kv.fetch_from(old.address).wait(SECONDS_MAX)
+    (part,) = kv.split([()])
+    stack.callback(part.close)
+    third = opened(stack, owned=())
+    peer = kv._as_peer()
+    with peer._idle:
+        peer._streams += 1  # so that it frees later
+    third.fetch_from(kv.serve().address, key_groups=HIGH).wait(SECONDS_MAX)
+    arrival = part.fetch_from(third.serve().address, strategy="on_demand")
+    with peer._idle:
+        peer._streams -= 1
+        peer._idle.notify_all()
+    wait_until(lambda: not kv._residence.shut_leaves)
+    arrival.wait(SECONDS_MAX)
+    kv.flush()
+    part.flush()
+    assert held(declare(part)) == old.within(HIGH)
+    with sk.open(crashed(part, path)) as again:
+        assert held(declare(again)) == old.image
+
+
 def test_siblings_fetch_each_from_another_process(
     stack: ExitStack, old: Old, home_url: str
 ) -> None:

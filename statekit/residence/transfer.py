@@ -136,6 +136,10 @@ class Transfer(Scanning):
                 for one in (self, target):
                     if one.budget is not None:
                         one._limit()
+            if self._timerless and target.ledger is self.ledger:
+                moved = self._timerless.intersection(leaves)
+                self._timerless -= moved
+                target._timerless |= moved
 
     def _has_source_of(self, target: "Transfer") -> bool:
         """Whether leaves that are not whole can move there: what is not here is at hand there."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from commit_model import DiskHome
+from interrupts import Run, each_point
 from remote_util import wait_until
 from test_residence import DictHome
 from test_residence import home as home  # a fixture
@@ -34,11 +35,17 @@ from statekit.errors import (
     NotOwnedError,
     OccupiedError,
 )
+from statekit.homes import ledger as ledger_module
 from statekit.homes import register_home
 from statekit.homes.record import HomeRecord
+from statekit.migration import fetch as fetch_module
+from statekit.migration import new_owner as new_owner_module
 from statekit.migration.arrival import STRATEGIES
 from statekit.migration.report import Reports
+from statekit.provider import recording
 from statekit.remote.channel import PeerChannel
+from statekit.residence import fetch as residence_fetch
+from statekit.residence import loading, moving_in, transfer
 
 GROUPS, SUBGROUPS = 8, 4
 LOW, HIGH = range(4), range(4, 8)
@@ -834,3 +841,105 @@ def test_a_hand_over_from_a_base_goes_on_with_it(
         kv.fetch_from(old.address)
     kv.fetch_from(old.address, base=base)
     assert held(declare(kv)) == old.image
+
+
+# ---- Ctrl-C
+
+
+class Small:
+    """Two providers, of which one has a home, and few keys."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        geometry: dict[str, Any] = {"key_groups": 2, "subgroups": 2}
+        self.old = self.stack.enter_context(sk.open("memory:", **geometry))
+        self.old.value("n", int).update({f"k{at}": at for at in range(20)})
+        self.address = self.old.serve().address
+        self.name = f"small{next(_numbers)}"
+        self.new = self.stack.enter_context(sk.open(self.url, owned=(), **geometry))
+
+    @property
+    def url(self) -> str:
+        return f"arrivingdisk:{self.name}?atomic=1"
+
+    def check(self) -> None:
+        """Everything is exact, has one owner, and is so again when the home is opened anew."""
+        expected = {f"k{at}": at for at in range(20)}
+        numbers = self.new.value("n", int)
+        numbers.put("k3", 100)
+        assert dict(numbers.items()) == expected | {"k3": 100}
+        wait_until(lambda: self.new.migrations == () and self.old.migrations == ())
+        wait_until(lambda: record_of(self.new).arrivals == ())
+        assert self.old.key_groups == ()
+        self.stack.close()
+        with sk.open(self.url) as again:
+            assert dict(again.value("n", int).items()) == expected | {"k3": 100}
+        del DiskHome.places[self.name]
+
+
+@pytest.fixture
+def disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskHome, "places", {})
+    register_home("arrivingdisk", DiskHome.open)
+
+
+def test_ctrl_c_in_a_touch_costs_nothing(disks: None) -> None:
+    def make() -> Small:
+        small = Small()
+        small.new.fetch_from(small.address, strategy="on_demand")
+        return small
+
+    def step(small: Small) -> None:
+        numbers = small.new.value("n", int)
+        assert numbers["k3"] == 3
+        numbers.get_many(["k4", "k5"])
+
+    def check(small: Small, run: Run) -> None:
+        for arrival in small.new.migrations:
+            arrival.wait(SECONDS_MAX)
+        small.check()
+
+    files = [moving_in, loading, residence_fetch, fetch_module, ledger_module]
+    runs = [*each_point(make, step, check, files=files, every=11)]
+    assert sum(run.is_interrupted for run in runs) >= 10
+
+
+def test_ctrl_c_in_fetch_from_costs_nothing(disks: None) -> None:
+    def step(small: Small) -> None:
+        small.new.fetch_from(small.address)
+
+    def check(small: Small, run: Run) -> None:
+        if not small.new.key_groups:
+            small.new.fetch_from(small.address)  # the same, or anew
+        small.check()
+
+    files = [new_owner_module, recording, transfer, moving_in, ledger_module]
+    runs = [*each_point(Small, step, check, files=files, every=5)]
+    assert sum(run.is_interrupted for run in runs) >= 10
+
+
+def test_ctrl_c_while_it_goes_on_costs_nothing(disks: None) -> None:
+    """Half of the leaves have come when the first process ends."""
+
+    def make() -> Small:
+        small = Small()
+        small.new.fetch_from(small.address, strategy="on_demand")
+        small.new._residence.load_leaves([0, 1, 2])
+        cut_off(small.new)
+        small.new._let_go()
+        small.new = small.stack.enter_context(sk.open(small.url, owned=()))
+        return small
+
+    def step(small: Small) -> None:
+        small.new.fetch_from(small.address)
+
+    def check(small: Small, run: Run) -> None:
+        if not small.new.key_groups:
+            small.new.fetch_from(small.address)
+        for arrival in small.new.migrations:
+            arrival.wait(SECONDS_MAX)
+        small.check()
+
+    files = [new_owner_module, recording, transfer, moving_in, ledger_module]
+    runs = [*each_point(make, step, check, files=files, every=5)]
+    assert sum(run.is_interrupted for run in runs) >= 10

@@ -152,6 +152,9 @@ class NewOwnerShell(Shell):
                 channel, hello, key_groups, strategy, base, credentials, migration
             )
         except BaseException:
+            if begun := [one for one in self.arrivals if one.channel is channel]:
+                begun[0].start()  # an interrupt came when it was ours already
+                raise
             channel.close()
             if base is not None:
                 base[0].release()

@@ -68,6 +68,7 @@ from statekit.protocol.participant import NUMBERS_MAX
 from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
 from statekit.residence.sources import PullSource
+from statekit.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel
@@ -527,14 +528,10 @@ class NewOwnerShell(Shell):
         ]
         reply = reply._replace(sizes=_cut_sizes(reply, ranges))
         reply = reply._replace(offer=reply.offer._replace(grants=tuple(left)))
-        return self._accept(
-            channel,
-            reply,
-            groups,
-            strategy,
-            base[0] if base is not None and reply.based else None,
-            is_known,
-            here,
+        changes_to = base[0] if base is not None and reply.based else None
+        # If Ctrl-C cut it in two, what has come could not be given back, as it is otherwise.
+        return uninterrupted(
+            lambda _: self._accept(channel, reply, groups, strategy, changes_to, is_known, here)
         )
 
     def _tell_held(self, channel: "PeerChannel", entry: HomeArrival) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from commit_model import DiskHome
+from interrupts import Run, each_point
 from remote_util import wait_until
 from test_residence import DictHome
 from test_residence import home as home  # a fixture
@@ -34,11 +35,17 @@ from statekit.errors import (
     NotOwnedError,
     OccupiedError,
 )
+from statekit.homes import ledger as ledger_module
 from statekit.homes import register_home
 from statekit.homes.record import HomeRecord
+from statekit.migration import fetch as fetch_module
+from statekit.migration import new_owner as new_owner_module
 from statekit.migration.arrival import STRATEGIES
 from statekit.migration.report import Reports
+from statekit.provider import recording
 from statekit.remote.channel import PeerChannel
+from statekit.residence import fetch as residence_fetch
+from statekit.residence import loading, moving_in, transfer
 
 GROUPS, SUBGROUPS = 8, 4
 LOW, HIGH = range(4), range(4, 8)
@@ -185,6 +192,22 @@ def test_timers_that_come_fire_in_time(stack: ExitStack, home_url: str) -> None:
     assert [time for time, _ in kv.timers("due").pop_due(99)] == [*range(50, 100)]
 
 
+def test_a_rollback_leaves_timers_alone_that_are_being_handed_over(
+    stack: ExitStack, home_url: str
+) -> None:
+    """They moved in, were not in memory yet, and went on."""
+    first = opened(stack)
+    due, image = first.timers("due"), {f"k{at}": at for at in range(100)}
+    for key, at in image.items():
+        due.set(key, at)
+    kv, third = opened(stack, home_url, owned=()), opened(stack, owned=())
+    kv.fetch_from(first.serve().address).wait(SECONDS_MAX)
+    third.fetch_from(kv.serve().address, key_groups=HIGH, strategy="on_demand")
+    kv.rollback()
+    fired = [*kv.timers("due").pop_due(99), *third.timers("due").pop_due(99)]
+    assert sorted(time for time, _ in fired) == [*range(100)]
+
+
 @pytest.mark.parametrize("with_base", [False, True])
 def test_a_state_may_be_of_another_type_here(
     stack: ExitStack, home_url: str, tmp_path: Path, with_base: bool
@@ -257,6 +280,49 @@ def test_what_is_coming_may_be_split_and_merged(stack: ExitStack, old: Old, home
     assert held(declare(other)) == old.within(HIGH)
     kv.merge(other)
     assert held(states) == old.image
+
+
+def test_timers_that_came_fire_at_who_has_them_after_a_split(
+    stack: ExitStack, home_url: str
+) -> None:
+    first = opened(stack)
+    due = first.timers("due")
+    for at in range(100):
+        due.set(f"k{at}", at)
+    kv = opened(stack, home_url, owned=())
+    kv.fetch_from(first.serve().address).wait(SECONDS_MAX)
+    (part,) = kv.split([HIGH])
+    stack.callback(part.close)
+    fired = [*part.timers("due").pop_due(99), *kv.timers("due").pop_due(99)]
+    assert sorted(time for time, _ in fired) == [*range(100)]
+
+
+def test_what_a_sibling_gave_away_may_come_here(
+    stack: ExitStack, old: Old, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sibling frees it while it is on its way here, and says at home that it is deleted."""
+    pytest.importorskip("rocksdict")
+    path = tmp_path / "home"
+    kv = opened(stack, f"rocksdb:{path}?memory=64KiB", owned=())
+    kv.fetch_from(old.address).wait(SECONDS_MAX)
+    (part,) = kv.split([()])
+    stack.callback(part.close)
+    third = opened(stack, owned=())
+    peer = kv._as_peer()
+    with peer._idle:
+        peer._streams += 1  # so that it frees later
+    third.fetch_from(kv.serve().address, key_groups=HIGH).wait(SECONDS_MAX)
+    arrival = part.fetch_from(third.serve().address, strategy="on_demand")
+    with peer._idle:
+        peer._streams -= 1
+        peer._idle.notify_all()
+    wait_until(lambda: not kv._residence.shut_leaves)
+    arrival.wait(SECONDS_MAX)
+    kv.flush()
+    part.flush()
+    assert held(declare(part)) == old.within(HIGH)
+    with sk.open(crashed(part, path)) as again:
+        assert held(declare(again)) == old.image
 
 
 def test_siblings_fetch_each_from_another_process(
@@ -595,6 +661,45 @@ def test_what_the_old_owner_took_back_is_its_own(
         wrong.fetch_from(old.address)
 
 
+def test_a_new_owner_that_is_wrongly_said_to_be_dead_gives_way(
+    stack: ExitStack, old: Old, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives, and its home must not have later what it has given up now."""
+    pytest.importorskip("rocksdict")
+    url = f"rocksdb:{tmp_path}/home?memory=64KiB"
+    kv = opened(stack, url, owned=())
+    report = Reports.report
+    monkeypatch.setattr(Reports, "report", lambda self: None)
+    arrival = half_way(old, kv)
+    (departure,) = old.kv.migrations
+    assert isinstance(departure, sk.Departure)
+    departure.abort(target_is_dead=True)
+    monkeypatch.setattr(Reports, "report", report)
+    with arrival.lock:
+        arrival.lock.notify_all()
+    arrival.give_back()
+    wait_until(lambda: kv.key_groups == ())
+    assert held(declare(old.kv)) == old.image
+    kv.close()
+    with sk.open(url) as again:
+        assert again.key_groups == ()
+        again.fetch_from(old.address, key_groups=[0]).wait(SECONDS_MAX)
+        assert held(declare(again)) == old.within([0])
+
+
+def test_siblings_do_not_hand_over_to_each_other(stack: ExitStack, home_url: str) -> None:
+    kv = opened(stack, home_url)
+    kv.value("n", int)["a"] = 1
+    (part,) = kv.split([HIGH])
+    stack.callback(part.close)
+    with pytest.raises(ArgumentError, match=r"the same home.*merge"):
+        part.fetch_from(kv.serve().address)
+    with pytest.raises(ArgumentError, match=r"the same home.*merge"):
+        kv.migrate(part.serve().address, key_groups=LOW)
+    assert kv.key_groups == (LOW,)
+    assert part.key_groups == (HIGH,)
+
+
 def test_what_will_never_be_complete_is_given_up(
     stack: ExitStack, old: Old, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -736,3 +841,105 @@ def test_a_hand_over_from_a_base_goes_on_with_it(
         kv.fetch_from(old.address)
     kv.fetch_from(old.address, base=base)
     assert held(declare(kv)) == old.image
+
+
+# ---- Ctrl-C
+
+
+class Small:
+    """Two providers, of which one has a home, and few keys."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        geometry: dict[str, Any] = {"key_groups": 2, "subgroups": 2}
+        self.old = self.stack.enter_context(sk.open("memory:", **geometry))
+        self.old.value("n", int).update({f"k{at}": at for at in range(20)})
+        self.address = self.old.serve().address
+        self.name = f"small{next(_numbers)}"
+        self.new = self.stack.enter_context(sk.open(self.url, owned=(), **geometry))
+
+    @property
+    def url(self) -> str:
+        return f"arrivingdisk:{self.name}?atomic=1"
+
+    def check(self) -> None:
+        """Everything is exact, has one owner, and is so again when the home is opened anew."""
+        expected = {f"k{at}": at for at in range(20)}
+        numbers = self.new.value("n", int)
+        numbers.put("k3", 100)
+        assert dict(numbers.items()) == expected | {"k3": 100}
+        wait_until(lambda: self.new.migrations == () and self.old.migrations == ())
+        wait_until(lambda: record_of(self.new).arrivals == ())
+        assert self.old.key_groups == ()
+        self.stack.close()
+        with sk.open(self.url) as again:
+            assert dict(again.value("n", int).items()) == expected | {"k3": 100}
+        del DiskHome.places[self.name]
+
+
+@pytest.fixture
+def disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskHome, "places", {})
+    register_home("arrivingdisk", DiskHome.open)
+
+
+def test_ctrl_c_in_a_touch_costs_nothing(disks: None) -> None:
+    def make() -> Small:
+        small = Small()
+        small.new.fetch_from(small.address, strategy="on_demand")
+        return small
+
+    def step(small: Small) -> None:
+        numbers = small.new.value("n", int)
+        assert numbers["k3"] == 3
+        numbers.get_many(["k4", "k5"])
+
+    def check(small: Small, run: Run) -> None:
+        for arrival in small.new.migrations:
+            arrival.wait(SECONDS_MAX)
+        small.check()
+
+    files = [moving_in, loading, residence_fetch, fetch_module, ledger_module]
+    runs = [*each_point(make, step, check, files=files, every=11)]
+    assert sum(run.is_interrupted for run in runs) >= 10
+
+
+def test_ctrl_c_in_fetch_from_costs_nothing(disks: None) -> None:
+    def step(small: Small) -> None:
+        small.new.fetch_from(small.address)
+
+    def check(small: Small, run: Run) -> None:
+        if not small.new.key_groups:
+            small.new.fetch_from(small.address)  # the same, or anew
+        small.check()
+
+    files = [new_owner_module, recording, transfer, moving_in, ledger_module]
+    runs = [*each_point(Small, step, check, files=files, every=5)]
+    assert sum(run.is_interrupted for run in runs) >= 10
+
+
+def test_ctrl_c_while_it_goes_on_costs_nothing(disks: None) -> None:
+    """Half of the leaves have come when the first process ends."""
+
+    def make() -> Small:
+        small = Small()
+        small.new.fetch_from(small.address, strategy="on_demand")
+        small.new._residence.load_leaves([0, 1, 2])
+        cut_off(small.new)
+        small.new._let_go()
+        small.new = small.stack.enter_context(sk.open(small.url, owned=()))
+        return small
+
+    def step(small: Small) -> None:
+        small.new.fetch_from(small.address)
+
+    def check(small: Small, run: Run) -> None:
+        if not small.new.key_groups:
+            small.new.fetch_from(small.address)
+        for arrival in small.new.migrations:
+            arrival.wait(SECONDS_MAX)
+        small.check()
+
+    files = [new_owner_module, recording, transfer, moving_in, ledger_module]
+    runs = [*each_point(make, step, check, files=files, every=5)]
+    assert sum(run.is_interrupted for run in runs) >= 10

@@ -118,6 +118,19 @@ def test_a_state_may_be_declared_with_another_type_between_two_hand_overs(
     assert dict(c.value("n", float).items()) == expected | changed
 
 
+def test_timers_that_nobody_declared_here_are_not_late_there(
+    stack: ExitStack, home: RocksHome
+) -> None:
+    with ExitStack() as inner:
+        due = opened(inner, home.url).timers("due")
+        for at in range(100):
+            due.set(f"k{at}", at)
+    a, b = opened(stack, home.url), opened(stack, owned=())
+    b.fetch_from(a.serve().address, strategy="on_demand")
+    assert b.timers("due").next_due == 0
+    assert [at for at, _ in b.timers("due").pop_due(99)] == [*range(100)]
+
+
 # ---- What is handed over stays handed over
 
 

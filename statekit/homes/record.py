@@ -265,6 +265,7 @@ class HomeRecord:
                 returned = renew_leases(one.returned, leases)
                 left = one._replace(key_groups=subtract(one.key_groups, groups), returned=returned)
                 self.arrivals = tuple(left if two is one else two for two in self.arrivals)
+        self.give(groups, ())  # nobody is to take them for empty here
 
     def leases_returned(self, migration: str) -> None:
         """The source knows it."""

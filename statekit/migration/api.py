@@ -296,8 +296,8 @@ class PeerApi(ABC):
         store, codec = residence.store, key_codec(key)
         leaves = route(keys, codec, store.leaves)
         if isinstance(loading, MovingIn):  # what is at home is here, as far as engines care
-            coming = loading.coming
-            return array("q", (at for at, leaf in enumerate(leaves) if leaf in coming))
+            is_coming = loading.is_coming
+            return array("q", (at for at, leaf in enumerate(leaves) if is_coming(leaf)))
         found = store.residencies(leaves)
         absent = array("q", compress(count(), found.translate(_IS_ABSENT)))
         partial = [*compress(count(), found.translate(_IS_PARTIAL))]

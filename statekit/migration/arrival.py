@@ -353,7 +353,8 @@ class Arrival(PushSource):
             self._is_cut_short = bool(self.state.missing)
             is_open = bool(self.state.missing or self.state.returned) and not self.state.is_fenced
             self.lock.notify_all()
-        if self.shell.has_home and self.state.installed and not self.state.is_fenced:
+        is_told = not self.state.installed and not self.state.is_over
+        if self.shell.has_home and not is_told and not self.state.is_fenced:
             self.shell.report_at_end(self)
         if is_open:
             self.shell.return_at_end(self)

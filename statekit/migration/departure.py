@@ -216,7 +216,8 @@ def pieces_of(
 def _timer_leaves(residence: Residence, leaves: Sequence[int]) -> tuple[range, ...]:
     """Leaves that have timers, or may have: what is not in memory is not known."""
     states = [raw for raw in residence.store.states() if raw.kind == "timers"]
-    if not states:
+    # A home may have some of a state that was not declared since it was opened.
+    if not states and not any(schema.kind == "timers" for schema in residence.schemas):
         return ()
     store = residence.store
     residencies = store.residencies(array("I", leaves))

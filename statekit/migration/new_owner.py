@@ -68,6 +68,7 @@ from statekit.protocol.participant import NUMBERS_MAX
 from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
 from statekit.residence.sources import PullSource
+from statekit.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel
@@ -152,6 +153,9 @@ class NewOwnerShell(Shell):
                 channel, hello, key_groups, strategy, base, credentials, migration
             )
         except BaseException:
+            if begun := [one for one in self.arrivals if one.channel is channel]:
+                begun[0].start()  # an interrupt came when it was ours already
+                raise
             channel.close()
             if base is not None:
                 base[0].release()
@@ -172,8 +176,11 @@ class NewOwnerShell(Shell):
         migration: str,
     ) -> Arrival:
         """Begins; or goes on with what was begun before, if that was not answered."""
-        if not migration and (gone_on := self._go_on(channel, hello, key_groups, strategy, base)):
-            return gone_on
+        if not migration:
+            is_known = credentials.knows_servers
+            gone_on = self._go_on(channel, hello, key_groups, strategy, base, is_known)
+            if gone_on is not None:
+                return gone_on
         digest = b"" if base is None else base[1]
         earlier = [] if migration else self._unanswered(channel.address, hello.name)
         for one in earlier:
@@ -439,6 +446,7 @@ class NewOwnerShell(Shell):
         key_groups: KeyGroups | None,
         strategy: str,
         base: Base | None,
+        is_known: bool,
     ) -> Arrival | None:
         """Goes on with what was coming from there when an earlier life of this provider ended.
 
@@ -460,18 +468,19 @@ class NewOwnerShell(Shell):
                         f"are still on their way from {channel.address} since an earlier process "
                         f"of this home. Fetch these first, and {show_groups(others)} then."
                     )
-                if arrival := self._go_on_with(channel, hello, entry, groups, strategy, base):
+                arrival = self._go_on_with(channel, entry, groups, strategy, base, is_known)
+                if arrival is not None:
                     return arrival
         return None
 
     def _go_on_with(
         self,
         channel: "PeerChannel",
-        hello: PeerHello,
         entry: HomeArrival,
         groups: tuple[range, ...],
         strategy: str,
         base: Base | None,
+        is_known: bool,
     ) -> Arrival | None:
         self._tell_held(channel, entry)
         if entry.returned:
@@ -519,14 +528,10 @@ class NewOwnerShell(Shell):
         ]
         reply = reply._replace(sizes=_cut_sizes(reply, ranges))
         reply = reply._replace(offer=reply.offer._replace(grants=tuple(left)))
-        return self._accept(
-            channel,
-            reply,
-            groups,
-            strategy,
-            base[0] if base is not None and reply.based else None,
-            self.credentials.knows_servers,
-            here,
+        changes_to = base[0] if base is not None and reply.based else None
+        # If Ctrl-C cut it in two, what has come could not be given back, as it is otherwise.
+        return uninterrupted(
+            lambda _: self._accept(channel, reply, groups, strategy, changes_to, is_known, here)
         )
 
     def _tell_held(self, channel: "PeerChannel", entry: HomeArrival) -> None:
@@ -607,6 +612,9 @@ class NewOwnerShell(Shell):
 
     def report_at_end(self, arrival: Arrival) -> None:
         """The same, with a home: what has come stays there, and the source may let go of it."""
+        if arrival.state.is_over:
+            self._owner.record_over(arrival.id)
+            return
         leases = self.unreported(arrival.id, LEASES_AT_END_MAX)
         call = InstalledCall(arrival.id, arrival.generation, leases)
         try:
@@ -625,6 +633,7 @@ class NewOwnerShell(Shell):
         loading = self.loading
         if loading is None:
             return
+        touched: list[int] = []
         with self._owner.lock, loading.standing_still():
             actions: list[Action] = []
             with self._lock:
@@ -633,9 +642,14 @@ class NewOwnerShell(Shell):
             self._carry_out(actions, Unexpect)
             if gone := _unexpected(actions):
                 untouched = self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
-                # Those of which something has come stay incomplete: what is at home is not all.
-                touched = groups_of(sorted({*gone}.difference(untouched)), self.subgroups)
-                self._owner.record_ended(subtract(groups_of(gone, self.subgroups), touched))
+                touched = sorted({*gone}.difference(untouched))
+                if self.has_home:
+                    # What is at home of them is not theirs, or our own, any more.
+                    lost = groups_of(touched, self.subgroups)
+                    self._owner.record_lost(lost)
+                    self._owner.record_ended(subtract(groups_of(gone, self.subgroups), lost))
+        if self.has_home and touched:
+            self._residence.drop_partial(touched)
 
     def declare_dead(self, name: str) -> tuple[range, ...]:
         loading = self.loading

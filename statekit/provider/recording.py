@@ -64,6 +64,11 @@ class Recording(Splitting):
         self._record(lambda record: record.take(part, leases))
 
     def _record_deleted(self, part: tuple[range, ...]) -> None:
+        self._record(lambda record: record.delete(part))
+
+    def _record_overwritten(self, part: tuple[range, ...]) -> None:
+        """What the home has of key-groups, if anything, is about to be overwritten by a merge."""
+
         def change(record: HomeRecord) -> None:
             record.lose(common(part, record.arriving))
             record.delete(part)
@@ -133,7 +138,7 @@ class Recording(Splitting):
 
     def _record_ended(self, part: tuple[range, ...]) -> None:
         if common(part, self._recorded.arriving):
-            self._note(lambda: self._record(lambda record: record.end_arrivals(part)))
+            self._note(lambda: self._record(lambda record: record.give(part, ())))
 
     def _record_lost(self, part: tuple[range, ...]) -> None:
         if self._residence.ledger is None:

@@ -72,6 +72,9 @@ class Splitting(Declaring, PeerApi):
     def schemas(self) -> Mapping[str, StateSchema]: ...
 
     @abstractmethod
+    def _record_overwritten(self, part: tuple[range, ...]) -> None: ...
+
+    @abstractmethod
     def _new(self, residence: Residence, record: HomeRecord) -> "KVProvider":
         """A provider of the same home and family that owns nothing."""
 
@@ -258,7 +261,7 @@ class Splitting(Declaring, PeerApi):
             leaves = leaf_ranges(part, self.subgroups)
             self._residence.let_in(leaves)
             if not is_moved:
-                self._record_deleted(part)  # of what was handed over before: it is overwritten
+                self._record_overwritten(part)
             leases = other._leases_of(part)
             is_told = not is_moved and None not in (self._residence.home, other._residence.home)
             try:
@@ -291,7 +294,7 @@ class Splitting(Declaring, PeerApi):
     def _check_vacant(self, part: tuple[range, ...]) -> None:
         """OccupiedError if the home has rows of key-groups that come, and never gave them away."""
         home, ledger = self._residence.home, self._residence.ledger
-        if home is None or ledger is None:
+        if home is None or ledger is None or ledger.is_bare:
             return
         record = HomeRecord.read(home, self.url)
         if record.sources:  # since this provider was opened, perhaps

@@ -474,9 +474,8 @@ class Fetching(WriteBack):
 
     def _load_timerless(self) -> None:
         with self._lock:
-            # Leaves that move in meanwhile may add to it. One that is being handed over is needed
-            # here only if it comes back.
-            found = [leaf for leaf in self._timerless if leaf not in self.shut_leaves]
+            # Leaves that move in meanwhile may add to it. One that is shut may come back.
+            found = [leaf for leaf in [*self._timerless] if leaf not in self.shut_leaves]
             self.load_timers(leaf for leaf in found if self.store.residency(leaf) != "away")
             self._timerless.difference_update(found)  # not before: the home may fail
 

@@ -216,14 +216,19 @@ class Loading:
                     source.taken(leaf, steps)  # an interrupt kept who took it in from saying so
                 return
             with self._watched(leaf):
-                try:
-                    with self._filling[leaf % LEAF_LOCKS]:
-                        self._take_in(leaf, steps)
-                except BaseException:
-                    if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
-                        source.taken(leaf, None)
-                    raise
+                self._take_in_from(leaf, steps, source)
                 source.taken(leaf, steps)
+
+    def _take_in_from(
+        self, leaf: int, steps: Sequence[bytes | BufferSlice], source: PushSource
+    ) -> None:
+        try:
+            with self._filling[leaf % LEAF_LOCKS]:
+                self._take_in(leaf, steps)
+        except BaseException:
+            if self._store.residency(leaf) == "partial":  # some of it: so it takes writes
+                source.taken(leaf, None)
+            raise
 
     def _is_from(self, leaf: int, source: PushSource) -> bool:
         return self.sources.push_of(leaf) is source and source.expects(leaf)

@@ -87,6 +87,9 @@ class MovingIn(Loading):
         """Those that are coming. (No sibling has any of them: a leaf moves in, then moves on.)"""
         return self._ours & self._ledger.coming
 
+    def is_coming(self, leaf: int) -> bool:
+        return leaf in self._ledger.coming and leaf in self._ours
+
     def expect(self, leaves: Iterable[int]) -> None:
         """These are to move in, too."""
         self._ours = {*self._ours & self._ledger.coming, *leaves}

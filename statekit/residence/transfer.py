@@ -136,6 +136,10 @@ class Transfer(Scanning):
                 for one in (self, target):
                     if one.budget is not None:
                         one._limit()
+            if self._timerless and target.ledger is self.ledger:
+                moved = self._timerless.intersection(leaves)
+                self._timerless -= moved
+                target._timerless |= moved
 
     def _has_source_of(self, target: "Transfer") -> bool:
         """Whether leaves that are not whole can move there: what is not here is at hand there."""
@@ -260,6 +264,7 @@ class Transfer(Scanning):
 
     def _drop_kept(self, leaf: int) -> None:
         self.store.mark(leaf, leaf + 1, "away")
+        self._timerless.discard(leaf)
         self.shut_leaves.discard(leaf)
         self._handed_over.discard(leaf)
 

@@ -14,8 +14,8 @@ LOW, HIGH = range(2), range(2, 4)
 SECONDS_MAX = 120.0
 
 
-def url_of(directory: str | Path) -> str:
-    return f"rocksdb:{directory}/home?memory=4MiB"
+def url_of(directory: str | Path, name: str = "home") -> str:
+    return f"rocksdb:{directory}/{name}?memory=4MiB"
 
 
 @cache
@@ -29,10 +29,14 @@ def keys_of(groups: range) -> list[str]:
     return [key for key, group in keys().items() if group in groups]
 
 
-def hand_over(kit: Kit, prepared: Any, directory: str) -> None:
-    """A hand-over and back. Each number is the value of some key-groups' keys from then on."""
+def hand_over(kit: Kit, prepared: Any, directory: str, with_home: bool = False) -> None:
+    """A hand-over and back. Each number is the value of some key-groups' keys from then on.
+
+    with_home: the new owner has one, too.
+    """
     a = sk.open(url_of(directory), key_groups=GROUPS, subgroups=1)
-    b = sk.open("memory:", key_groups=GROUPS, subgroups=1, owned=())
+    url = url_of(directory, "other") if with_home else "memory:"
+    b = sk.open(url, key_groups=GROUPS, subgroups=1, owned=())
     numbers = a.value("n", int)
 
     def flush(groups: range, number: int) -> None:
@@ -48,6 +52,9 @@ def hand_over(kit: Kit, prepared: Any, directory: str) -> None:
     kit.done("given")
     there = b.value("n", int)
     there.put_many(keys_of(HIGH), [2] * len(keys_of(HIGH)))
+    kit.intent("there")
+    b.flush()
+    kit.done("there")
     flush(LOW, 2)
     migration.wait(SECONDS_MAX)
     flush(LOW, 3)

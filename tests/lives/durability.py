@@ -356,9 +356,13 @@ class DurabilitySteps:
         for group in groups:
             world.content[group] = copied(home.base[group])
         host = self.hosts[self.rng.choice([*self.hosts])]
-        unfinished = {*host.call("unfinished", self.url_of(home))} & groups
-        kv = self.open_provider(home, sorted(groups - unfinished), evolve=False)
+        told = host.call("unfinished", self.url_of(home))
+        unfinished, returned = ({*some} & groups for some in told)
+        kv = self.open_provider(home, sorted(groups - unfinished - returned), evolve=False)
         self.go_on(home, kv, unfinished)
+        for group in returned & world.at_rest(home):  # and whom it was given back to is dead
+            home.forget(group)
+            del world.content[group]
         self.resolve(kv)
         self.check_position(kv)
 

@@ -417,13 +417,14 @@ class Worker:
             if hasattr(one, "give_back"):  # an arrival
                 one.wait(ANSWER_SECONDS_MAX / 2)
 
-    def unfinished(self, url: str) -> list[int]:
-        """Key-groups of a home that are there only in part."""
+    def unfinished(self, url: str) -> tuple[list[int], list[int]]:
+        """Key-groups of a home that are there only in part; and those that are another's."""
         kv = sk.open(url, owned=())
         try:
             arriving = kv._recorded.arriving
             whole = whole_groups(arriving, kv._residence.ledger.moved_in(), kv.subgroups)
-            return [group for part in subtract(arriving, whole) for group in part]
+            torn, given = subtract(arriving, whole), subtract(kv._recorded.given, arriving)
+            return [g for part in torn for g in part], [g for part in given for g in part]
         finally:
             kv._let_go()
 

@@ -277,22 +277,34 @@ class MoveSteps:
             if move.base:
                 settings["base_at"] = move.base
             self.say(f"{kv}: goes on with {sorted(groups)} of {move.mid} from {move.source}")
-            address, wanted = move.source.address, sorted(groups or move.groups)
+            # If nothing is left to come, the old owner is told so all the same.
+            address, wanted = move.source.address, sorted(groups) or sorted(kv.owned)[:1]
             fetch = lambda at=address, some=wanted, how=settings: self.call(  # noqa: E731
                 kv, "fetch", self.name("move"), at, some, how
             )
-            # If nothing is left to come, the old owner is told so all the same.
-            is_refused = self.refused(
-                ("OccupiedError", "NotOwnedError", "NoCheckpointError"), fetch
-            )
+            expected = "NoCheckpointError" if groups else "OccupiedError"
+            is_refused = self.refused((expected, "ArgumentError"), fetch)
             if groups and not is_refused:
                 kv.owned |= groups
                 unfinished -= groups
                 self.call(kv, "finish")
+            unfinished -= self.regained(move)
         for group in unfinished & set(home.base):
             self.say(f"{kv}: key-group {group} will never be complete")
             home.forget(group)
             world.content.pop(group, None)
+
+    def regained(self: "Life", move: Move) -> set[int]:
+        """Key-groups that a new owner gave back while it was being killed. Which ones."""
+        found = {*self.call(move.source, "owned")} & move.groups - move.source.owned
+        for group in found:
+            self.say(f"{move.source}: key-group {group} of {move.mid} was given back")
+            self.world.content[group] = copied(move.frozen[group])
+            self._take_back(move, {group})
+            move.groups.discard(group)
+            if move.home is not None:
+                move.home.forget(group)
+        return found
 
     def bereave(self: "Life", moves: Iterable[Move], dead: int) -> None:
         """A process was killed: the other sides of its hand-overs are told."""
@@ -304,6 +316,7 @@ class MoveSteps:
             source, target = move.source, move.target
             if source.host != dead and move.home is not None:
                 world.torn_moves.append(move)  # its home goes on with it
+                self.regained(move)
             elif source.host != dead:
                 told = self.call(source, "abort", sorted(move.groups), {"target_is_dead": True})
                 self.say(f"{source}: {move.mid} is aborted, {target} is dead: {told}")

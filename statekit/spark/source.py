@@ -1,6 +1,5 @@
-"""States of checkpoints as DataFrames: spark.read.format("statekit").
+"""What spark.read.format("statekit") reads: its options, and who reads which key-groups.
 
-    register(spark)
     pages = spark.read.format("statekit").option("state", "pages").load("s3://bucket/orders-state")
 
     option       default
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statekit.assignment import common
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint
 from statekit.checkpoint.table import StateTable
-from statekit.errors import ArgumentError, MissingPackageError, shorten
+from statekit.errors import ArgumentError, shorten
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,41 +34,6 @@ NAME = "statekit"
 _PARTITION_BYTES = 16 << 20  # of a checkpoint, for one task, unless the user says how many
 _PARTITIONS_LEAST = 2
 _OPTIONS = ("path", "state", "version", "partitions", "ttl", "text", "stamps", "batch_rows")
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
-
-def register(spark: Any) -> None:
-    """Makes spark.read.format("statekit") known to a session, also one of Spark Connect.
-
-    It also lets Spark hand filters to data sources that are written in Python
-    (spark.sql.python.filterPushdown.enabled), from version 4.1 on.
-    """
-    version = spark_version()
-    if version < (4, 0):
-        raise MissingPackageError(
-            f"PySpark {version[0]}.{version[1]} has no data sources in Python, which came with "
-            "4.0. Read the checkpoint without Spark: checkpoint.table(state), or update PySpark."
-        )
-    from statekit.spark.reader import FilteringSource, StateSource
-
-    if version >= (4, 1):
-        spark.conf.set(_PUSHDOWN, "true")
-        spark.dataSource.register(FilteringSource)
-    else:
-        spark.dataSource.register(StateSource)
-
-
-def spark_version() -> tuple[int, int]:
-    """That of the PySpark that is installed."""
-    try:
-        import pyspark
-    except ImportError as error:
-        raise MissingPackageError(
-            f"statekit.spark needs pyspark, which cannot be imported ({error}). "
-            "Run: pip install statekit[spark]"
-        ) from error
-    major, minor = pyspark.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 class Reading(NamedTuple):

@@ -143,6 +143,15 @@ def _tuple_parts(source: Any, count: int) -> Any:
     return list(zip(*rows, strict=True)) if fit else None
 
 
+def _check_pandas(source: Any) -> None:
+    """Refuses nulls of pandas' own types, of which pandas 2 would make NaN and so floats."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(source, pandas.Series | pandas.Index):
+        return
+    if isinstance(source.dtype, pandas.api.extensions.ExtensionDtype) and source.hasnans:
+        raise null_item(int(source.isna().argmax()))
+
+
 def _find(source: Any, want: str) -> Column:
     """The column of a source, whatever its items are."""
     if isinstance(source, Column):
@@ -161,6 +170,7 @@ def _find(source: Any, want: str) -> Column:
     if isinstance(source, array | memoryview):
         return _from_buffer(memoryview(source), want)
     if hasattr(source, "to_numpy"):
+        _check_pandas(source)
         return _find(source.to_numpy(), want)
     if isinstance(source, Mapping):
         raise ColumnError(

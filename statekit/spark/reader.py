@@ -1,4 +1,4 @@
-"""The data source as PySpark 4 wants it; reading.py has what it reads. Imported only with PySpark.
+"""The data source as PySpark 4 wants it; source.py has what it does. Imported only with PySpark.
 
 Spark makes a StateSource in a process of its own, asks it for the schema and pickles it. Another
 process plans the query: it makes the reader, hands it the filters and asks for the partitions. Each
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from statekit.errors import ArgumentError, SchemaError
 from statekit.keys import KEY_FAULTS, key_codec, leaf_of_encoded
 from statekit.render.columns import key_names
-from statekit.spark.reading import NAME, Reading
+from statekit.spark.source import NAME, Reading
 
 if TYPE_CHECKING:
     import pyarrow

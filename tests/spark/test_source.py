@@ -16,7 +16,7 @@ import statekit as sk
 import statekit.spark as sks
 from statekit.errors import ArgumentError, MissingPackageError, StateKitError
 from statekit.native.ttl import TTL
-from statekit.spark.reading import Reading
+from statekit.spark.source import Reading
 
 pyspark = pytest.importorskip("pyspark")
 VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))

@@ -134,6 +134,21 @@ def test_a_function_that_is_not_deterministic_is_applied_once(spark: Any, tmp_pa
     assert job.counts == published
 
 
+def test_paths_with_letters_that_spark_takes_for_a_pattern_are_read(
+    spark: Any, tmp_path: Path
+) -> None:
+    place = tmp_path / "a b{c}[d]*?%20"
+    place.mkdir()
+    job = Job(spark, place, output_path=place / "out")
+    job.plan(0)
+    job.run(0, "aab")
+    assert job.sink.calls == [(0, [("a", 2), ("b", 1)])]
+    found: list[Any] = []
+    stream = sks.read_output(place / "out", stream=True)
+    run_all(stream, lambda df, _: found.extend(map(tuple, df.collect())), tmp_path / "reader")
+    assert sorted(found) == [("a", 2), ("b", 1)]
+
+
 def test_empty_batches_and_partitions_make_whole_versions(job: Job) -> None:
     for batch, users in enumerate(["", "a", "", "a"]):
         job.plan(batch)
@@ -181,6 +196,9 @@ def test_a_rolled_back_checkpoint_is_refused_or_the_state_goes_back_too(job: Job
     job.run(2, "bcd", accept="rollback")
     assert job.counts == Counter("ababbcd")
     job.run(2, "bcd")
+    job.plan(2)
+    with pytest.raises(StatefulOpError, match="rolled back"):
+        job.run(2, "ab")  # as it was before: that version no longer counts
     job.plan(3, stamp=100)
     job.run(3, "a")
     assert job.counts == Counter("ababbcda")
@@ -256,6 +274,23 @@ def test_a_state_of_another_type_is_refused_and_a_new_state_is_added(job: Job) -
     job.run(1, "ab")
     assert job.counts == {"a": 1}
     assert contents(job.state, "more", int) == {"a": 1, "b": 1}
+
+
+def test_the_state_goes_back_to_nothing_if_the_first_batch_is_planned_anew(job: Job) -> None:
+    job.plan(0)
+    job.run(0, "ab")
+    job.plan(0, stamp=1)
+    job.run(0, "bc", accept="rollback")
+    assert job.counts == {"b": 1, "c": 1}
+
+
+def test_output_that_is_kept_for_ever_is_not_rolled_back(spark: Any, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, output_path=tmp_path / "out")
+    job.plan(0)
+    job.run(0, "ab")
+    job.plan(0, stamp=1)
+    with pytest.raises(StatefulOpError, match="cannot be rolled back"):
+        job.run(0, "bc", accept="rollback")
 
 
 # ---- Two drivers

@@ -1,4 +1,4 @@
-"""A query on Spark Connect: the function is unpickled in another process, which has nothing else."""
+"""A query on Spark Connect: the function is unpickled in another process, and has nothing else."""
 
 import json
 import subprocess

@@ -89,3 +89,12 @@ def test_the_metadata_of_a_version_say_which_batch_it_is(job: Job) -> None:
     (version,) = sk.checkpoints(job.state)
     note = json.loads(json.dumps(version.metadata))["spark"]
     assert (note["query"], note["batch"], note["rows"]) == (job.query.id, 0, 2)
+
+
+def test_a_function_of_ones_own_may_ask_for_the_output_as_often_as_it_likes(job: Job) -> None:
+    job.plan(0)
+    for _ in range(2):  # two actions, or two calls: the batch is applied once
+        output = job.op.process(job.frame("aab"), 0, checkpoint=job.query.checkpoint, parallelism=2)
+        assert sorted(map(tuple, output.collect())) == [("a", 2), ("b", 1)]
+        assert output.count() == 2
+    assert job.counts == Counter("aab")

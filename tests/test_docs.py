@@ -8,13 +8,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+ELSEWHERE = {"docs/spark.md"}  # tests/spark/test_guide.py has a session for it
 
 
 def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if python_blocks(ROOT / name)])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if python_blocks(ROOT / name) and name not in ELSEWHERE]
+)
 def test_python_of_a_page_runs_from_top_to_bottom(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

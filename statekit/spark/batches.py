@@ -92,6 +92,7 @@ class Standing:
     number: int  # of the version that is to be made
     base: Checkpoint | None  # what it goes on from
     done: Checkpoint | None  # the version that has the batch already
+    is_rollback: bool = False  # versions after the base no longer count
 
 
 # ---- Where the state stands
@@ -130,7 +131,7 @@ def find_standing(storage: Storage, wanted: QueryBatch, accepts: Accepts) -> Sta
         if note["batch"] < wanted.batch - 1 and not accepts.gap:
             raise _gap(storage, wanted, f"the newest is that of batch {note['batch']}")
         return Standing(number, newest, None)
-    return _look_back(storage, wanted, accepts, numbers, newest)
+    return _look_back(storage, wanted, accepts, number, newest)
 
 
 def _newest(storage: Storage, numbers: Sequence[int]) -> Checkpoint | None:
@@ -160,26 +161,22 @@ def _find_backfill(storage: Storage, numbers: Sequence[int], name: str) -> Check
 
 
 def _look_back(
-    storage: Storage,
-    wanted: QueryBatch,
-    accepts: Accepts,
-    numbers: Sequence[int],
-    newest: Checkpoint,
+    storage: Storage, wanted: QueryBatch, accepts: Accepts, number: int, newest: Checkpoint
 ) -> Standing:
-    """The batch is one that the state had at some time."""
-    before: Checkpoint | None = None
-    for number in numbers:
-        try:
-            version = read_checkpoint(storage, number)
-        except NoCheckpointError:
-            continue
-        note = _note(version)
-        if note is None or note["query"] != wanted.query or note["batch"] < wanted.batch:
-            before = version
-            break
+    """The batch is one that the state had at some time.
+
+    Goes from each version to the one that it went on from. (The one of the next lower number may
+    no longer count, since the state was rolled back to before it.)
+    """
+    version = newest
+    note = at = _note(newest)
+    while note is not None and note["query"] == wanted.query and note["batch"] >= wanted.batch:
         if (note["batch"], note["digest"]) == (wanted.batch, wanted.digest):
             return Standing(number, None, version)
-    at = _note(newest)
+        before = _version(storage, note["base"])
+        if before is None:
+            break
+        version, note = before, _note(before)
     assert at is not None
     if not accepts.rollback:
         raise StatefulOpError(
@@ -189,13 +186,24 @@ def _look_back(
             'accept="rollback": then the state, too, goes back to before this batch. The sink has '
             "been given later batches by then, and must be cleaned of them."
         )
-    if before is None:
+    if note is not None and note["query"] == wanted.query and note["batch"] >= wanted.batch:
+        if note["base"] is None:  # it was the first one: before it there was nothing
+            return Standing(number, None, None, is_rollback=True)
         raise StatefulOpError(
             f"the state in {storage.shown!r} cannot go back to before batch {wanted.batch}: the "
-            f"oldest version that is kept is {numbers[-1]}. Start anew with another path."
+            f"oldest version that is kept is that of batch {note['batch']}. Start anew with "
+            "another path."
         )
-    before.seen = numbers[0]
-    return Standing(numbers[0] + 1, before, None)
+    version.seen = number - 1
+    return Standing(number, version, None, is_rollback=True)
+
+
+def _version(storage: Storage, number: int | None) -> Checkpoint | None:
+    """A version; None if it is not kept any more, or there never was one."""
+    try:
+        return None if number is None else read_checkpoint(storage, number)
+    except NoCheckpointError:
+        return None
 
 
 def _gap(storage: Storage, wanted: QueryBatch, what: str) -> StatefulOpError:
@@ -284,6 +292,12 @@ def run_batch(
     storage = open_storage(batch.place)
     output = storage if batch.output_path is None else open_storage(batch.output_path)
     standing = find_standing(storage, wanted, accepts)
+    if standing.is_rollback and batch.output_path is not None:
+        raise StatefulOpError(
+            f"the state in {storage.shown!r} cannot be rolled back, since the output of later "
+            f"batches is in {output.shown!r} for ever, where others may have read it. Start anew, "
+            "with another path and output_path."
+        )
     if (version := standing.done) is None:
         version = _make(df, wanted, batch, parallelism, standing, storage, ship)
         if version.number % _COLLECT_EVERY == 0:
@@ -323,6 +337,7 @@ def _make(
         "query": wanted.query,
         "batch": wanted.batch,
         "digest": wanted.digest,
+        "base": None if base is None else base.number,
         "files": [one.file for one in outputs],
         "rows": sum(one.rows for one in outputs),
         "parallelism": parallelism,

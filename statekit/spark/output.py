@@ -13,6 +13,7 @@ So the same rows are read however often the sink is called, and no second job co
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
@@ -151,10 +152,15 @@ def read_files(spark: Any, storage: Storage, files: Sequence[str], schema: Any) 
     if not files:
         return spark.createDataFrame([], schema)
     if storage.is_local:
-        return spark.read.schema(schema).parquet(*(f"file://{storage.url}/{one}" for one in files))
+        return spark.read.schema(schema).parquet(*(local_url(storage, one) for one in files))
     # Spark may lack the classes or the credentials of this storage; its Python workers have ours.
     listed = spark.createDataFrame([(storage.url, one) for one in files], _FILE_SCHEMA)
     return listed.repartition(len(files)).mapInArrow(_reader(), schema)
+
+
+def local_url(storage: Storage, file: str = "") -> str:
+    """A local path as Spark reads it, who would take some letters for a pattern."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", f"file://{storage.url}/{file}")
 
 
 def _reader() -> Any:
@@ -217,7 +223,7 @@ def read_output(path: "str | PathLike[str]", *, stream: bool = False) -> Any:
     log = (
         spark.readStream.schema("number long, files array<string>")
         .option("pathGlobFilter", f"{_LOG_PREFIX}*.json")
-        .json(f"file://{storage.url}")
+        .json(local_url(storage))
     )
     listed = log.select(F.lit(storage.url).alias("url"), F.explode("files").alias("file"))
     return listed.mapInArrow(_reader(), schema)

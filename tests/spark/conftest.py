@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from session import spark_session
+from streams import Job
+
+from statekit import failpoints
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,3 +32,14 @@ def spark() -> Iterator[Any]:
     session = spark_session("local[2,3]")  # a task may be tried three times
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def failpoints_off() -> Any:
+    yield
+    failpoints.configure(None)
+
+
+@pytest.fixture
+def job(spark: Any, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)

@@ -1,5 +1,9 @@
-"""A driver that is killed: python killed_driver.py PLACE MASTER. Fail points come from outside."""
+"""A driver of its own: python killed_driver.py PLACE MASTER [URL]. Fail points come from outside.
 
+URL: where state and output are; in PLACE unless given. Prints the output as JSON.
+"""
+
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,14 @@ import statekit.spark as sks
 SCHEMA = "user string"
 
 
-def make_op(place: Path) -> sks.StatefulOp:
+def make_op(url: str) -> sks.StatefulOp:
     return sks.StatefulOp(
         count,
         key="user",
         output="user string, n long",
         state={"count": int},
-        path=place / "state",
-        output_path=place / "out",
+        path=f"{url}/state",
+        output_path=f"{url}/out",
         key_groups=16,
     )
 
@@ -38,12 +42,19 @@ def write_sink(place: Path) -> Any:
     return sink
 
 
-def run(spark: Any, place: Path, parallelism: int) -> None:
-    function = make_op(place).foreach_batch(
+def run(spark: Any, place: Path, parallelism: int, url: str | None = None) -> None:
+    function = make_op(url or str(place)).foreach_batch(
         write_sink(place), checkpoint=place / "cp", parallelism=parallelism
     )
     run_all(Files(place / "in", SCHEMA).stream(spark), function, place / "cp")
 
 
+def main(place: Path, master: str, url: str) -> None:
+    spark = spark_session(master)
+    run(spark, place, 2, url)
+    output = sks.read_output(f"{url}/out").collect()
+    print(json.dumps(sorted(map(tuple, output))))
+
+
 if __name__ == "__main__":
-    run(spark_session(sys.argv[2]), Path(sys.argv[1]), 2)
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if sys.argv[3:] else sys.argv[1])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import statekit as sk
+import statekit.spark as sks
 
 
 class Files:
@@ -100,3 +101,41 @@ def digest(place: Path) -> str:
     """Of all manifests: it changes when a version is published."""
     parts = [path.read_bytes() for path in sorted(place.glob("*.manifest"))]
     return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+class Job:
+    """An op and a query, whose batches are called by hand; and what the state should be."""
+
+    def __init__(self, spark: Any, place: Path, **changes: Any) -> None:
+        self.spark = spark
+        self.place = place
+        self.state = place / "state"
+        arguments: dict[str, Any] = {"key_groups": 16, **changes}
+        function = arguments.pop("function", count)
+        self.op = sks.StatefulOp(
+            function,
+            key="user",
+            output="user string, n long",
+            state={"count": int},
+            path=self.state,
+            **arguments,
+        )
+        self.query = Query(place / "cp")
+        self.sink = Sink()
+
+    def plan(self, batch: int, stamp: int = 0) -> None:
+        self.query.plan(batch, stamp=stamp)
+
+    def run(self, batch: int, users: str, tasks: int = 2, **arguments: Any) -> None:
+        """A batch with one row for each letter."""
+        function = self.op.foreach_batch(
+            self.sink, checkpoint=self.query.checkpoint, parallelism=tasks, **arguments
+        )
+        function(self.frame(users), batch)
+
+    def frame(self, users: str) -> Any:
+        return self.spark.createDataFrame([(user,) for user in users], "user string")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return contents(self.state, "count", int)

@@ -1,6 +1,5 @@
 """Exactly once: what the driver does when a batch is repeated, missing, or another's."""
 
-import json
 import os
 import signal
 import threading
@@ -10,61 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import Files, Query, Sink, contents, count, digest, run_all
+from streams import Files, Job, Query, contents, count, digest, run_all
 
 import statekit as sk
 import statekit.spark as sks
 from statekit import failpoints
 from statekit.errors import StatefulOpError
-
-
-@pytest.fixture(autouse=True)
-def failpoints_off() -> Any:
-    yield
-    failpoints.configure(None)
-
-
-class Job:
-    """An op and a query, whose batches are called by hand; and what the state should be."""
-
-    def __init__(self, spark: Any, place: Path, **changes: Any) -> None:
-        self.spark = spark
-        self.place = place
-        self.state = place / "state"
-        arguments: dict[str, Any] = {"key_groups": 16, **changes}
-        function = arguments.pop("function", count)
-        self.op = sks.StatefulOp(
-            function,
-            key="user",
-            output="user string, n long",
-            state={"count": int},
-            path=self.state,
-            **arguments,
-        )
-        self.query = Query(place / "cp")
-        self.sink = Sink()
-
-    def plan(self, batch: int, stamp: int = 0) -> None:
-        self.query.plan(batch, stamp=stamp)
-
-    def run(self, batch: int, users: str, tasks: int = 2, **arguments: Any) -> None:
-        """A batch with one row for each letter."""
-        function = self.op.foreach_batch(
-            self.sink, checkpoint=self.query.checkpoint, parallelism=tasks, **arguments
-        )
-        function(self.frame(users), batch)
-
-    def frame(self, users: str) -> Any:
-        return self.spark.createDataFrame([(user,) for user in users], "user string")
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return contents(self.state, "count", int)
-
-
-@pytest.fixture
-def job(spark: Any, tmp_path: Path) -> Job:
-    return Job(spark, tmp_path)
 
 
 def test_a_batch_that_is_repeated_gives_its_stored_output_whatever_the_parallelism(
@@ -134,6 +84,21 @@ def test_a_function_that_is_not_deterministic_is_applied_once(spark: Any, tmp_pa
     assert job.counts == published
 
 
+def test_paths_with_letters_that_spark_takes_for_a_pattern_are_read(
+    spark: Any, tmp_path: Path
+) -> None:
+    place = tmp_path / "a b{c}[d]*?%20"
+    place.mkdir()
+    job = Job(spark, place, output_path=place / "out")
+    job.plan(0)
+    job.run(0, "aab")
+    assert job.sink.calls == [(0, [("a", 2), ("b", 1)])]
+    found: list[Any] = []
+    stream = sks.read_output(place / "out", stream=True)
+    run_all(stream, lambda df, _: found.extend(map(tuple, df.collect())), tmp_path / "reader")
+    assert sorted(found) == [("a", 2), ("b", 1)]
+
+
 def test_empty_batches_and_partitions_make_whole_versions(job: Job) -> None:
     for batch, users in enumerate(["", "a", "", "a"]):
         job.plan(batch)
@@ -181,6 +146,9 @@ def test_a_rolled_back_checkpoint_is_refused_or_the_state_goes_back_too(job: Job
     job.run(2, "bcd", accept="rollback")
     assert job.counts == Counter("ababbcd")
     job.run(2, "bcd")
+    job.plan(2)
+    with pytest.raises(StatefulOpError, match="rolled back"):
+        job.run(2, "ab")  # as it was before: that version no longer counts
     job.plan(3, stamp=100)
     job.run(3, "a")
     assert job.counts == Counter("ababbcda")
@@ -256,6 +224,23 @@ def test_a_state_of_another_type_is_refused_and_a_new_state_is_added(job: Job) -
     job.run(1, "ab")
     assert job.counts == {"a": 1}
     assert contents(job.state, "more", int) == {"a": 1, "b": 1}
+
+
+def test_the_state_goes_back_to_nothing_if_the_first_batch_is_planned_anew(job: Job) -> None:
+    job.plan(0)
+    job.run(0, "ab")
+    job.plan(0, stamp=1)
+    job.run(0, "bc", accept="rollback")
+    assert job.counts == {"b": 1, "c": 1}
+
+
+def test_output_that_is_kept_for_ever_is_not_rolled_back(spark: Any, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, output_path=tmp_path / "out")
+    job.plan(0)
+    job.run(0, "ab")
+    job.plan(0, stamp=1)
+    with pytest.raises(StatefulOpError, match="cannot be rolled back"):
+        job.run(0, "bc", accept="rollback")
 
 
 # ---- Two drivers
@@ -389,81 +374,3 @@ def test_a_real_checkpoint_that_is_deleted_or_rolled_back_is_noticed(
         run_all(source.stream(spark), function, checkpoint)
     assert digest(job.state) == before
     assert job.counts == Counter("ab")
-
-
-# ---- What is kept
-
-
-def test_old_versions_are_removed_and_the_rest_stays_readable(spark: Any, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, keep=3)
-    for batch in range(10):
-        job.plan(batch)
-        job.run(batch, "ab", tasks=1 + batch % 3)
-    assert [one.number for one in sk.checkpoints(job.state)] == [8, 9, 10]
-    assert [*job.state.glob("000000000001-*")] == []
-    job.run(9, "ab")
-    assert job.sink.calls[-1] == (9, [("a", 10), ("b", 10)])
-    job.plan(10)
-    job.run(10, "a")
-    assert job.counts == {"a": 11, "b": 10}
-
-
-def test_output_is_read_exactly_once_as_a_table_and_as_a_stream(spark: Any, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, output_path=tmp_path / "out", keep=2)
-    with pytest.raises(sk.StateKitError, match="no output in"):
-        sks.read_output(tmp_path / "out")
-    for batch, users in enumerate(["ab", "", "aac"]):
-        job.plan(batch)
-        if batch == 2:
-            failpoints.configure("spark.computed=error")
-            with pytest.raises(OSError, match=r"spark\.computed"):
-                job.run(batch, "aazz")  # its files lie in the directory, and do not count
-            failpoints.configure("spark.published=error")
-            with pytest.raises(OSError, match=r"spark\.published"):
-                job.run(batch, users)
-            failpoints.configure(None)
-        job.run(batch, users)
-        job.run(batch, users)
-    expected = [("a", 1), ("a", 3), ("b", 1), ("c", 1)]
-    assert sorted(map(tuple, sks.read_output(tmp_path / "out").collect())) == expected
-    assert job.sink.calls[-1] == (2, [("a", 3), ("c", 1)])
-    found: list[Any] = []
-    stream = sks.read_output(tmp_path / "out", stream=True)
-    for _ in range(2):
-        run_all(stream, lambda df, _: found.extend(map(tuple, df.collect())), tmp_path / "reader")
-    assert sorted(found) == expected
-    assert len([*(tmp_path / "out").glob("*.parquet")]) > len(expected) - 2
-
-
-# ---- The beginning
-
-
-def test_a_query_goes_on_from_a_backfill_which_is_done_once(job: Job) -> None:
-    history = job.frame("aaabz")
-    found = job.op.backfill(history, "history", parallelism=3)
-    assert sorted(map(tuple, found.collect())) == [("a", 3), ("b", 1), ("z", 1)]
-    job.op.backfill(history, "history", parallelism=2)
-    job.op.backfill(job.frame("z"), "more")
-    job.plan(0)
-    job.run(0, "ab")
-    assert job.counts == Counter("aaabzzab")
-    with pytest.raises(StatefulOpError, match="A backfill comes before the first batch"):
-        job.op.backfill(history, "late")
-
-
-def test_a_query_goes_on_from_any_checkpoint(job: Job) -> None:
-    kv = sk.open("memory:", key_groups=16, subgroups=1)
-    kv.value("count", int).update({"a": 10, "q": 1})
-    kv.checkpoint(job.state)
-    kv.close()
-    job.plan(0)
-    job.run(0, "ab")
-    assert job.counts == {"a": 11, "b": 1, "q": 1}
-
-
-def test_the_metadata_of_a_version_say_which_batch_it_is(job: Job) -> None:
-    job.plan(0)
-    job.run(0, "ab")
-    (version,) = sk.checkpoints(job.state)
-    note = json.loads(json.dumps(version.metadata))["spark"]
-    assert (note["query"], note["batch"], note["rows"]) == (job.query.id, 0, 2)

@@ -73,7 +73,9 @@ def export(
 
     One file for each state. Columns: key (key_0, key_1 ... of a tuple), value, and stamp if the
     state has a time to live. What the state is goes with it, so `import` needs no options (but not
-    to stdout, unless in Parquet and Arrow). URL is as for `inspect`.
+    to stdout, unless in Parquet and Arrow). In Parquet and Arrow the columns have the types of
+    docs/arrow.md, but decimals and timedeltas are text, and so is every type of which a value does
+    not fit its column. URL is as for `inspect`.
 
     \b
     Example:

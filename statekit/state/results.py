@@ -183,12 +183,9 @@ class EncodedValues(Values[V]):
         return found
 
     def to_arrow(self, *, text: Collection[str] = ()) -> "pyarrow.Array":
-        encode = self._codec.encode
-        is_there = self.found if self._default is None else bytes([1]) * len(self)
-        items = [
-            encode(value) if there else None
-            for value, there in zip(self.to_list(), is_there, strict=True)
-        ]
+        missing = None if self._default is None else self._codec.encode(self._default())
+        stored = (data for part in self._parts for data in part.to_list())
+        items = [missing if data is None else data for data in stored]
         return value_array(self._codec.type, items, text)
 
     def encoded(self) -> list[bytes | None]:

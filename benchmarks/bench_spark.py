@@ -197,14 +197,16 @@ COUNT = {"output": "user string, n long", "state": {"count": int}}
 
 
 class Bench:
-    def __init__(self, spark: Any, place: Path, report: Report, warm: int, rounds: int) -> None:
+    def __init__(self, spark: Any, place: Path, report: Report, is_quick: bool) -> None:
         self.spark, self.place, self.report = spark, place, report
-        self.warm, self.rounds = warm, rounds
+        self.warm, self.rounds = (1, 2) if is_quick else (3, 10)
+        self.share = 10 if is_quick else 1
         self.dice = np.random.default_rng(1)
         self.made = 0
 
     def batch(self, keys: int = KEYS, records: int = RECORDS) -> Path:
         """A file of records with random keys. The same for all contenders."""
+        keys, records = keys // self.share, records // self.share
         users = self.dice.integers(0, keys, records)
         table = pa.table(
             {
@@ -308,7 +310,7 @@ class Bench:
         streams = [
             Stream(name, self.place / folder, self.spark, start) for name, start in starts.items()
         ]
-        users = pa.array([f"user-{n:08d}" for n in range(1_000_000)])
+        users = pa.array([f"user-{n:08d}" for n in range(1_000_000 // self.share)])
         every = self.place / "every.parquet"
         texts = pa.array(["x" * 56] * len(users))
         pq.write_table(pa.table({"user": users, "item": texts, "n": range(len(users))}), every)
@@ -363,7 +365,7 @@ class Bench:
             for name, start in starts.items()
         ]
         written = {one.name: 0 for one in streams}
-        for _ in range(50):
+        for _ in range(50 // self.share):
             path = self.batch()
             for one in streams:
                 before = _sizes(one.place)
@@ -400,7 +402,9 @@ ROWS = ("count", "nested", "rescale", "written", "large")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds, to try it out")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds and a tenth of the records, to try it out"
+    )
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
     options = parser.parse_args()
     spark = spark_session(
@@ -415,13 +419,7 @@ def main() -> None:
     report.series["pyspark"] = spark.version
     report.series["statekit"] = sk.__version__
     with tempfile.TemporaryDirectory(prefix="statekit-spark-") as folder:
-        bench = Bench(
-            spark,
-            Path(folder),
-            report,
-            warm=1 if options.quick else 3,
-            rounds=3 if options.quick else 10,
-        )
+        bench = Bench(spark, Path(folder), report, options.quick)
         for row in options.rows or ROWS:
             getattr(bench, row)()
         spark.stop()

@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from statekit.assignment import assign, subtract
+from statekit.assignment import assign, show_groups, subtract
 from statekit.checkpoint.parts import Part, publish
 from statekit.checkpoint.reader import Checkpoint, UnfinishedError, read_checkpoint
 from statekit.checkpoint.retention import collect
@@ -236,30 +236,22 @@ def _another_query(
 # ---- Computing
 
 
-def compute(df: Any, batch: Batch, tasks: Sequence[range], ship: Any) -> tuple[list[Report], Any]:
+def compute(df: Any, batch: Batch, tasks: Sequence[range], ship: Any) -> list[Report]:
     """Runs the tasks. Returns their reports, which together have all key-groups.
 
     ship: makes of a Batch the function that Spark is to call.
     """
-    spark = df.sparkSession
     routed = route(df, plan_routing(df.schema, batch.key), batch.key_groups, len(tasks))
     batch = replace(batch, ranges=tuple(tasks))
     reports = _collect(routed.mapInArrow(ship(batch), REPORT_SCHEMA))
-    missing = subtract(
-        (range(batch.key_groups),), tuple(tasks[_index(tasks, one.at)] for one in reports)
-    )
-    if missing:
+    reported = {one.at for one in reports}
+    if left := [one for one in tasks if one.start not in reported]:
         # Spark leaves out partitions that it knows to be empty, for example all of an empty batch.
         # Their timers may be due, and their key-groups belong into the version as well.
-        left = [one for one in tasks if any(one.start in part for part in missing)]
         batch = replace(batch, ranges=tuple(left), is_empty=True)
-        numbers = spark.range(0, len(left), 1, len(left))
+        numbers = df.sparkSession.range(0, len(left), 1, len(left))
         reports += _collect(numbers.mapInArrow(ship(batch), REPORT_SCHEMA))
-    return reports, spark
-
-
-def _index(tasks: Sequence[range], start: int) -> int:
-    return next(at for at, one in enumerate(tasks) if one.start == start)
+    return reports
 
 
 def _collect(df: Any) -> list[Report]:
@@ -288,15 +280,13 @@ def run_batch(
 
     batch: what the tasks are told, but for the base and number, which are found here.
     """
-    spark = df.sparkSession
     storage = open_storage(batch.place)
-    output = storage if batch.output_path is None else open_storage(batch.output_path)
     standing = find_standing(storage, wanted, accepts)
     if standing.is_rollback and batch.output_path is not None:
         raise StatefulOpError(
             f"the state in {storage.shown!r} cannot be rolled back, since the output of later "
-            f"batches is in {output.shown!r} for ever, where others may have read it. Start anew, "
-            "with another path and output_path."
+            f"batches is in {batch.output_path!r} for ever, where others may have read it. Start "
+            "anew, with another path and output_path."
         )
     if (version := standing.done) is None:
         version = _make(df, wanted, batch, parallelism, standing, storage, ship)
@@ -304,10 +294,11 @@ def run_batch(
             _collect_old(storage, keep)
     note = _note(version)
     assert note is not None
-    files = note["files"]
-    if batch.output_path is not None:
+    files, output = note["files"], storage
+    if note["output_path"] is not None:  # where it was when the version was made
+        output = open_storage(note["output_path"])
         log_output(output, version.number, files, schema)
-    return read_files(spark, output, files, schema)
+    return read_files(df.sparkSession, output, files, schema)
 
 
 def _make(
@@ -325,7 +316,7 @@ def _make(
     visit("spark.base")
     started = perf_counter()
     batch = replace(batch, base=base, number=standing.number)
-    reports, _ = compute(df, batch, assign(batch.key_groups, parallelism), ship)
+    reports = compute(df, batch, assign(batch.key_groups, parallelism), ship)
     visit("spark.computed")
     computed = perf_counter()
     outputs = [one.output for one in reports if one.output is not None]
@@ -339,6 +330,7 @@ def _make(
         "digest": wanted.digest,
         "base": None if base is None else base.number,
         "files": [one.file for one in outputs],
+        "output_path": batch.output_path,
         "rows": sum(one.rows for one in outputs),
         "parallelism": parallelism,
         "backfills": backfills,
@@ -423,8 +415,9 @@ def _check_geometry(storage: Storage, base: Checkpoint, batch: Batch) -> None:
         )
     if hidden := subtract((range(batch.key_groups),), base.key_groups):
         raise StatefulOpError(
-            f"version {base.number} in {storage.shown!r} has not all key-groups: {hidden} are not "
-            "there. It is the checkpoint of one worker. Merge it with the others first."
+            f"version {base.number} in {storage.shown!r} has not all key-groups: "
+            f"{show_groups(hidden)} are not there. It is the checkpoint of one worker. Merge it "
+            "with the others first."
         )
 
 

@@ -1,4 +1,7 @@
-"""A query on Spark Connect: the function is unpickled in another process, and has nothing else."""
+"""A query on Spark Connect: the function is unpickled in another process, and has nothing else.
+
+Spark gives that process ten seconds to start, two of which it needs alone on a machine: at night.
+"""
 
 import json
 import subprocess

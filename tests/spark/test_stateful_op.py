@@ -265,7 +265,7 @@ def test_timers_and_ttl_follow_sparks_watermark_and_timers_fire_on_batches_witho
         2: [],
         3: [("over", "a", 3, 22), ("over", "b", 1, 18)],
         4: [("seen", "b", 1, 2)],
-        5: [("seen", "a", 1, 1), ("seen", "b", 2, 3)],
+        5: [("seen", "a", 1, 1), ("seen", "b", 2, 1)],
     }
 
 

@@ -57,6 +57,18 @@ def test_output_is_read_exactly_once_as_a_table_and_as_a_stream(spark: Any, tmp_
     assert len([*(tmp_path / "out").glob("*.parquet")]) > len(expected) - 2
 
 
+def test_a_version_is_replayed_from_where_its_output_was(spark: Any, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path)
+    job.plan(0)
+    job.run(0, "ab")
+    job.op.output_path = str(tmp_path / "out")  # the program was changed, and restarted
+    job.run(0, "ab")
+    job.plan(1)
+    job.run(1, "a")
+    assert job.sink.calls[1:] == [(0, [("a", 1), ("b", 1)]), (1, [("a", 2)])]
+    assert [*map(tuple, sks.read_output(tmp_path / "out").collect())] == [("a", 2)]
+
+
 # ---- The beginning
 
 

@@ -281,6 +281,9 @@ class DurabilitySteps:
         assert home is not None
         lines = int(10 ** rng.uniform(0, 4))
         what = rng.choice(("commit", "flush", "close", "ops", "sweep"))
+        if what == "close" and any(move.source.host == kv.host for move in world.moves_of(kv)):
+            # What is given back would be at the home of an old owner that is killed with it.
+            self.finish_moves(kv)
         self.say(f"{kv}: {what}, killed after {lines} lines")
         before, after = {**home.base}, world.cut(kv)
         if what == "ops":

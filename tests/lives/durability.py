@@ -161,6 +161,7 @@ class DurabilitySteps:
         kv = self.open_provider(home, rng.sample(groups, count))
         if home.kind == "redis" and count < len(groups):  # several may open a home on a server
             self.open_provider(home, {*groups} - kv.owned, evolve=False)
+            self.world.note_shared()  # what one of them declares, the other need not know
         if rng.random() < 0.5:
             self.check(kv)
         self.check_position(kv)

@@ -6,6 +6,7 @@ shell.py        carries out what its participant (statekit/protocol) says
 old_owner.py    the old owner's side of that
 departure.py    one hand-over as the old owner sees it: leaves are shut, and read out
 new_owner.py    the new owner's side
+going_on.py     what a home remembers of that, and how a later life goes on with it
 arrival.py      one hand-over as the new owner sees it
 fetch.py        leaves that come because somebody needs them
 stream.py       leaves that come by themselves

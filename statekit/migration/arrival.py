@@ -18,7 +18,7 @@ owner's, who keeps it, shut: nothing was written to it here, so that it can stil
 With a home, a leaf has come when it is at home, and the old owner is told so when it is durable
 there. The home's record names the hand-over before anything comes, and until the old owner knows
 that all of it has. So a provider that is opened after a crash knows of which key-groups a part is
-still there, does not take them for its own, and goes on with them (NewOwnerShell._go_on).
+still there, does not take them for its own, and goes on with them (going_on.py).
 
 What has come, what was asked for, reported or given back is in the participant's record (`state`,
 protocol/handover.py), which is only read here. What is left is how to reach the old owner, who

@@ -128,35 +128,27 @@ class Fetching(WriteBack):
         needs_values: the operation reads what is there. Without it nothing needs to be fetched.
         Memory may pass the budget meanwhile, by what one batch needs.
         """
-        with self._lock_when_here(raw, keys):
-            self.store.limit(0)
-            try:
-                if needs_values and (records := _unknown_records(raw, keys)):
-                    self.fetch(raw, list(dict.fromkeys(map(keys.encoded, records))))
-                yield
-            finally:
-                self._limit()
-            self._trim()
-
-    @contextmanager
-    def _lock_when_here(self, raw: State, keys: Column) -> Iterator[None]:
-        """The lock, held while no leaf of these keys is coming.
-
-        They are waited for without it: the process that one comes from may be slow, and who takes
-        the leaf back from us needs locks that come before this one.
-        """
-        leaves: Sequence[int] | None = None
+        leaves: list[int] | None = None
         while True:
             if self.loading is not None:
-                if leaves is None:
-                    leaves = sorted({*route(keys, raw.codec, self.store.leaves).tolist()})
+                # Without the lock: the process that a leaf comes from may be slow, and who takes
+                # the leaf back from us needs locks that come before this one.
+                leaves = leaves or sorted({*route(keys, raw.codec, self.store.leaves).tolist()})
                 self.load_leaves(leaves)
             with self._lock:
                 loading = self.loading
-                if loading is None or (leaves is not None and all(map(loading.is_here, leaves))):
+                is_here = loading is None or (leaves and all(map(loading.is_here, leaves)))
+                if not is_here and keys.n:
+                    continue  # some of them are expected since: they come first
+                self.store.limit(0)
+                try:
+                    if needs_values and (records := _unknown_records(raw, keys)):
+                        self.fetch(raw, list(dict.fromkeys(map(keys.encoded, records))))
                     yield
-                    return
-            # Some of them are expected since: they come first.
+                finally:
+                    self._limit()
+                self._trim()
+                return
 
     @contextmanager
     def loaded(self, raw: State, keys: Column) -> Iterator[None]:

@@ -14,8 +14,9 @@ is being restored lazily has *sources* instead (sources.py, loading.py): then a 
 whole is at a source, as it was, under what is here. Leaves come from it as a whole, nothing is
 ever evicted, and once all are here the sources are gone and cost nothing more.
 
-With a home and sources, a leaf is at one of them and never at both: leaves of the sources move in
-as a whole (moving_in.py), and are at home from then on.
+With a home and sources, a leaf is at one of them and never at both: leaves of the sources (of
+checkpoints, and of processes that hand them over) move in as a whole (moving_in.py), and are at
+home from then on.
 """
 
 import threading

@@ -161,6 +161,7 @@ class DurabilitySteps:
         kv = self.open_provider(home, rng.sample(groups, count))
         if home.kind == "redis" and count < len(groups):  # several may open a home on a server
             self.open_provider(home, {*groups} - kv.owned, evolve=False)
+            self.world.note_shared()  # what one of them declares, the other need not know
         if rng.random() < 0.5:
             self.check(kv)
         self.check_position(kv)
@@ -288,6 +289,9 @@ class DurabilitySteps:
         assert home is not None
         lines = int(10 ** rng.uniform(0, 4))
         what = rng.choice(("commit", "flush", "close", "ops", "sweep"))
+        if what == "close" and any(move.source.host == kv.host for move in world.moves_of(kv)):
+            # What is given back would be at the home of an old owner that is killed with it.
+            self.finish_moves(kv)
         self.say(f"{kv}: {what}, killed after {lines} lines")
         before, after = {**home.base}, world.cut(kv)
         if what == "ops":

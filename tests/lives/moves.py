@@ -184,6 +184,30 @@ class MoveSteps:
             self.finish_move(move)
         return move
 
+    def step_torn_move(self: "Life") -> None:
+        """A process is killed into whose home leaves are coming from another process."""
+        world, rng = self.world, self.rng
+        moves = [
+            move
+            for move in world.moves
+            if move.home is not None and move.source.host != move.target.host
+        ]
+        if moves:
+            move = rng.choice(moves)
+        else:
+            able = [kv for kv in world.kvs if kv.owned]
+            begun = self.begin_move(rng.choice(able), may_migrate=False) if able else None
+            if begun is None or begun.home is None or begun not in world.moves:
+                return
+            move = begun
+        for _ in range(rng.randrange(3)):
+            self.step_ops()
+        if move.target in world.kvs and self.may_kill(move.target.host):
+            if rng.random() < 0.5:
+                self.call(move.target, "call", "commit")
+                self.committed(move.target, None)
+            self.kill(move.target.host)
+
     def moved_on(self: "Life", groups: Iterable[int]) -> None:
         """Key-groups move on: for them, the hand-overs that brought them are over."""
         for move in [*self.world.moves]:

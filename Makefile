@@ -18,7 +18,7 @@ SANITIZED := $(filter-out $(addprefix tests/test_,package.py examples.py typing.
     cli_serving.py storage.py retention.py failpoints.py manifest.py damage.py docs.py plain.py \
     participant.py coordinator.py routing.py simulator.py protocol_mutants.py lives.py \
     before_after.py cli_looking.py cli_mistakes.py leaving.py survives.py empty.py interrupts.py \
-    checkpoint_interrupts.py commit_interrupts.py moving_in.py) \
+    checkpoint_interrupts.py commit_interrupts.py moving_in.py arriving.py) \
     $(wildcard tests/test_remote_*.py), $(wildcard tests/test_*.py))
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN := -fsanitize=thread

@@ -45,9 +45,19 @@ def open_files() -> set[str]:
     return found
 
 
+_threads_before: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_threads() -> None:
+    """What a test before has left behind must not fail those that come after it."""
+    _threads_before.clear()
+    _threads_before.update(threading.enumerate())
+
+
 def quiet() -> None:
     """Waits until all threads of statekit that end by themselves have ended."""
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()} - _threads_before:
         if thread.name.startswith("statekit-") and thread is not threading.current_thread():
             thread.join(SECONDS_MAX)
             assert not thread.is_alive(), f"{thread.name} does not end"

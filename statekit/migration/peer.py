@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from statekit.assignment import leaf_ranges, show_groups, subtract
 from statekit.errors import (
     ArgumentError,
+    ClosedError,
     HomeError,
     KeyTypeError,
     MigrationError,
@@ -298,7 +299,9 @@ class Peer(OldOwnerShell, NewOwnerShell):
             self._leave_behind(departure)
         if self._residence.home is not None:
             try:
-                self._free_handed_over(0)  # what others have is deleted by the flush that comes now
+                with suppress(ClosedError):  # the home was let go of: nothing is deleted any more
+                    # What others have is deleted by the flush that comes now.
+                    self._free_handed_over(0)
             except HomeError as error:
                 _log.warning("what was handed over is not deleted at home: %s", error)
         if self._server is not None:

@@ -15,14 +15,15 @@ from statekit.errors import CorruptBlockError, shorten
 from statekit.kinds import KINDS
 from statekit.native import Block
 
-_MARK = b"\xd7\xad"
+STAMP_MARK = b"\xd7\xad"
 _STAMP = Struct(">q")
-_STAMPED = len(_MARK) + _STAMP.size
+_STAMPED = len(STAMP_MARK) + _STAMP.size
 _INT = Struct(">Bq")
 _FLOAT = Struct(">Bd")
 _NATIVE_INT = Struct("<q")
 _NATIVE_FLOAT = Struct("<d")
 _INT_HEAD, _FLOAT_HEAD = KINDS["i64"].head, KINDS["f64"].head
+NUMBER_KINDS = frozenset({"i64", "f64"})  # whose rows are not as the store has them
 
 
 def _pack_int(value: int) -> bytes:
@@ -45,7 +46,7 @@ def block_rows(block: Block) -> list[bytes | None]:
         values = [None if value is None else pack(value) for value in values]
     if block.stamps is not None:
         values = [
-            None if value is None else _MARK + _STAMP.pack(stamp) + value
+            None if value is None else STAMP_MARK + _STAMP.pack(stamp) + value
             for value, stamp in zip(values, block.stamps, strict=True)
         ]
     return values
@@ -53,11 +54,11 @@ def block_rows(block: Block) -> list[bytes | None]:
 
 def split_stamp(kind: str, row: bytes) -> tuple[bytes, int | None]:
     """The value of a row and its stamp; None if it was written without a time to live."""
-    if row[:2] != _MARK or not KINDS[kind].may_expire:  # due times may begin with any bytes
+    if row[:2] != STAMP_MARK or not KINDS[kind].may_expire:  # due times may begin with any bytes
         return row, None
     if len(row) < _STAMPED:
         raise _damaged(row)
-    return row[_STAMPED:], _STAMP.unpack_from(row, len(_MARK))[0]
+    return row[_STAMPED:], _STAMP.unpack_from(row, len(STAMP_MARK))[0]
 
 
 def read_value(kind: str, value: bytes) -> Any:

@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 from statekit.errors import BadValueError, CorruptBlockError, where
 from statekit.homes.home import row_name
-from statekit.homes.rows import native_value, split_stamp
+from statekit.homes.rows import NUMBER_KINDS, STAMP_MARK, native_value, split_stamp
 from statekit.native import Store
 from statekit.native.buffers import BufferSlice
 from statekit.native.states import State
@@ -156,10 +156,12 @@ def read_row(raw: State, row: bytes | None) -> tuple[bytes | None, int | None]:
     """What to install for a row of the home: encoded value (None: there is none) and stamp."""
     if row is None:
         return None, None
-    value, stamp = split_stamp(raw.kind, row)
-    if stamp is not None and raw.timed and raw.is_expired(stamp):
-        return None, stamp
-    return native_value(raw.kind, value), stamp
+    kind, stamp = raw.kind, None
+    if row[:2] == STAMP_MARK:  # else there is no stamp: no need to ask
+        row, stamp = split_stamp(kind, row)
+        if stamp is not None and raw.timed and raw.is_expired(stamp):
+            return None, stamp
+    return (native_value(kind, row) if kind in NUMBER_KINDS else row), stamp
 
 
 def bad_row(raw: State, error: BadValueError) -> CorruptBlockError:

@@ -30,12 +30,13 @@ _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes i
 class ContainerState(KeyedState[V]):
     """What list, map and set state share. state[key] is a live view, empty if nothing is there."""
 
-    __slots__ = ("_shape",)
+    __slots__ = ("_rooted", "_shape")
     _raw: RawContainer
 
     def __init__(self, raw: Any, residence: Residence, schema: StateSchema, shape: Shape) -> None:
         super().__init__(raw, residence, schema, shape.codec)
         self._shape = shape
+        self._rooted = self._viewed, shape, self._root  # what all views of a key have
 
     _viewed: type[View]
     _root: bytes  # what C creates under a new key
@@ -46,7 +47,8 @@ class ContainerState(KeyedState[V]):
             k = encode(key)
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
-        return new_view(self._viewed, self, key, k, b"", self._shape, self._root)
+        cls, shape, root = self._rooted
+        return new_view(cls, self, key, k, b"", shape, root)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The view if something is there, else the default."""
@@ -56,15 +58,16 @@ class ContainerState(KeyedState[V]):
             status = _contains(self._ptr, self._id, k, len(k))
         except KEY_FAULTS as fault:
             raise self._raw._fault(fault, key) from None
-        if status == _MISSING or (status and not self._when_here(self._raw.contains, key)):
+        if status and (status == _MISSING or not self._when_here(self._raw.contains, key)):
             return default
-        view = _new(self._viewed)  # new_view(), without the price of a call
+        cls, shape, root = self._rooted
+        view = _new(cls)  # new_view(), without the price of a call
         view._state = self
         view._key = key
         view._k = k
         view._steps = b""
-        view._shape = self._shape
-        view._levels = self._root
+        view._shape = shape
+        view._levels = root
         return view
 
     def _bind(self, key: Any) -> Any:

@@ -21,6 +21,7 @@ def test_a_query_whose_state_is_in_s3_counts_exactly_over_a_restart(
 ) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # of the workers: they import streams.py
     s3.make_bucket("spark")
     source, expected, total = Files(tmp_path / "in", "user string"), [], Counter[str]()
     for users in ("aab", "bc", "d"):

@@ -28,7 +28,7 @@ ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-fil
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help demo test test-all ctest lint format bench bench-compare sanitize fuzz wheel clean
+.PHONY: help demo test test-all ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -113,12 +113,19 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## store, typed state, checkpoints, migration, commits against their peers; writes benchmarks/results
+bench: .venv/.built ## store, typed state, checkpoints, migration, commits, homes, tables against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_state_types.py
 	$(BIN)/python benchmarks/bench_checkpoint.py
 	$(BIN)/python benchmarks/bench_migration.py
 	$(BIN)/python benchmarks/bench_commits.py
+	$(BIN)/python benchmarks/bench_misses.py
+	$(BIN)/python benchmarks/arriving_memory.py
+	$(BIN)/python benchmarks/bench_arrow.py
+
+bench-spark: .venv/.built ## state on Spark against Spark's own, by turns in one JVM; writes benchmarks/results
+	$(BIN)/python benchmarks/bench_spark.py
+	$(BIN)/python benchmarks/bench_spark_read.py
 
 bench-compare: .venv/.ready ## an hour: is a figure of the docs worse than at commit BEFORE? by turns; writes benchmarks/results
 	$(BIN)/python benchmarks/before_after.py $(BEFORE)

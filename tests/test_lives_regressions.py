@@ -1,6 +1,10 @@
 """What random lives (tests/lives) have found, each as a small test."""
 
+import shutil
 from pathlib import Path
+
+import pytest
+from servers import HOST, redis_server
 
 import statekit as sk
 
@@ -63,3 +67,37 @@ def test_rollback_leaves_timers_alone_that_are_being_handed_over(tmp_path: Path)
     assert {one.key for one in new.timers("timers").pop_due(1000)} == theirs
     new.close()
     old.close()
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="there is no redis-server")
+def test_rows_that_came_back_by_another_process_of_the_home_are_not_deleted(
+    tmp_path: Path,
+) -> None:
+    """Key-groups went from one provider of a Redis home to memory, and from there to another.
+
+    The first one still meant to delete what it had of them.
+    """
+    with redis_server(tmp_path) as server:
+        url = f"redis://{HOST}:{server.port}/0?prefix=home"
+        first = sk.open(url, owned=range(4), **GEOMETRY)
+        second = sk.open(url, owned=range(4, 8), **GEOMETRY)
+        away = sk.open("memory:", owned=(), **GEOMETRY)
+        expected = {}
+        for number in range(200):
+            key = f"k{number}"
+            kv = first if first.owner_of(key) is first else second
+            kv.value("counts", int)[key] = number
+            if kv is second:
+                expected[key] = number
+        first.commit()
+        second.commit()
+        away.fetch_from(second.serve().address).wait(60)
+        address = away.serve().address
+        first.fetch_from(address, key_groups=range(4, 6)).wait(60)
+        second.fetch_from(address, key_groups=range(6, 8)).wait(60)
+        second.close()
+        first.commit()
+        first.close()
+        with sk.open(url, owned=range(4, 8), **GEOMETRY) as again:
+            assert dict(again.value("counts", int).items()) == expected
+        away.close()

@@ -189,6 +189,8 @@ class Ledger:
     dropping: set[int] = field(default_factory=set)
     #: Leaves that came since: what a sibling still frees of an earlier time is not their rows.
     came: set[int] = field(default_factory=set)
+    #: Leaves that another process of the home has since, by its records: their rows are its.
+    theirs: set[int] = field(default_factory=set)
     #: Leaves whose content is at a source, and nothing of it here: they are ours, and move in.
     coming: set[int] = field(default_factory=set)
     #: The home's record names sources: what is at home must be told from what is coming.
@@ -685,16 +687,18 @@ class Ledger:
             self.home.write_rows([commit.name, commit.encode()], durable=True)
             return commit
 
-    def _read_records(self) -> list[Commit]:
-        """Takes on what other processes have written since (Redis); what is new of it."""
-        news = []
+    def _read_records(self) -> None:
+        """Takes on what other processes have written since (Redis).
+
+        Leaves that are another's by now are not ours to drop, though they once went from here.
+        """
         for _, data in self.home.load(_COMMITS, 0):
             found = Commit.decode(data)
             known = self._commits.get(found.id)
             if known is None or known.number < found.number:
                 self._commits[found.id] = found
-                news.append(found)
-        return news
+                for part in self._leaves(found.key_groups):
+                    self.theirs.update(part)
 
     def replace(self, leaf: int, rows: Named) -> None:
         """Writes the rows of a leaf that arrives, in place of whatever is there."""
@@ -703,6 +707,7 @@ class Ledger:
             self.dropping.discard(leaf)
             self.coming.discard(leaf)
             self.came.add(leaf)
+            self.theirs.discard(leaf)
             self._end_generation([leaf], [place for place in self._cleared if place[0] == leaf])
             self.home.clear_leaves(range(leaf, leaf + 1), self.states)
             told = [_moved_in_name(leaf), b""] if self.has_sources else []
@@ -732,6 +737,7 @@ class Ledger:
             self._end_generation([leaf for leaf in leaves if leaf in self._since], cleared)
             self.dropping.difference_update(leaves)
             self.came.update(leaves)
+            self.theirs.difference_update(leaves)
             self.coming.update(leaf for leaf in leaves if leaf not in here)
 
     def make_durable(self) -> None:
@@ -822,9 +828,8 @@ class Ledger:
             if not self.dropping:
                 return
             self.settle()
-            for news in self._read_records():  # rows that are another's by now are not ours to drop
-                for part in self._leaves(news.key_groups):
-                    self.dropping.difference_update(part)
+            self._read_records()
+            self.dropping -= self.theirs
             # Of a key-group that is handed over leaf by leaf, the rest may still be here.
             whole = [
                 group

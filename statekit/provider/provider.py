@@ -540,6 +540,7 @@ class KVProvider(InProcess, Recording):
         return self._recorded.schemas
 
     def _take_in(self, schemas: Iterable[StateSchema]) -> None:
+        self._see_siblings()  # or states would be told apart by what was declared here alone
         mine = self.schemas
         for schema in schemas:
             if (known := mine.get(schema.name)) is not None:

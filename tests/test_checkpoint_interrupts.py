@@ -59,6 +59,7 @@ def quiet() -> None:
     """Waits until all threads of statekit that end by themselves have ended."""
     for thread in {*threading.enumerate()} - _threads_before:
         if thread.name.startswith("statekit-") and thread is not threading.current_thread():
+            thread._started.wait(SECONDS_MAX)  # type: ignore[attr-defined]  # it may just begin
             thread.join(SECONDS_MAX)
             assert not thread.is_alive(), f"{thread.name} does not end"
 

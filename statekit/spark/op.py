@@ -73,7 +73,7 @@ class StatefulOp:
         compression: str | None = None,
     ) -> None:
         self.functions = _functions(function, on_batch, on_timer)
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.key = (key,) if isinstance(key, str) else tuple(key) if _is_listing(key) else ()
         if not self.key or not all(isinstance(name, str) for name in self.key):
             raise ArgumentError(
                 f"key={shorten(key)} names no column. Pass the name of one, or a list of names."
@@ -262,6 +262,10 @@ def _functions(function: Any, on_batch: Any, on_timer: Any) -> Functions:
         if one is not None and not callable(one):
             raise ArgumentError(f"{name}={shorten(one)} is no function.")
     return Functions(on_key, on_batch, on_timer, instance)
+
+
+def _is_listing(key: object) -> bool:
+    return isinstance(key, Sequence) and not isinstance(key, bytes | bytearray)
 
 
 def _place(path: Any) -> str:

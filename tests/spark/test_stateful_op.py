@@ -408,6 +408,7 @@ def test_another_version_on_an_executor_is_explained(
 def test_arguments_are_checked_when_the_op_is_made(tmp_path: Path) -> None:
     for changes, message in (
         ({"key": []}, "names no column"),
+        ({"key": 3}, "key=3 names no column"),
         ({"state": {"count": complex}}, "complex"),
         ({"state": 5}, "no dict of states"),
         ({"key_groups": 100}, "power of two"),

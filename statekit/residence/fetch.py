@@ -99,27 +99,33 @@ class Fetching(WriteBack):
                 self.fetch_one(raw, raw.codec.encode(key))
                 fetches += 1
             else:
-                self.make_room(awaited)  # raises if there is none to be made
+                try:
+                    self.make_room(awaited)
+                except MemoryLimitError:  # there is none to be made
+                    if self.ledger is None or self._bytes_max >= (self.whole_budget or 0):
+                        raise
+                    # The budget was split. What fitted before that must fit still.
+                    return self._call_beyond(self.whole_budget or 0, raw, call, *args)
             try:
                 return call(*args)
             except AWAITED as error:
                 awaited = error
         # The room that was made may have been that of the entry itself, over and over.
+        return self._call_beyond(0, raw, call, *args)
+
+    def _call_beyond(self, limit: int, raw: State, call: Callable[..., T], *args: Any) -> T:
+        """Does an operation under another limit of memory (0: none), and makes room after it."""
         with self._lock:
-            self.store.limit(0)
+            self.store.limit(limit)
             try:
-                return self._call_unlimited(raw, call, *args)
+                return call(*args)
+            except UnknownEntryError as unknown:
+                (key,) = unknown.keys
+                self.fetch_one(raw, raw.codec.encode(key))
+                return call(*args)
             finally:
                 self._limit()
                 self._trim()
-
-    def _call_unlimited(self, raw: State, call: Callable[..., T], *args: Any) -> T:
-        try:
-            return call(*args)
-        except UnknownEntryError as unknown:
-            (key,) = unknown.keys
-            self.fetch_one(raw, raw.codec.encode(key))
-            return call(*args)
 
     @contextmanager
     def gathered(self, raw: State, keys: Column, needs_values: bool) -> Iterator[None]:

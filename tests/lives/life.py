@@ -394,7 +394,8 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
             if min(numbers) < 0 or figures["hits"] > figures["operations"]:
                 raise Wrong(f"{kv}: metrics of {name}: {figures}")
             spec = self.world.specs[name]
-            if kv.home is None and spec.ttl is None and not self.world.moves_of(kv):
+            is_moving = self.world.moves_of(kv) or self.world.has_entries_of_others(kv)
+            if kv.home is None and spec.ttl is None and not is_moving:
                 count = len(self.world.alive(spec, self.world.content, kv.owned))
                 if figures["entries"] != count and not self.call(kv, "loading"):
                     raise Wrong(f"{kv}: metrics of {name} count {figures['entries']}, not {count}")

@@ -263,6 +263,20 @@ class PeerApi(ABC):
         self._check_open()
         return () if self._peer is None else self._peer.late_parts(barrier)
 
+    def end_barrier(self, barrier: int) -> None:
+        """Says that checkpoint n is complete, or was given up: nothing is added to it here.
+
+        Tell it to all providers. Without it, a provider that was opened after the barrier had
+        passed counts as one that the barrier has not passed yet, and what it hands over is added
+        to the new owner's part of n. Barriers up to n have passed here then, whether n was taken
+        here or not.
+        """
+        self._check_open()
+        if isinstance(barrier, bool) or not isinstance(barrier, int) or barrier < 1:
+            raise ArgumentError(f"barrier is {shorten(barrier)}. Pass its number: 1 or greater.")
+        with self._lock:
+            self._as_peer().end_barrier(barrier)
+
     @property
     def migrations(self) -> tuple[Arrival | Departure, ...]:
         """The hand-overs that are not done."""

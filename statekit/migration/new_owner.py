@@ -593,9 +593,15 @@ class NewOwnerShell(GoingOn):
         leaves = (*part.leaves, *expected)
         return groups_of(leaves, self.subgroups)
 
+    def end_barrier(self, number: int) -> None:
+        """Nothing is added any more to our part of checkpoint n. The owner's lock is held."""
+        with self._lock:
+            self._participant.end(number)
+
     def _cover(self, arrival: Arrival, offer: Offer) -> None:
         """Key-groups that no part of a checkpoint has are added to ours, as they come."""
-        for number in [*self._parts]:
+        ended = self._participant.ended
+        for number in [one for one in self._parts if one > ended]:
             late = [leaf for one in offer.grants if one.covered < number for leaf in one.leaves]
             if late:
                 groups = groups_of(late, self.subgroups)

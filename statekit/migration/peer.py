@@ -132,12 +132,13 @@ class Peer(OldOwnerShell, NewOwnerShell):
                     f"{open_ones} migrations that are not done."
                 )
             if generation > self.generation:
-                barrier = self._participant.barrier
+                barrier, ended = self._participant.barrier, self._participant.ended
                 owned = self._owner.owned()
                 leases = self.leases(owned)
                 self._participant = self._new_participant(generation)
                 leaves = leaves_of(owned, self.subgroups)
                 self._participant.own(leaves, barrier, leases=leases)
+                self._participant.end(ended)
 
     def migrate(
         self,

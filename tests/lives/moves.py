@@ -398,6 +398,8 @@ class MoveSteps:
             kv = rng.choice(waiting)
             parts.append(self._pass(kv, number, taken))
             passed.append(kv)
+        for kv in world.kvs:  # but not those that are opened later
+            self.call(kv, "call", "end_barrier", number)
         if set(taken) != {group for kv in world.kvs for group in kv.owned}:
             raise AssertionError(f"the model of the barrier is wrong: {sorted(taken)}")
         versions: dict[str, set[int]] = {}

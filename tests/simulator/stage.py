@@ -198,6 +198,10 @@ class Stage:
         assert self.world.stored is not None
         return self.world.stored.owners[leaf]
 
+    def pass_barrier(self, worker: Worker, number: int) -> None:
+        self.step("barrier", worker.name, number)
+        worker.act(worker.participant.take(number))
+
     def process_record(self, leaf: int) -> None:
         """The next record of the leaf, wherever it is: it counts, waits there, or is sent on."""
         world = self.world
@@ -221,8 +225,7 @@ class Stage:
             if era > participant.barrier:
                 if not world.is_aligned(era):
                     return
-                self.step("barrier", name, era)
-                worker.act(participant.take(era))  # the barrier, in the stream of records
+                self.pass_barrier(worker, era)  # in the stream of records
                 if not worker.is_alive:
                     return
                 if participant.barrier < era:

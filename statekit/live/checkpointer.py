@@ -229,7 +229,7 @@ class Checkpointer:
         is_extra: bool = False,
     ) -> PartJob:
         """Like start(), but for a part of checkpoint `number`, which another process publishes."""
-        storage = open_storage(url)
+        storage = url if isinstance(url, Storage) else open_storage(url)
         check_compression(compression)
         if type(number) is not int:
             raise ArgumentError(f"{shorten(number)} is no number of a checkpoint. Pass an int.")

@@ -33,6 +33,8 @@ from statekit.errors import MissingFileError, StatefulOpError, shorten
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, declare, make_cursor, set_key
 from statekit.spark.output import OutputFile, batches_to_table, rows_to_table, write_output
 from statekit.spark.rows import Grouped, Rows, count_nulls, drop_nulls, split_late
+from statekit.storage import Storage, open_storage
+from statekit.storage.cached import CACHE_BYTES, CachedStorage, host_directory
 
 REPORT_SCHEMA = "report string"
 
@@ -70,6 +72,8 @@ class Batch:
     null_keys: str
     compression: str | None
     output_path: str | None
+    cache: str | None = None  # where each host keeps copies of packs; None: in its usual place
+    cache_bytes: int = CACHE_BYTES
 
 
 @dataclass
@@ -117,9 +121,10 @@ def run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Report:
     """One range of key-groups. Everything but Spark."""
     report = Report(groups.start, host=socket.gethostname())
+    storage = _storage(batch)
     try:
-        with _provider(batch, groups) as kv:
-            _Run(batch, kv, report).run(pieces)
+        with _provider(batch, groups, storage) as kv:
+            _Run(batch, kv, report, storage).run(pieces)
     except StatefulOpError as error:
         report.error = str(error)
     except MissingFileError as error:
@@ -132,13 +137,22 @@ def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Repo
     return report
 
 
-def _provider(batch: Batch, groups: range) -> Any:
+def _storage(batch: Batch) -> Storage:
+    """Where the state is. Of a storage that is not here, with copies on this host."""
+    storage = open_storage(batch.place)
+    if storage.is_local or not batch.cache_bytes:
+        return storage
+    return CachedStorage(storage, batch.cache or host_directory(), batch.cache_bytes)
+
+
+def _provider(batch: Batch, groups: range, storage: Storage) -> Any:
     if batch.base is None:
         kv = sk.open(
             "memory:", key_groups=batch.key_groups, subgroups=batch.subgroups, owned=groups
         )
     else:
-        kv = sk.restore(batch.base, key_groups=groups, background=False)
+        base = batch.base.through(storage)
+        kv = sk.restore(base, key_groups=groups, background=False)
     declare(kv, batch.states, batch.key_type)
     if batch.watermark is not None:
         kv.advance_watermark(batch.watermark)
@@ -148,8 +162,9 @@ def _provider(batch: Batch, groups: range) -> Any:
 class _Run:
     """What is done with the provider of a range."""
 
-    def __init__(self, batch: Batch, kv: Any, report: Report) -> None:
+    def __init__(self, batch: Batch, kv: Any, report: Report, storage: Storage) -> None:
         self.batch = batch
+        self.storage = storage
         self.kv = kv
         self.report = report
         self.figures: dict[str, float] = {}
@@ -174,7 +189,7 @@ class _Run:
                 table, batch.place, batch.output_path, batch.number, at
             )
             part: Part = self.kv.write_part(
-                batch.place, number=batch.number, compression=batch.compression
+                self.storage, number=batch.number, compression=batch.compression
             )
         finally:
             if hasattr(instance, "close"):
@@ -182,6 +197,9 @@ class _Run:
         self.report.part = part.to_json()
         self.figures["bytes"] = part.bytes
         self.figures["output_rows"] = table.num_rows
+        if isinstance(self.storage, CachedStorage):
+            self.figures["cache_hits"] = self.storage.hits
+            self.figures["cache_misses"] = self.storage.misses
         self.report.figures = {
             **self.figures,
             "process_seconds": processed - started,

@@ -1,4 +1,4 @@
-"""Copies of packs on a host: whatever is wrong with them, the state is right. No Spark is needed."""
+"""Copies of packs on a host: whatever is wrong with them, the state is right. Without Spark."""
 
 import os
 from collections import Counter
@@ -176,7 +176,7 @@ def test_copies_and_drafts_that_nobody_used_for_hours_go(far: Far) -> None:
 def test_a_directory_that_others_can_write_to_is_not_used(far: Far) -> None:
     far.cache.mkdir()
     far.cache.chmod(0o777)
-    base, figures = far.run(None, 1, FIRST)
+    base, _ = far.run(None, 1, FIRST)
     far.run(base, 2, SECOND)
     assert far.copies() == []
     assert counts(far.place) == Counter(FIRST + SECOND)

@@ -320,6 +320,8 @@ int64_t sk_timers_due(sk_store *store, uint32_t state, uint32_t from, uint32_t t
  * is no such state of timers. INT64_MIN may also be a due time: sk_value_status says which it
  * is. */
 int64_t sk_timers_next(sk_store *store, uint32_t state);
+/* The same of leaves [from, to); INT64_MIN and a status if there are no such leaves, too. */
+int64_t sk_timers_next_of(sk_store *store, uint32_t state, uint32_t from, uint32_t to);
 
 /* ---- Batches ------------------------------------------------------------ */
 

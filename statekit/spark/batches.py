@@ -15,6 +15,7 @@ if a crash comes between 5 and Spark's record, again.
 A version is a checkpoint (checkpoint/parts.py) with the metadata
 
     spark: {query, batch, digest, files, rows, ...}    of whose batch it is, and its output
+           {due}                                       when its timers are due next (due.py)
 
 Of a query that is run from its beginning, batch b is version b + 1. Nothing else rests between two
 batches, neither in the driver nor in the workers; on Spark Connect, where the function is unpickled
@@ -60,6 +61,7 @@ from statekit.errors import (
 )
 from statekit.failpoints import register, visit
 from statekit.format.manifest import number_of
+from statekit.spark.due import merge, noted, times_of
 from statekit.spark.output import OutputFile, attachments_of, log_output, read_files
 from statekit.spark.query import QueryBatch
 from statekit.spark.routing import plan_routing, route
@@ -315,12 +317,13 @@ def _make(
         _check_geometry(storage, base, batch)
     visit("spark.base")
     started = perf_counter()
-    batch = replace(batch, base=base, number=standing.number)
+    before = None if base is None else _note(base)
+    times = times_of(base, before, batch.key_groups)
+    batch = replace(batch, base=base, number=standing.number, due=times)
     reports = compute(df, batch, assign(batch.key_groups, parallelism), ship)
     visit("spark.computed")
     computed = perf_counter()
     outputs = [one.output for one in reports if one.output is not None]
-    before = None if base is None else _note(base)
     backfills = [] if before is None else before["backfills"]
     if wanted.query == BACKFILL:
         backfills = [*backfills, wanted.digest]
@@ -334,6 +337,10 @@ def _make(
         "rows": sum(one.rows for one in outputs),
         "parallelism": parallelism,
         "backfills": backfills,
+        "due": noted(
+            merge(times, (one.due for one in reports), batch.key_groups),
+            [Part.from_json(one.part).file for one in reports],
+        ),
         "statekit": __version__,
     }
     try:

@@ -20,6 +20,7 @@ from statekit.spark.query import QueryBatch, read_batch
 from statekit.spark.routing import plan_routing
 from statekit.spark.task import Batch, Functions
 from statekit.storage import open_storage
+from statekit.storage.cached import CACHE_BYTES
 from statekit.version import __version__
 
 Parallelism: TypeAlias = int | Callable[[int], int] | None
@@ -51,6 +52,9 @@ class StatefulOp:
     null_keys: "error", or "drop" to leave out rows with a null in their key.
     keep: how many versions are kept; as many as Spark keeps batches
         (spark.sql.streaming.minBatchesToRetain) unless told.
+    cache, cache_bytes: if the path is not on a file system, each executor's host keeps copies of
+        packs in this directory of its own (of temporary files, unless told), at most so many bytes.
+        cache_bytes=0 keeps none.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class StatefulOp:
         null_keys: Literal["error", "drop"] = "error",
         keep: int | None = None,
         compression: str | None = None,
+        cache: "str | os.PathLike[str] | None" = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.functions = _functions(function, on_batch, on_timer)
         self.key = (key,) if isinstance(key, str) else tuple(key) if _is_listing(key) else ()
@@ -103,6 +109,12 @@ class StatefulOp:
             raise ArgumentError(f"keep={shorten(keep)} is too little. Keep 2 versions or more.")
         self.keep = keep
         self.compression = compression
+        self.cache = None if cache is None else os.path.abspath(cache)
+        if type(cache_bytes) is not int or cache_bytes < 0:
+            raise ArgumentError(
+                f"cache_bytes={shorten(cache_bytes)} is no size. Pass an int, 0 to keep no copies."
+            )
+        self.cache_bytes = cache_bytes
         # Finds what is wrong with the states here, and not in a worker.
         with open_provider("memory:", key_groups=key_groups, subgroups=subgroups) as kv:
             declare(kv, self.states, "s" if len(self.key) == 1 else f"({'s' * len(self.key)})")
@@ -194,6 +206,8 @@ class StatefulOp:
             null_keys=self.null_keys,
             compression=self.compression,
             output_path=self.output_path,
+            cache=self.cache,
+            cache_bytes=self.cache_bytes,
         )
         tasks = self._tasks(spark, parallelism, wanted.batch)
         keep = self.keep

@@ -32,9 +32,9 @@ from statekit.errors import (
     PeerRefusedError,
     SchemaError,
 )
-from statekit.migration.arrival import STRATEGIES
 from statekit.migration.report import Reports
 from statekit.migration.shell import Credentials
+from statekit.migration.strategies import WHOLE as STRATEGIES
 from statekit.protocol.calls import (
     FetchCall,
     GiveBackCall,

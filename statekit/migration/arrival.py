@@ -6,11 +6,13 @@
 
 Strategies say which of these there are:
 
-    prioritised      on demand; the stream, hot leaves first. It gives way to those who wait
-    on_demand        on demand only. Nothing comes that nobody asks for
-    gradual          the stream only, leaf after leaf in their order ("fluid")
-    gradual_batched  the stream only; leaves become usable in batches of a key-group's size
-    all_at_once      the stream only, and fetch_from() returns when everything is here
+    prioritised            on demand; the stream, hot leaves first. It gives way to those who wait
+    on_demand              on demand only. Nothing comes that nobody asks for
+    order_unaware          the stream only, leaf after leaf in their order
+    order_unaware_batched  the stream only; leaves become usable in batches of a key-group's size
+    all_at_once            the stream only, and fetch_from() returns when everything is here
+
+(Where ownership moves in steps, each step is an arrival: steps.py.)
 
 A leaf that has come is ours whatever happens to the old owner. One that has not is the old
 owner's, who keeps it, shut: nothing was written to it here, so that it can still be given back.
@@ -34,7 +36,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from copy import copy
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from statekit.assignment import show_groups
 from statekit.errors import ClosedError, FencedError, MigrationError, StateKitError
@@ -54,11 +56,6 @@ from statekit.residence.sources import PullSource, PushSource, Wanted
 if TYPE_CHECKING:
     from statekit.migration.new_owner import NewOwnerShell
     from statekit.remote.channel import PeerChannel
-
-Strategy: TypeAlias = Literal[
-    "prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once"
-]
-STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
 CLOSE_SECONDS = 2.0  # to give back what has not come, when the provider is closed
 
@@ -90,6 +87,7 @@ class Arrival(PushSource):
         self.state = state
         self.shell = shell
         self.channel = channel
+        self._has_channel = True
         self.pack_id = bytes.fromhex(offer.migration)  # what checksums are bound to
         self.base = base  # what the leaves were some time ago, where both sides can read it
         self.is_known = is_known  # the source has shown who it is
@@ -122,6 +120,11 @@ class Arrival(PushSource):
     def progress(self) -> HandOverProgress:
         done = self.state.done
         return HandOverProgress(done, done + len(self.state.missing), self.bytes_received)
+
+    @property
+    def owned(self) -> tuple[range, ...]:
+        """The key-groups that are this provider's: all of them, from the beginning."""
+        return self.key_groups
 
     @property
     def is_based(self) -> bool:
@@ -359,10 +362,16 @@ class Arrival(PushSource):
         if is_open:
             self.shell.return_at_end(self)
         self.shell.forget(self)
-        self.channel.close()
+        if self._is_cut_short:
+            self.channel.close()  # nobody waits for an answer any more
+        self.close_channel()
         if self.base is not None:
             self.base.release()
 
     def close_channel(self) -> None:
         """Nothing more is asked of the source."""
-        self.channel.close()
+        with self.lock:
+            is_ours, self._has_channel = self._has_channel, False
+            is_broken = self._is_cut_short or self._error is not None
+        if is_ours:
+            self.shell.channels.give_back(self.channel, is_broken)

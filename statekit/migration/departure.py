@@ -125,6 +125,10 @@ class Departure:
 
     # ---- What the peer calls
 
+    def leases(self) -> tuple[tuple[int, int], ...]:
+        """What was offered."""
+        return tuple((leaf, one.epoch) for one in self.offer.grants for leaf in one.leaves)
+
     @cached_property
     def order(self) -> list[int]:
         """The leaves as the stream sends them: what was used most comes first."""

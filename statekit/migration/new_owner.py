@@ -21,15 +21,16 @@ from statekit.assignment import (
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
+    NotOwnedError,
     OccupiedError,
     PeerError,
     PeerLostError,
     StateKitError,
-    shorten,
 )
 from statekit.homes.record import HomeArrival
 from statekit.live.job import CheckpointJob, PartJob
-from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
+from statekit.migration.arrival import CLOSE_SECONDS, Arrival
+from statekit.migration.fetch import Pieces
 from statekit.migration.going_on import Base, GoingOn
 from statekit.migration.shell import (
     AddLate,
@@ -38,12 +39,16 @@ from statekit.migration.shell import (
     groups_of,
     leaves_of,
 )
+from statekit.migration.steps import OnStep, Steps
+from statekit.migration.strategies import step_size
 from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
     GiveBackCall,
     InstalledCall,
     PeerHello,
+    Piece,
+    PieceKind,
 )
 from statekit.protocol.messages import (
     Accept,
@@ -73,6 +78,11 @@ _log = logging.getLogger("statekit")
 
 LEASES_AT_END_MAX = 65536  # that a source is told of when the provider is closed
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
+# What may come in the answer to Begin: for one small key-group, that saves a thread, a stream
+# and a second call.
+INLINE_BYTES = 256 << 10
+INLINE_GROUPS = 1
+STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
 
 
 class _Asked(NamedTuple):
@@ -96,6 +106,7 @@ class NewOwnerShell(GoingOn):
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
         super().__init__(owner, residence, leases)
         self._arrivals: dict[str, Arrival] = {}
+        self._steps: list[Steps] = []  # that are not over
         self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
         self._parts: dict[int, _Passed] = {}  # by number: of the last checkpoints
@@ -120,11 +131,69 @@ class NewOwnerShell(GoingOn):
         timeout_s: float,
     ) -> Arrival:
         """Has key-groups handed over by another process; they are ours when this returns."""
-        check_strategy(strategy)
         arrival = self._take_on(address, key_groups, strategy, base, credentials, timeout_s)
         if strategy == "all_at_once":
             arrival.wait()
         return arrival
+
+    def step_from(
+        self,
+        address: str,
+        key_groups: KeyGroups | None,
+        strategy: str,
+        step: int | None,
+        on_step: OnStep | None,
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> Steps:
+        """Has key-groups handed over in steps; returns before the first of them."""
+        size = step_size(strategy, step)
+        self._check_generation(self.generation, True)
+        channel = self.channels.borrow(address, credentials, timeout_s)
+        is_broken = True
+        try:
+            hello = channel.hello()
+            if hello.generation > self.generation:
+                self._check_generation(hello.generation, credentials.knows_servers)  # raises
+            asked = hello.owned if key_groups is None else key_groups
+            groups = self._check_hello(hello, channel.address, asked)
+            self.channels.note(channel, hello)
+            is_broken = False
+        finally:
+            self.channels.give_back(channel, is_broken)
+        if missing := subtract(groups, hello.owned):
+            raise NotOwnedError(
+                f"{address} does not have key-groups {show_groups(missing)}. It has "
+                f"{show_groups(hello.owned)}."
+            )
+        made = Steps(self, address, groups, strategy, size, on_step, credentials, timeout_s)
+        with self._lock:
+            self._check_open()
+            self._steps.append(made)
+        made.start()
+        return made
+
+    @property
+    def steps(self) -> tuple[Steps, ...]:
+        """Hand-overs in steps that are not over."""
+        return tuple(self._steps)
+
+    def steps_ended(self, steps: Steps) -> None:
+        with self._lock:
+            if steps in self._steps:
+                self._steps.remove(steps)
+
+    def take_step(
+        self,
+        address: str,
+        groups: tuple[range, ...],
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> Arrival:
+        """One step: key-groups are ours when this returns, and mostly here."""
+        return self._take_on(
+            address, groups, "prioritised", None, credentials, timeout_s, is_step=True
+        )
 
     def _take_on(
         self,
@@ -135,21 +204,25 @@ class NewOwnerShell(GoingOn):
         credentials: Credentials,
         timeout_s: float,
         migration: str = "",
+        is_step: bool = False,
     ) -> Arrival:
         self._check_generation(self.generation, True)  # who is fenced takes nothing over
-        channel = self.connect(address, credentials, timeout_s)
+        channel = self.channels.borrow(address, credentials, timeout_s)
+        before = self.arrivals
         try:
-            hello = channel.hello()
+            hello = self._hello(channel, key_groups)
             if hello.generation > self.generation:
                 self._check_generation(hello.generation, credentials.knows_servers)  # raises
             arrival = self._begin_any(
-                channel, hello, key_groups, strategy, base, credentials, migration
+                channel, hello, key_groups, strategy, base, credentials, migration, is_step
             )
         except BaseException:
-            if begun := [one for one in self.arrivals if one.channel is channel]:
+            if begun := [
+                one for one in self.arrivals if one.channel is channel and one not in before
+            ]:
                 begun[0].start()  # an interrupt came when it was ours already
                 raise
-            channel.close()
+            self.channels.give_back(channel, is_broken=True)
             if base is not None:
                 base[0].release()
             raise
@@ -157,6 +230,19 @@ class NewOwnerShell(GoingOn):
             base[0].release()
         arrival.start()
         return arrival
+
+    def _hello(self, channel: "PeerChannel", key_groups: KeyGroups | None) -> PeerHello:
+        """Who is there. On a warm channel, what it said last will do where nothing rests on it.
+
+        Somebody else may be there by now. Then the offer says so, or the call fails, as it does if
+        that happens after Hello.
+        """
+        known = self.channels.known(channel)
+        rests = key_groups is None or self.has_home or self._owner.interrupted()
+        if known is None or rests or any(self._asked):
+            known = channel.hello()
+            self.channels.note(channel, known)
+        return known
 
     def _begin_any(
         self,
@@ -167,6 +253,7 @@ class NewOwnerShell(GoingOn):
         base: Base | None,
         credentials: Credentials,
         migration: str,
+        is_step: bool,
     ) -> Arrival:
         """Begins; or goes on with what was begun before, if that was not answered."""
         if not migration:
@@ -192,12 +279,13 @@ class NewOwnerShell(GoingOn):
         if earlier:
             hello = channel.hello()
         groups = self._check_hello(hello, channel.address, key_groups)
-        number = migration or self._new_id()
+        number = migration or self.new_id()
         with self._lock:
             leaves = leaf_ranges(groups, self.subgroups)
             (begin,) = self._carry_out(self._participant.ask(number, hello.name, leaves))
             barrier = self._participant.barrier
         call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
+        call = call._replace(inline_bytes=_inline_bytes(strategy, groups, is_step))
         new = _Asked(channel.address, call, credentials)
         if self.has_home:
             told = "" if base is None else repr(base[0])
@@ -306,7 +394,22 @@ class NewOwnerShell(GoingOn):
                     self._owner.forget_recorded(call.migration)
             raise
         self._asked.pop(call.migration, None)
+        self._take_inline(arrival, reply.pieces)
         return arrival
+
+    def _take_inline(self, arrival: Arrival, given: Sequence[Piece]) -> None:
+        """Takes in what came with the offer. Whatever cannot be comes again, as all the rest."""
+        loading = self.loading
+        pieces = Pieces()
+        for piece in given if loading is not None else ():
+            if piece.kind is not PieceKind.HERE:
+                continue
+            with suppress(StateKitError):
+                if pieces.add(piece, arrival.epoch_of(piece.leaf)):
+                    arrival.bytes_received += pieces.size
+                    steps = arrival.fetching.steps(piece, pieces.take())
+                    assert loading is not None
+                    loading.fill(piece.leaf, steps, arrival)
 
     def _return_unanswered(
         self, channel: "PeerChannel", asked: _Asked, timeout_s: float | None = None
@@ -546,7 +649,7 @@ class NewOwnerShell(GoingOn):
         loading = self.loading
         if loading is not None:
             loading.end()
-        arrival.close_channel()
+        arrival.close_channel()  # it stays warm for the next one
 
     def forget(self, arrival: Arrival) -> None:
         """An arrival is closed: with its provider, or because it was done and others ended it."""
@@ -686,12 +789,12 @@ class NewOwnerShell(GoingOn):
         return [message.leaf for message in said]
 
 
-def check_strategy(strategy: str) -> None:
-    """ArgumentError if there is no such strategy."""
-    if strategy not in STRATEGIES:
-        raise ArgumentError(
-            f"{shorten(strategy)} is no strategy. Use one of {', '.join(STRATEGIES)}."
-        )
+def _inline_bytes(strategy: str, groups: tuple[range, ...], is_step: bool) -> int:
+    """How much of what is asked for may come with the offer."""
+    if is_step:
+        return STEP_INLINE_BYTES
+    is_small = sum(map(len, groups)) <= INLINE_GROUPS
+    return INLINE_BYTES if is_small and strategy in ("prioritised", "all_at_once") else 0
 
 
 def _check_offer(

@@ -28,6 +28,7 @@ from statekit.errors import (
     LeaseError,
     MigrationError,
     NotOwnedError,
+    StateKitError,
 )
 from statekit.migration.departure import Departure
 from statekit.migration.shell import (
@@ -93,6 +94,7 @@ class OldOwnerShell(Shell):
         self._janitor: threading.Thread | None = None
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
+        self.gone = threading.Condition()  # notified when a departure has changed, or begun
 
     @property
     def departures(self) -> tuple[Departure, ...]:
@@ -106,7 +108,7 @@ class OldOwnerShell(Shell):
         check_id(call.migration)
         groups = group_ranges(call.key_groups, self._residence.store.key_groups)
         try:
-            return self._answer_begin(call, groups)
+            reply = self._answer_begin(call, groups)
         except BaseException:
             # Who asked is told so, and forgets it. The same call once more, which may be on its way
             # still, must not begin then.
@@ -114,6 +116,26 @@ class OldOwnerShell(Shell):
                 if call.migration not in self._departures:
                     self._participant.withdraw(call.migration, leaf_ranges(groups, self.subgroups))
             raise
+        return reply._replace(pieces=self._inline(call)) if call.inline_bytes else reply
+
+    def _inline(self, call: BeginCall) -> tuple[Piece, ...]:
+        """What may go with the offer, if all of it may. The target then need not ask for it.
+
+        Under none of the locks that the offer was made under. If it fails, the target asks.
+        """
+        departure = self._departures.get(call.migration)
+        if departure is None or sum(departure.sizes) > call.inline_bytes or self.has_home:
+            return ()
+        fetch = FetchCall(call.migration, call.generation, departure.leases())
+        found: list[Piece] = []
+        size = 0
+        with suppress(StateKitError):
+            for piece in self.fetch(fetch):
+                found.append(piece)
+                size += len(piece.blocks)
+                if size > min(2 * call.inline_bytes, self.limits.message_bytes // 2):
+                    return ()
+        return tuple(found)
 
     def _answer_begin(self, call: BeginCall, groups: tuple[range, ...]) -> BeginReply:
         store = self._residence.store
@@ -176,6 +198,7 @@ class OldOwnerShell(Shell):
             raise
         with self._lock:
             self._departures[call.migration] = departure
+            self._departures_changed()
             done = [one.id for one in self._departures.values() if one.done]
             for migration in done[:-DEPARTURES_KEPT]:
                 old = self._departures.pop(migration)
@@ -429,6 +452,8 @@ class OldOwnerShell(Shell):
     def _departures_changed(self) -> None:
         for departure in [*self._departures.values()]:
             departure.changed()
+        with self.gone:
+            self.gone.notify_all()
 
     def _drop(self, action: Drop) -> None:
         self._free(action.leaf)

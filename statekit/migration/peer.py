@@ -29,16 +29,20 @@ from statekit.errors import (
     MigrationError,
     NotOwnedError,
     PeerError,
+    PeerRefusedError,
     StateKitError,
     shorten,
 )
 from statekit.metrics import MovedMetrics, StateCounters
 from statekit.migration.departure import Departure, pieces_of
-from statekit.migration.new_owner import NewOwnerShell, check_strategy
+from statekit.migration.new_owner import NewOwnerShell
 from statekit.migration.old_owner import OldOwnerShell
 from statekit.migration.shell import Credentials, Owner, check_id, leaves_of
+from statekit.migration.steps import SteppedDeparture
+from statekit.migration.strategies import STEPPED, canonical
 from statekit.native.states import State
 from statekit.protocol.calls import (
+    CopyCall,
     Limits,
     PeerHello,
     Piece,
@@ -46,6 +50,8 @@ from statekit.protocol.calls import (
     QueryCall,
     QueryReply,
     ScanCall,
+    ShadeCall,
+    ShadeReply,
 )
 from statekit.protocol.messages import Fence, Leases
 from statekit.remote.security import parse_address
@@ -147,20 +153,30 @@ class Peer(OldOwnerShell, NewOwnerShell):
         strategy: str,
         credentials: Credentials,
         timeout_s: float,
-    ) -> Departure:
+    ) -> Departure | SteppedDeparture:
         """Asks another process to fetch key-groups from here; returns when it has begun."""
-        check_strategy(strategy)
         address = self.address
         self._check_owned(key_groups)
-        migration = self._new_id()
-        channel = self.connect(to, credentials, timeout_s)
+        migration = self.new_id()
+        earlier = self.departures
+        channel = self.channels.borrow(to, credentials, timeout_s)
+        is_broken = True
         try:
             channel.propose(ProposeCall(migration, self.generation, address, key_groups, strategy))
+            is_broken = False
         except StateKitError:
             self._withdraw(migration, key_groups)
             raise
         finally:
-            channel.close()
+            self.channels.give_back(channel, is_broken)
+        if strategy in STEPPED:
+            return SteppedDeparture(
+                key_groups,
+                to,
+                lambda: tuple(one for one in self.departures if one not in earlier),
+                self.gone,
+                lambda: self.is_closed,
+            )
         departure = self._departures.get(migration)  # the target began before it answered
         if departure is None:
             raise PeerError(f"{to} says that it has begun, and has not. Nothing was handed over.")
@@ -186,7 +202,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
     def propose(self, call: ProposeCall) -> None:
         """Somebody wants to hand over: fetches from there. Done when it has begun."""
         self._check_open()
-        check_strategy(call.strategy)
+        strategy = canonical(call.strategy)
         self._check_generation(call.generation, self.credentials.knows_callers)
         self._owner.check_stays()
         credentials = self.credentials
@@ -205,10 +221,16 @@ class Peer(OldOwnerShell, NewOwnerShell):
             done.result(2 * TIMEOUT_S)
             return
         try:
+            if strategy in STEPPED:
+                self.step_from(
+                    call.address, call.key_groups, strategy, None, None, credentials, TIMEOUT_S
+                )
+                done.set_result(None)
+                return
             self._take_on(
                 call.address,
                 call.key_groups,
-                call.strategy,
+                strategy,
                 None,
                 credentials,
                 TIMEOUT_S,
@@ -220,6 +242,12 @@ class Peer(OldOwnerShell, NewOwnerShell):
             done.set_exception(error)
             raise
         done.set_result(None)
+
+    def shade(self, call: ShadeCall) -> ShadeReply:
+        raise PeerRefusedError("this version makes no shadows.")
+
+    def copy(self, call: CopyCall) -> Iterator[Piece]:
+        raise PeerRefusedError("this version makes no shadows.")
 
     def query(self, call: QueryCall) -> QueryReply:
         self._check_open()
@@ -295,6 +323,12 @@ class Peer(OldOwnerShell, NewOwnerShell):
         self.is_closed = True
         with self._idle:
             self._idle.notify_all()
+        with self.gone:
+            self.gone.notify_all()
+        for steps in (ending := self.steps):
+            steps.end()
+        for steps in ending:
+            steps.join()
         self.return_unanswered()
         for departure in self.departures:
             self._leave_behind(departure)
@@ -305,6 +339,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
                     self._free_handed_over(0)
             except HomeError as error:
                 _log.warning("what was handed over is not deleted at home: %s", error)
+        self.channels.close()
         if self._server is not None:
             self._server.close()
 

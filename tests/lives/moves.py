@@ -9,7 +9,7 @@ from .model import Cut, HomeModel, Kv, Move, Place, Point, World, copied
 if TYPE_CHECKING:
     from .life import Life
 
-STRATEGIES = ("prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once")
+STRATEGIES = ("prioritised", "on_demand", "order_unaware", "gradual_batched", "all_at_once")
 PROVIDERS_MAX = 6
 
 

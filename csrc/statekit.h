@@ -281,6 +281,7 @@ typedef enum sk_write_op {
     SK_W_CLEAR = 9
 } sk_write_op;
 
+/* On SK_UNKNOWN, sk_read leaves the key's leaf in buf->len. */
 int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int op,
                 const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len, int64_t i,
                 int64_t j, sk_buf *buf);

@@ -32,6 +32,7 @@ from statekit.errors import (
 )
 from statekit.homes import Row
 from statekit.homes.ledger import Ledger
+from statekit.homes.rows import NUMBER_KINDS, STAMP_MARK
 from statekit.native.columns import Column, route
 from statekit.native.states import State
 from statekit.residence.assemble import bad_row, read_row
@@ -183,18 +184,25 @@ class Fetching(WriteBack):
 
     # ---- From the home
 
-    def fetch_one(self, raw: State, key: bytes) -> None:
-        """fetch() of one entry, for the single-key path."""
+    def fetch_one(self, raw: State, key: bytes, leaf: int | None = None) -> None:
+        """fetch() of one entry, for the single-key path. leaf: of the key, if that is known."""
         home = self.ledger
         if home is not None:
             began = perf_counter()
-            leaf = raw.leaf_of_encoded(key)
+            if leaf is None:
+                leaf = raw.leaf_of_encoded(key)
             if self.loading is not None:
                 self.load_leaves((leaf,))
             evictions = self._evictions
             value = home.get_one(leaf, self.numbers[raw.name], key)
+            plain = value  # what most rows are: as the store takes it, so in fewer steps
+            if value is None or raw.kind in NUMBER_KINDS or value[:2] == STAMP_MARK:
+                plain = None
             with self._lock:
-                if evictions == self._evictions and self._installs(raw, key, value):
+                if evictions == self._evictions and (
+                    (plain is not None and raw.install_plain(key, plain))
+                    or self._installs(raw, key, value)
+                ):
                     if value is None:
                         self._asked_in_vain(raw, home, leaf)
                     self.counters[raw.name].fetched(1, perf_counter() - began)

@@ -122,7 +122,7 @@ class View(InProcess):
                 raise closed_error(state.name) from None
             if length != -_IS_UNKNOWN or is_fetched:
                 break
-            state._residence.fetch_one(state._raw, k)
+            state._residence.fetch_one(state._raw, k, buffer.length)  # its leaf
             is_fetched = True
         if length >= 0:
             if wants_bytes:

@@ -46,7 +46,9 @@ class StatefulOp:
     path: where the state is kept: a directory or URL that the driver and all executors reach.
     output_path: where the output is kept for ever, for read_output(). Unless given, output is kept
         as long as the version of the state.
-    key_groups, subgroups: powers of two. The parallelism can be at most key_groups.
+    key_groups: a power of two. The parallelism can be at most that.
+    subgroups: into how many leaves each key-group is cut, a power of two. Unless told, one, and
+        more when the state has grown (geometry.py).
     event_time: the column with a row's time. Rows at or before the watermark are late: they are
         dropped (late="drop"), or not (late="keep").
     null_keys: "error", or "drop" to leave out rows with a null in their key.
@@ -69,7 +71,7 @@ class StatefulOp:
         on_timer: Any = None,
         output_path: "str | os.PathLike[str] | None" = None,
         key_groups: int = 128,
-        subgroups: int = 1,
+        subgroups: int | None = None,
         event_time: str | None = None,
         late: Literal["drop", "keep"] = "drop",
         null_keys: Literal["error", "drop"] = "error",
@@ -116,7 +118,7 @@ class StatefulOp:
             )
         self.cache_bytes = cache_bytes
         # Finds what is wrong with the states here, and not in a worker.
-        with open_provider("memory:", key_groups=key_groups, subgroups=subgroups) as kv:
+        with open_provider("memory:", key_groups=key_groups, subgroups=subgroups or 1) as kv:
             declare(kv, self.states, "s" if len(self.key) == 1 else f"({'s' * len(self.key)})")
 
     @property
@@ -196,7 +198,7 @@ class StatefulOp:
             number=0,
             base=None,
             key_groups=self.key_groups,
-            subgroups=self.subgroups,
+            subgroups=self.subgroups,  # None: by size
             ranges=(),
             is_empty=False,
             batch_id=wanted.batch,

@@ -278,8 +278,10 @@ def run_batch(
     keep: int,
     schema: Any,
     ship: Any,
+    is_output_wanted: bool = True,
 ) -> Any:
-    """Makes the version of a batch, unless it is there. Returns the batch's output, a DataFrame.
+    """Makes the version of a batch, unless it is there. Returns the batch's output, a DataFrame;
+    None if that is not wanted.
 
     batch: what the tasks are told, but for the base and number, which are found here.
     """
@@ -301,7 +303,7 @@ def run_batch(
     if note["output_path"] is not None:  # where it was when the version was made
         output = open_storage(note["output_path"])
         log_output(output, version.number, files, schema)
-    return read_files(df.sparkSession, output, files, schema)
+    return read_files(df.sparkSession, output, files, schema) if is_output_wanted else None
 
 
 def _make(

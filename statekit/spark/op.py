@@ -182,7 +182,12 @@ class StatefulOp:
         return self._process(df, wanted, parallelism, batches.Accepts())
 
     def _process(
-        self, df: Any, wanted: QueryBatch, parallelism: Parallelism, accepts: batches.Accepts
+        self,
+        df: Any,
+        wanted: QueryBatch,
+        parallelism: Parallelism,
+        accepts: batches.Accepts,
+        is_output_wanted: bool = True,
     ) -> Any:
         spark = df.sparkSession
         schema, arrow = _schemas(spark, self.output)
@@ -215,7 +220,9 @@ class StatefulOp:
         keep = self.keep
         if keep is None:
             keep = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100")) + 1
-        return batches.run_batch(df, wanted, batch, tasks, accepts, keep, schema, _ship)
+        return batches.run_batch(
+            df, wanted, batch, tasks, accepts, keep, schema, _ship, is_output_wanted
+        )
 
     def _tasks(self, spark: Any, parallelism: Parallelism, batch_id: int) -> int:
         if parallelism is None:
@@ -247,7 +254,8 @@ class ForeachBatch:
 
     def __call__(self, df: Any, batch_id: int) -> None:
         wanted = read_batch(df.sparkSession, self.checkpoint, batch_id)
-        output = self.op._process(df, wanted, self.parallelism, self.accepts)
+        is_wanted = self.sink is not None  # else no DataFrame is made, which takes some 10 ms
+        output = self.op._process(df, wanted, self.parallelism, self.accepts, is_wanted)
         visit("spark.sink")
         if self.sink is not None:
             self.sink(output, batch_id)

@@ -98,7 +98,7 @@ def test_timers_fire_as_if_nothing_had_been_cut(tmp_path: Path) -> None:
 def test_a_stream_cuts_its_leaves_replays_and_goes_back(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "LARGE_BYTES", 100)
+    monkeypatch.setattr(geometry, "LARGE_BYTES", 10)
     for number, users in enumerate(("abcdefgh" * 3, "ab", "cd")):
         job.plan(number)
         job.run(number, users, tasks=(2, 5, 3)[number])
@@ -115,7 +115,7 @@ def test_a_stream_cuts_its_leaves_replays_and_goes_back(
 def test_a_geometry_that_the_user_chose_is_not_changed(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(geometry, "LARGE_BYTES", 100)
+    monkeypatch.setattr(geometry, "LARGE_BYTES", 10)
     job = Job(spark, tmp_path, subgroups=2)
     for number in range(2):
         job.plan(number)

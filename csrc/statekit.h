@@ -688,6 +688,13 @@ int sk_block_verify(const uint8_t *block, size_t len, uint32_t seed);
 int sk_block_rewrite(const uint8_t *block, size_t len, uint32_t leaf, uint32_t leaf_bits, int kind,
                      int flags, int as_delta, sk_buf *buf);
 
+/* Appends the block in a form that compresses better (csrc/squeeze.c). SK_MISSING if it has none:
+ * then nothing was appended that counts. */
+int sk_block_squeeze(const uint8_t *block, size_t len, sk_buf *buf);
+/* Writes the `size` bytes of the block that was squeezed. SK_CORRUPT if there is no such block; it
+ * is to be checked like any other that is read. */
+int sk_block_restore(const uint8_t *squeezed, size_t len, uint8_t *block, size_t size);
+
 /* ---- Frames of a pack (csrc/frames.c) ------------------------------------- */
 /*
  * frames: any number of blocks and compressed blocks, one after the other. id is 16 bytes, offset

@@ -64,7 +64,7 @@ class Batch:
     number: int  # of the checkpoint that is being made
     base: Checkpoint | None
     key_groups: int
-    subgroups: int
+    subgroups: Any  # int; None in the driver, before it is chosen by size
     ranges: tuple[range, ...]  # of key-groups, one for each partition
     is_empty: bool  # the partitions have no rows of the batch
     batch_id: int
@@ -176,7 +176,7 @@ def _provider(batch: Batch, groups: range, storage: Storage, slices: dict[str, s
         )
     else:
         base = batch.base.through(storage)
-        kv = sk.restore(base, key_groups=groups, background=False)
+        kv = sk.restore(base, key_groups=groups, subgroups=batch.subgroups, background=False)
     leaves = {
         name: leaves_of(some, groups, batch.key_groups, batch.subgroups)
         for name, some in slices.items()

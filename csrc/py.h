@@ -55,27 +55,44 @@ typedef enum sk_py_scalar {
     SK_PY_BYTES = 5
 } sk_py_scalar;
 
+#define SK_PY_FIELDS_MAX 32
+
+/* What the value of a record's field must be for the record to be packed as it is (fit.py). */
+typedef struct sk_py_field {
+    PyObject *name;
+    PyTypeObject *cls; /* its class, exactly; an int must have 64 bits, too. NULL: see test */
+    PyObject *test;    /* value -> bool */
+} sk_py_field;
+
 /* A codec as C sees it. */
 typedef struct sk_py_codec {
-    PyObject_HEAD int scalar; /* sk_py_scalar */
-    PyObject *encode;         /* value -> bytes */
-    PyObject *decode;         /* bytes -> value */
+    PyObject ob_base;
+    int scalar;       /* sk_py_scalar */
+    PyObject *encode; /* value -> bytes */
+    PyObject *decode; /* bytes -> value */
+    /* Of a class of records, whose exact instances need only be packed; else NULL. */
+    PyTypeObject *cls;
+    PyObject *pack;
+    int field_count;
+    sk_py_field fields[SK_PY_FIELDS_MAX];
 } sk_py_codec;
 
 /* How the parts of a live container are encoded: the keys of a map or the members of a set, and the
  * items of a list or the values of a map. NULL: there are none, or they are containers. */
 typedef struct sk_py_plan {
-    PyObject_HEAD sk_py_codec *key, *item;
+    PyObject ob_base;
+    sk_py_codec *key, *item;
 } sk_py_plan;
 
 /* A typed state. */
 typedef struct sk_keyed {
-    PyObject_HEAD PyObject *ptr; /* the store's cffi handle, which keeps it alive; None: closed */
-    sk_store *store;             /* what it points to; NULL: closed, or not bound yet */
-    unsigned state;              /* its id */
-    unsigned kinds;              /* SK_ONLY(its kind); 0: not bound, all goes the slow way */
-    bool is_float;               /* of numbers */
-    sk_key_type keys;            /* how keys are encoded */
+    PyObject ob_base;
+    PyObject *ptr;     /* the store's cffi handle, which keeps it alive; None: closed */
+    sk_store *store;   /* what it points to; NULL: closed, or not bound yet */
+    unsigned state;    /* its id */
+    unsigned kinds;    /* SK_ONLY(its kind); 0: not bound, all goes the slow way */
+    bool is_float;     /* of numbers */
+    sk_key_type keys;  /* how keys are encoded */
     PyObject *missing; /* what a missing key gives: numbers as they are, values encoded; or NULL */
     int64_t zero_i64;  /* what add() adds to for a missing key */
     double zero_f64;
@@ -194,6 +211,8 @@ size_t sk_py_pack(int scalar, PyObject *value, uint8_t *p, size_t room);
 PyObject *sk_py_unpack(int scalar, const uint8_t *p, size_t len);
 /* If p holds nothing but a bin: its length, and *head is how long its head is. Else -1. */
 int64_t sk_py_bin(const uint8_t *p, size_t len, size_t *head);
+/* What the codec's encode gives: bytes, or NULL with an exception. */
+PyObject *sk_py_encode_any(sk_py_codec *codec, PyObject *value);
 /* sk_py_unpack, or else the codec's decode. NULL with an exception. */
 PyObject *sk_py_decode(sk_py_codec *codec, const uint8_t *p, size_t len);
 
@@ -201,10 +220,11 @@ PyObject *sk_py_decode(sk_py_codec *codec, const uint8_t *p, size_t len);
 
 /* A place in a container (statekit/state/views.py); all are set but while it is made. */
 typedef struct sk_view {
-    PyObject_HEAD PyObject *state; /* a Keyed */
-    PyObject *key;                 /* as it was given */
-    PyObject *k;                   /* bytes: encoded */
-    PyObject *steps;               /* bytes: the path */
+    PyObject ob_base;
+    PyObject *state; /* a Keyed */
+    PyObject *key;   /* as it was given */
+    PyObject *k;     /* bytes: encoded */
+    PyObject *steps; /* bytes: the path */
     PyObject *shape;
     PyObject *levels; /* bytes: what a write creates */
     sk_py_plan *plan;

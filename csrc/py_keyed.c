@@ -286,7 +286,7 @@ bool sk_py_put_data(sk_keyed *self, PyObject *given, const uint8_t *data, size_t
 }
 
 int sk_py_encode_and_put(PyTypeObject *type, sk_keyed *self, PyObject *given, PyObject *value) {
-    PyObject *data = PyObject_CallFunctionObjArgs(self->codec->encode, value, NULL);
+    PyObject *data = sk_py_encode_any(self->codec, value);
     if (data == NULL) {
         if (!sk_py_clear_fault()) return -1;
         return sk_py_slow_set(type, (PyObject *)self, given, value);

@@ -146,23 +146,112 @@ PyObject *sk_py_decode(sk_py_codec *codec, const uint8_t *p, size_t len) {
     return value;
 }
 
+/* ---- Records ---- */
+
+/* Whether a value is an exact record: its class, and those of its fields, are the declared ones.
+ * False with an exception if one was raised that is no VALUE_FAULT. */
+static bool is_exact_record(const sk_py_codec *codec, PyObject *value) {
+    if (codec->cls == NULL || Py_TYPE(value) != codec->cls) return false;
+    for (int i = 0; i < codec->field_count; i++) {
+        const sk_py_field *field = &codec->fields[i];
+        PyObject *part = PyObject_GetAttr(value, field->name);
+        if (part == NULL) {
+            sk_py_clear_fault(); /* the encoder says what is missing */
+            return false;
+        }
+        bool fits;
+        if (field->cls == NULL) {
+            PyObject *answer = PyObject_CallFunctionObjArgs(field->test, part, NULL);
+            fits = answer == Py_True;
+            if (answer == NULL) sk_py_clear_fault();
+            Py_XDECREF(answer);
+        } else {
+            int overflow = 0;
+            fits = Py_TYPE(part) == field->cls;
+            if (fits && field->cls == &PyLong_Type) PyLong_AsLongLongAndOverflow(part, &overflow);
+            fits &= overflow == 0;
+        }
+        Py_DECREF(part);
+        if (!fits) return false;
+    }
+    return true;
+}
+
+PyObject *sk_py_encode_any(sk_py_codec *given, PyObject *value) {
+    /* Code of the user's runs, which may let go of the codec. */
+    sk_py_codec *codec = (sk_py_codec *)Py_NewRef((PyObject *)given);
+    PyObject *data = NULL;
+    if (is_exact_record(codec, value)) {
+        data = PyObject_CallFunctionObjArgs(codec->pack, value, NULL);
+        if (data == NULL) sk_py_clear_fault(); /* the encoder says what is wrong */
+    }
+    if (data == NULL && !PyErr_Occurred())
+        data = PyObject_CallFunctionObjArgs(codec->encode, value, NULL);
+    Py_DECREF((PyObject *)codec);
+    return data;
+}
+
 /* ---- Codec ---- */
 
+static int codec_clear(PyObject *object) {
+    sk_py_codec *self = (sk_py_codec *)object;
+    self->field_count = 0;
+    Py_CLEAR(self->encode);
+    Py_CLEAR(self->decode);
+    Py_CLEAR(self->pack);
+    Py_CLEAR(self->cls);
+    for (int i = 0; i < SK_PY_FIELDS_MAX; i++) {
+        Py_CLEAR(self->fields[i].name);
+        Py_CLEAR(self->fields[i].cls);
+        Py_CLEAR(self->fields[i].test);
+    }
+    return 0;
+}
+
+/* One field: (name, its class or None, its test or None). */
+static bool read_field(PyObject *given, sk_py_field *field) {
+    PyObject *name, *cls, *test;
+    if (!PyArg_ParseTuple(given, "UOO", &name, &cls, &test)) return false;
+    bool has_class = PyType_Check(cls);
+    if (!has_class && !PyCallable_Check(test)) {
+        PyErr_Format(PyExc_TypeError, "the field %R has neither a class nor a test", name);
+        return false;
+    }
+    field->name = Py_NewRef(name);
+    field->cls = has_class ? (PyTypeObject *)Py_NewRef(cls) : NULL;
+    field->test = has_class ? NULL : Py_NewRef(test);
+    return true;
+}
+
+/* Codec(scalar, encode, decode[, pack, class, fields]) */
 static int codec_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     sk_py_codec *self = (sk_py_codec *)object;
-    PyObject *encode, *decode;
+    PyObject *encode, *decode, *pack = NULL, *cls = NULL, *fields = NULL;
     int scalar;
-    if (kwargs != NULL && PyDict_Size(kwargs) > 0) {
-        PyErr_SetString(PyExc_TypeError, "Codec(scalar, encode, decode) has no names");
+    if (self->encode != NULL || (kwargs != NULL && PyDict_Size(kwargs) > 0)) {
+        PyErr_SetString(PyExc_TypeError, "a Codec is made once, and its arguments have no names");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "iOO", &scalar, &encode, &decode)) return -1;
+    if (!PyArg_ParseTuple(args, "iOO|OO!O!", &scalar, &encode, &decode, &pack, &PyType_Type, &cls,
+                          &PyTuple_Type, &fields))
+        return -1;
     self->scalar = scalar;
-    PyObject *old[] = {self->encode, self->decode};
     self->encode = Py_NewRef(encode);
     self->decode = Py_NewRef(decode);
-    Py_XDECREF(old[0]);
-    Py_XDECREF(old[1]);
+    /* A record with more fields is left to its encoder. */
+    Py_ssize_t count = fields == NULL ? -1 : PyTuple_Size(fields);
+    if (count < 0 || count > SK_PY_FIELDS_MAX) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *field = PyTuple_GetItem(fields, i);
+        if (!PyTuple_Check(field) || !read_field(field, &self->fields[i])) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a field is a tuple");
+            codec_clear(object);
+            return -1;
+        }
+    }
+    self->field_count = (int)count;
+    self->pack = Py_NewRef(pack);
+    self->cls = (PyTypeObject *)Py_NewRef((PyObject *)cls);
     return 0;
 }
 
@@ -171,13 +260,12 @@ static int codec_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->encode);
     Py_VISIT(self->decode);
-    return 0;
-}
-
-static int codec_clear(PyObject *object) {
-    sk_py_codec *self = (sk_py_codec *)object;
-    Py_CLEAR(self->encode);
-    Py_CLEAR(self->decode);
+    Py_VISIT(self->pack);
+    Py_VISIT((PyObject *)self->cls);
+    for (int i = 0; i < self->field_count; i++) {
+        Py_VISIT((PyObject *)self->fields[i].cls);
+        Py_VISIT(self->fields[i].test);
+    }
     return 0;
 }
 

@@ -80,7 +80,7 @@ int sk_py_encode(sk_py_codec *codec, PyObject *value, uint8_t *small, const uint
     *data = small;
     *len = sk_py_pack(codec->scalar, value, small, SK_PY_SMALL);
     if (*len > 0) return 0;
-    *owner = PyObject_CallFunctionObjArgs(codec->encode, value, NULL);
+    *owner = sk_py_encode_any(codec, value);
     if (*owner == NULL) {
         sk_py_clear_fault();
         return -1;

@@ -5,7 +5,14 @@ from typing import Any
 
 class Codec:
     def __init__(
-        self, scalar: int, encode: Callable[[Any], bytes], decode: Callable[[Any], Any], /
+        self,
+        scalar: int,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[Any], Any],
+        pack: Callable[[Any], bytes] = ...,
+        cls: type = ...,
+        fields: tuple[tuple[str, type | None, Callable[[Any], bool] | None], ...] = ...,
+        /,
     ) -> None: ...
     def pack(self, value: Any, /) -> bytes | None: ...
     def unpack(self, data: bytes, /) -> Any: ...

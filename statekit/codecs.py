@@ -67,7 +67,8 @@ class Codec:
         self.fit = fit
         self._decode_array: Decode | None = None
         # As C sees it. scalar: which one it may encode and decode by itself (csrc/py.h), or 0.
-        self.native = _fast.Codec(scalar, encode, decode)
+        record = () if fit is None or fit.record is None else (pack, *fit.record)
+        self.native = _fast.Codec(scalar, encode, decode, *record)
 
     def decode_array(self, data: bytes) -> list[Any]:
         """A list of values from an array of them."""

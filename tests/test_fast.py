@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 import statekit as sk
 from statekit import _fast
+from statekit._native import lib
 from statekit.codecs import make_codec
 from statekit.errors import ClosedError, KindError, NotOwnedError, StateKitError
 from statekit.state import containers, fast, value, views
@@ -558,6 +559,45 @@ def test_a_forked_process_goes_on_with_its_copy() -> None:
         os.waitpid(pid, 0)
         assert os.read(reader, 10) == b"6"
         assert visits["a"] == 1
+
+
+@pytest.mark.parametrize("is_forever", [False, True])
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_an_allocation_that_fails_leaves_everything_as_it_was(nth: int, is_forever: bool) -> None:
+    """If it fails once, the slow way succeeds; if it goes on failing, the slow way says so."""
+    if not lib.sk_is_testing_build():
+        pytest.skip("allocations fail only in testing builds: make sanitize")
+    kv = sk.open("memory:", key_groups=2, subgroups=1)
+    visits, words = kv.value("visits", int), kv.value("words", str)
+    logs, prefs = kv.list("logs", int), kv.map("prefs", str, str)
+    key, text, items = "k" * 40, "x" * 90, list(range(100))
+    logs["a"] = items
+    calls: list[tuple[Any, Callable[[], Any], Any]] = [
+        (visits, lambda: visits.__setitem__(key, 1), {key: 1}),
+        (visits, lambda: visits.add("n" * 40), {key: 1, "n" * 40: 1}),
+        (words, lambda: words.__setitem__("a", text), {"a": text}),
+        (words, lambda: words["a"], {"a": text}),
+        (logs, lambda: logs["a"].append(7), {"a": [*items, 7]}),
+        (logs, lambda: logs["a"][50], {"a": [*items, 7]}),
+        (prefs, lambda: prefs["a"].__setitem__(key, text), {"a": {key: text}}),
+        (prefs, lambda: prefs["a"][key], {"a": {key: text}}),
+    ]
+    for state, call, after in calls:
+        before, failure = dict(state.items()), None
+        lib.sk_fail_alloc(nth, is_forever)
+        try:
+            call()
+        except StateKitError as error:
+            failure = error
+        finally:
+            lib.sk_fail_alloc(0, False)
+        if failure is not None:
+            assert is_forever
+            assert "memory" in str(failure)
+            assert dict(state.items()) == before
+            call()
+        assert dict(state.items()) == after
+    kv.close()
 
 
 # ---- With others at the same time

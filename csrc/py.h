@@ -148,6 +148,11 @@ static inline bool sk_py_key_of(const sk_key_type *type, PyObject *given, sk_py_
     return true;
 }
 
+/* How the values of the state's kind are held; 0 if it is not bound. */
+static inline int sk_py_held(const sk_keyed *self) {
+    return self->kinds == 0 ? 0 : sk_kinds[__builtin_ctz(self->kinds)]->held;
+}
+
 /* Begins a call: SK_OK with the leaf locked, or another status, without an exception, for the slow
  * way. sk_py_end follows SK_OK. */
 static inline int sk_py_begin(sk_keyed *self, const sk_py_key *key, int access, sk_at *at,
@@ -171,7 +176,6 @@ static inline void sk_py_end(sk_at *at, bool is_answered) {
     NAME(__delitem__)                                                                              \
     NAME(__contains__)                                                                             \
     NAME(__len__)                                                                                  \
-    NAME(_plain)                                                                                   \
     NAME(_put_data)                                                                                \
     NAME(add)                                                                                      \
     NAME(append)                                                                                   \

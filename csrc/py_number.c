@@ -131,6 +131,10 @@ static PyObject *numbers_bind(PyObject *object, PyObject *args) {
         self->zero_f64 = number.f64;
     else
         self->zero_i64 = number.i64;
+    /* A kind that this file does not know goes the slow way. */
+    if (sk_py_held(self) != SK_IN_SLOT ||
+        sk_kinds[__builtin_ctz(self->kinds)]->column != (self->is_float ? SK_COL_F64 : SK_COL_I64))
+        self->kinds = 0;
     PyObject *old = self->missing;
     self->missing = Py_XNewRef(missing);
     Py_XDECREF(old);

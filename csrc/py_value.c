@@ -138,6 +138,7 @@ static PyObject *values_bind(PyObject *object, PyObject *args) {
     self->missing = Py_XNewRef(missing);
     Py_XDECREF(old[0]);
     Py_XDECREF(old[1]);
+    if (sk_py_held(self) != SK_BLOB) self->kinds = 0; /* a kind that this file does not know */
     Py_RETURN_NONE;
 }
 

@@ -193,6 +193,34 @@ static Py_ssize_t length_of(PyTypeObject *type, PyObject *object) {
     return (Py_ssize_t)length;
 }
 
+/* A plain copy of the whole value, if this is a view of one. */
+static PyObject *copy_of(PyTypeObject *type, PyObject *object, PyObject *const *args,
+                         Py_ssize_t nargs, PyObject *kwnames) {
+    sk_view *view = (sk_view *)object;
+    sk_keyed *state = state_of(view);
+    const uint8_t *steps;
+    size_t steps_len;
+    sk_py_key key;
+    PyObject *value;
+    if (nargs == 0 && kwnames == NULL && state != NULL && state->codec != NULL &&
+        bytes_of(view->steps, &steps, &steps_len) && steps_len == 0 && key_of(view, &key)) {
+        int status = sk_py_read_whole(state, &key, state->codec, &value);
+        if (status == SK_OK) return value;
+        if (status == SK_CHANGED) return NULL;
+    }
+    return sk_py_slow(type, object, sk_py_copy, args, nargs, kwnames);
+}
+
+#define COPY(NAME, TYPE)                                                                           \
+    static PyObject *NAME(PyObject *object, PyObject *const *args, Py_ssize_t nargs,               \
+                          PyObject *kwnames) {                                                     \
+        return copy_of(TYPE, object, args, nargs, kwnames);                                        \
+    }
+
+COPY(list_copy, list_type)
+COPY(map_copy, map_type)
+COPY(set_copy, set_type)
+
 /* ---- Lists ---- */
 
 static bool is_position(PyObject *at) {
@@ -411,6 +439,7 @@ SPEC(place_spec, "Place", Py_TPFLAGS_HAVE_GC, place_slots);
 
 static PyMethodDef list_methods[] = {
     {"append", FAST(list_append), "append($self, value)\n--\n\nAdds an item to the end."},
+    {"copy", FAST(list_copy), "copy($self)\n--\n\nA plain list of what is here now."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot list_slots[] = {{Py_mp_subscript, list_getitem},
                                    {Py_mp_ass_subscript, list_setitem},
@@ -422,6 +451,7 @@ SPEC(list_spec, "ListPlace", 0, list_slots);
 static PyMethodDef map_methods[] = {
     {"get", FAST(map_get),
      "get($self, key, default=None)\n--\n\nThe value of a key; the default if it is not there."},
+    {"copy", FAST(map_copy), "copy($self)\n--\n\nA plain dict of what is here now."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot map_slots[] = {
     {Py_mp_subscript, map_getitem}, {Py_mp_ass_subscript, map_setitem}, {Py_mp_length, map_length},
@@ -429,7 +459,9 @@ static PyType_Slot map_slots[] = {
 SPEC(map_spec, "MapPlace", 0, map_slots);
 
 static PyMethodDef set_methods[] = {
-    {"add", FAST(set_add), "add($self, value)\n--\n\nAdds a member."}, {NULL, NULL, 0, NULL}};
+    {"add", FAST(set_add), "add($self, value)\n--\n\nAdds a member."},
+    {"copy", FAST(set_copy), "copy($self)\n--\n\nA plain set of what is here now."},
+    {NULL, NULL, 0, NULL}};
 static PyType_Slot set_slots[] = {{Py_mp_length, set_length},
                                   {Py_sq_contains, set_contains},
                                   {Py_tp_methods, set_methods},

@@ -9,7 +9,6 @@ import enum
 import gc
 import inspect
 import math
-import os
 import pickle
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from statekit import _fast
 from statekit._native import lib
 from statekit.codecs import make_codec
 from statekit.errors import ClosedError, KindError, NotOwnedError, StateKitError
+from statekit.kinds import KINDS
 from statekit.state import containers, fast, value, views
 
 I64_MAX = 2**63 - 1
@@ -269,6 +269,7 @@ def test_containers_and_views_do_the_same_in_c_and_in_python(data: st.DataObject
             except StateKitError:
                 continue
             same(one, other, "__len__")
+            same(one, other, "copy")
             where = data.draw(POSITIONS | TEXTS, "where")
             if isinstance(one, views.SetView):
                 same(one, other, "add", item)
@@ -419,6 +420,24 @@ def test_values_can_be_closed_under_while_they_are_encoded() -> None:
             clicks["a"]
 
 
+@pytest.mark.parametrize("hint", [int, str])
+def test_a_kind_that_c_does_not_know_goes_the_slow_way(hint: Any) -> None:
+    with sk.open("memory:") as kv:
+        state = kv.value("v", hint)
+        value = hint("5")
+        state["a"] = value
+        state._bind_native("s", KINDS["list"].number, False)
+        if hint is int:
+            state._bind_numbers(0)
+        else:
+            state._bind_values(state._codec.native)
+        assert state["a"] == value
+        state["a"] = value + value
+        assert state.get("a") == value + value
+        assert "a" in state
+        assert state.discard("a")
+
+
 def test_an_interrupt_while_encoding_is_not_taken_for_a_bad_value() -> None:
     with sk.open("memory:") as kv:
         clicks = kv.value("clicks", Click)
@@ -544,21 +563,6 @@ def test_a_subinterpreter_is_refused() -> None:
     if "No module named '_xxsubinterpreters'" in done.stderr:
         pytest.skip("this Python has no subinterpreters to try")
     assert "refused: " in done.stdout, done.stderr
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_process_goes_on_with_its_copy() -> None:
-    with sk.open("memory:") as kv:
-        visits = kv.value("visits", int)
-        visits["a"] = 1
-        reader, writer = os.pipe()
-        if (pid := os.fork()) == 0:
-            visits.add("a", 5)
-            os.write(writer, str(visits["a"]).encode())
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert os.read(reader, 10) == b"6"
-        assert visits["a"] == 1
 
 
 @pytest.mark.parametrize("is_forever", [False, True])

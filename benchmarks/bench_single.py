@@ -29,6 +29,7 @@ from rocksdict import Options, Rdict
 import statekit as sk
 
 DATA = bytes(range(100))
+APPENDED = 1000  # lists that take turns where one would grow too long
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,6 @@ CASES = [
     replace(MAP, name="map put of an element", statement="s[k]['field-5'] = 7",
         others={"dict + msgpack": _CHANGE.format("x['field-5'] = 7")},
         promises=(Promise("dict + msgpack", 5, False, hot=True),)),
-    # Over and over on one key, a list would grow without end: so the last item is replaced there.
     replace(LIST, name="list append", statement="s[k].append(7)",
         others={"dict + msgpack": _CHANGE.format("x.append(7)")},
         promises=(Promise("dict + msgpack", 5, False, hot=True),)),
@@ -189,7 +189,12 @@ class Bench:
 
         def prepare() -> Any:
             if hot:
-                pairs = self.entries[:1] * len(self.entries)
+                # Lists grow by the round, so several take turns, and each round begins with short
+                # ones: what is compared is small containers.
+                keys = APPENDED if "append" in self.case.name else 1
+                for key, value in self.entries[:keys] if keys > 1 else ():
+                    self.state[key], self.names["p"][key] = value, packb(value)
+                pairs = self.entries[:keys] * (len(self.entries) // keys)
             else:  # other objects than those of the load, as keys that come from outside are
                 pairs = [(str(key.encode(), "ascii"), value) for key, value in self.entries]
                 self.random.shuffle(pairs)
@@ -223,8 +228,6 @@ def run_case(report: Report, case: Case, sizes: Sizes) -> None:
         gc.freeze()
         for hot in (False, True):
             temperature = "hot" if hot else "cold"
-            if hot and case.name == "list append":
-                bench.state[bench.entries[0][0]] = []
             times = bench.times(hot)
             table = report.series.setdefault("ns per call", {}).setdefault(case.name, {})
             table[temperature] = medians(times)

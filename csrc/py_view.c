@@ -12,7 +12,8 @@
 PyTypeObject *sk_py_place_type;
 static PyTypeObject *list_type, *map_type, *set_type;
 
-/* What was read last. Whoever reads takes it away before Python code runs, so one is enough. */
+/* What was read last: one buffer for all reads, since decode_scratch takes it away before Python
+ * code runs, which may read something else. */
 static sk_buf scratch;
 
 #define SCRATCH_KEPT (1u << 20)
@@ -146,12 +147,18 @@ static int64_t read_at(sk_keyed *state, const sk_py_key *encoded, int op, const 
     return result;
 }
 
-/* What a codec makes of scratch: the value, or NULL with an exception. */
+/* What a codec makes of scratch: the value, or NULL with an exception. Python code may run in a
+ * collection of garbage, too: for the exception that bad UTF-8 raises. */
 static PyObject *decode_scratch(sk_py_codec *codec) {
     PyObject *owner = Py_NewRef((PyObject *)codec);
-    PyObject *value = sk_py_decode(codec, scratch.data, scratch.len);
+    sk_buf taken = scratch;
+    scratch = (sk_buf){0};
+    PyObject *value = sk_py_decode(codec, taken.data, taken.len);
     Py_DECREF(owner);
-    if (scratch.cap > SCRATCH_KEPT) sk_buf_free(&scratch);
+    if (scratch.data == NULL && taken.cap <= SCRATCH_KEPT)
+        scratch = taken;
+    else
+        sk_buf_free(&taken);
     return value;
 }
 

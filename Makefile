@@ -8,8 +8,10 @@ LIVES_SECONDS ?= 7200
 
 BIN := .venv/bin
 PYTEST := pytest -q -n auto --dist loadfile
-CSRC := $(wildcard csrc/*.c)
-HEADERS := $(wildcard csrc/*.h tests/c/*.h)
+# The store, and what only the extension has: its files know Python (csrc/py.h).
+PYTHON_C := $(wildcard csrc/py_*.c)
+CSRC := $(filter-out $(PYTHON_C),$(wildcard csrc/*.c))
+HEADERS := $(filter-out csrc/py.h,$(wildcard csrc/*.h tests/c/*.h))
 CTESTS := $(wildcard tests/c/test_*.c)
 FUZZERS := $(wildcard tests/fuzz/fuzz_*.c)
 # What runs under AddressSanitizer: everything that reaches C, nothing that starts processes or is
@@ -40,7 +42,7 @@ help: ## list the targets
 	@touch $@
 
 # The extension; again when C changes.
-.venv/.built: .venv/.ready csrc/build_native.py $(CSRC) $(wildcard csrc/*.h)
+.venv/.built: .venv/.ready csrc/build_native.py $(CSRC) $(PYTHON_C) $(wildcard csrc/*.h)
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
@@ -104,7 +106,9 @@ lint: .venv/.built ## ruff, mypy --strict, C warnings as errors, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict statekit
-	$(CC) -std=c11 -Wall -Wextra -Werror -DSK_TESTING -Icsrc -fsyntax-only $(filter %.c,$(C_FILES))
+	$(CC) -std=c11 -Wall -Wextra -Werror -DSK_TESTING -Icsrc -fsyntax-only \
+	    $$($(BIN)/python -c 'import sysconfig; print("-isystem", sysconfig.get_path("include"))') \
+	    $(filter %.c,$(C_FILES))
 	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(C_FILES); \
 	else echo "clang-format is not installed: layout of C not checked"; fi
 
@@ -115,6 +119,7 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 
 bench: .venv/.built ## store, typed state, checkpoints, migration, commits, homes, tables against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
+	$(BIN)/python benchmarks/bench_single.py
 	$(BIN)/python benchmarks/bench_state_types.py
 	$(BIN)/python benchmarks/bench_checkpoint.py
 	$(BIN)/python benchmarks/bench_migration.py

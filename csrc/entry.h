@@ -13,8 +13,13 @@
 #define SK_ANY_KIND (~0u)
 #define SK_ONLY(kind) (1u << (kind))
 
-/* What a call is about to do. */
-enum { SK_READS, SK_WRITES, SK_INSTALLS };
+/* What a call is about to do. SK_TRIES is added to one of them by a caller that must not wait, since
+ * it holds something that others need (py.h): sk_call_begin then answers SK_BUSY where it would
+ * have to wait, serve a snapshot or look at a gate. Nothing has happened then, and nothing was
+ * counted: the same call without SK_TRIES is to follow. A call that did not get SK_BUSY is counted
+ * by its caller, once it has an answer. */
+enum { SK_READS = 0, SK_WRITES = 1, SK_INSTALLS = 2, SK_TRIES = 4 };
+#define SK_BUSY 64 /* no sk_status: it never leaves the library */
 
 /* Decides about a call on a leaf that is away or whose gate is not open. A call that opens the gate
  * is let in. For any other, the locked leaf is unlocked, and the result is the call's answer. */
@@ -39,6 +44,20 @@ sk_prefetch_tags(const sk_table *table, uint64_t hash, unsigned leaf_bits) {
                                       (uintptr_t)sk_group_of(hash, leaf_bits, groups) * SK_GROUP));
 }
 
+/* Locks a leaf without waiting: SK_OK or SK_BUSY. */
+static inline int sk_leaf_lock_try(sk_store *store, uint32_t leaf_no, bool writes,
+                                   uint32_t *epoch) {
+    sk_leaf *leaf = &store->leaves[leaf_no];
+    if (!sk_lock_try(&leaf->lock)) return SK_BUSY;
+    *epoch = writes ? atomic_load(&store->epoch) : 0; /* under the lock, as snapshot.c demands */
+    if (__builtin_expect(leaf->residency >= SK_AWAY || (writes && !sk_leaf_is_served(leaf, *epoch)),
+                         0)) {
+        sk_leaf_unlock(leaf);
+        return SK_BUSY;
+    }
+    return SK_OK;
+}
+
 /* Routes the key and locks its leaf; sk_call_end follows. On failure nothing is locked. */
 static inline int sk_call_begin(sk_store *store, uint32_t state_id, unsigned kinds,
                                 const uint8_t *data, size_t len, int access, sk_at *at,
@@ -55,18 +74,21 @@ static inline int sk_call_begin(sk_store *store, uint32_t state_id, unsigned kin
     bool is_timed = state->flags & SK_TIMED, touches = is_timed && state->on_read;
     __builtin_prefetch(&store->leaves[leaf_no], 1);
     sk_prefetch_tags(&state->tables[leaf_no], key->hash, store->leaf_bits);
-    if (access != SK_READS || touches)
+    bool tries = access & SK_TRIES, writes = (access & ~SK_TRIES) != SK_READS || touches;
+    if (tries)
+        status = sk_leaf_lock_try(store, leaf_no, writes, &epoch);
+    else if (writes)
         status = sk_leaf_lock_write(store, leaf_no, &epoch);
     else
         sk_leaf_lock(&store->leaves[leaf_no]);
     if (status != SK_OK) return status;
-    if (__builtin_expect(store->leaves[leaf_no].residency >= SK_AWAY, 0) &&
+    if (!tries && __builtin_expect(store->leaves[leaf_no].residency >= SK_AWAY, 0) &&
         (status = sk_call_guard(store, leaf_no, access)) != SK_OK)
         return status;
     /* A read may find an expired entry, and the tombstone for it gets an epoch like any change. */
     if (is_timed && epoch == 0) epoch = atomic_load(&store->epoch);
     sk_at_set(at, store, state, leaf_no, epoch);
-    sk_count_operation(at);
+    if (!tries) sk_count_operation(at);
     if (is_timed) {
         at->timing = sk_timing_of(store, state);
         at->timing.on_read = touches; /* as the lock was taken */

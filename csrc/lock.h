@@ -16,6 +16,7 @@
 #define SK_LOCK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct sk_lock {
@@ -31,6 +32,13 @@ static inline void sk_lock_take(sk_lock *lock) {
                              &lock->state, &none, 1, memory_order_acquire, memory_order_relaxed),
                          0))
         sk_lock_wait(lock);
+}
+
+/* Takes the lock if it is free now; false if it is not. Never waits. */
+static inline bool sk_lock_try(sk_lock *lock) {
+    uint32_t none = 0;
+    return atomic_compare_exchange_strong_explicit(&lock->state, &none, 1, memory_order_acquire,
+                                                   memory_order_relaxed);
 }
 
 static inline void sk_lock_give(sk_lock *lock) {

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec.msgpack import Decoder
 
+from statekit import _fast
 from statekit.errors import SchemaError, shorten
 from statekit.exact import (
     INT_MAX,
@@ -46,7 +47,7 @@ _HEAD_16, _HEAD_32 = Struct(">BH"), Struct(">BI")
 class Codec:
     """encode raises one of VALUE_FAULTS for a value that is not of the type."""
 
-    __slots__ = ("_decode_array", "decode", "encode", "fit", "hint", "type")
+    __slots__ = ("_decode_array", "decode", "encode", "fit", "hint", "native", "type")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Codec:
         encode: Encode,
         decode: Decode,
         fit: Fit | None = None,
+        scalar: int = 0,
     ) -> None:
         self.hint = hint
         self.type = kind
@@ -64,6 +66,9 @@ class Codec:
         # None for types that have no such values.
         self.fit = fit
         self._decode_array: Decode | None = None
+        # As C sees it. scalar: which one it may encode and decode by itself (csrc/py.h), or 0.
+        record = () if fit is None or fit.record is None else (pack, *fit.record)
+        self.native = _fast.Codec(scalar, encode, decode, *record)
 
     def decode_array(self, data: bytes) -> list[Any]:
         """A list of values from an array of them."""
@@ -95,10 +100,11 @@ def make_codec(hint: Any, role: Role = "value") -> Codec:
         return Codec(hint, kind, _encoder(fit), lambda data: _tupled(decode(data)), fit)
     if is_odd:
         return Codec(hint, kind, _proving_encoder(fit, decode), decode)
-    encode = None
-    if isinstance(kind, str) and role != "member":
-        encode = _SCALAR_ENCODERS.get(kind)
-    return Codec(hint, kind, encode or _encoder(fit), decode, fit)
+    if isinstance(kind, str) and role != "member" and kind in _SCALAR_ENCODERS:
+        scalar = _NATIVE_SCALARS.get(kind, 0)
+        return Codec(hint, kind, _SCALAR_ENCODERS[kind], decode, fit, scalar)
+    scalar = _NATIVE_SCALARS.get(str(kind), 0) if kind != "float" else 0  # -0.0 becomes 0.0
+    return Codec(hint, kind, _encoder(fit), decode, fit, scalar)
 
 
 def _tupled(value: Any) -> Any:
@@ -148,6 +154,8 @@ def _encode_datetime(value: Any) -> bytes:
     return pack(convert_datetime(value))
 
 
+# sk_py_scalar in csrc/py.h
+_NATIVE_SCALARS = {"int": 1, "float": 2, "bool": 3, "str": 4, "bytes": 5}
 _SCALAR_ENCODERS: dict[str, Encode] = {
     "int": _encode_int,
     "float": _encode_float,
@@ -208,9 +216,10 @@ def _proving_encoder(fit: Fit, decode: Decode) -> Encode:
 class Shape:
     """A node of the live part of a type. `letter` is what C creates for it."""
 
-    __slots__ = ("codec",)
+    __slots__ = ("codec", "plan")
     letter = ""
     codec: Codec  # of the whole
+    plan: _fast.Plan  # how C encodes the parts of a view of it
 
 
 class ValueShape(Shape):
@@ -225,6 +234,7 @@ class ListShape(Shape):
 
     def __init__(self, item: Shape) -> None:
         self.item = item
+        self.plan = _fast.Plan(None, _native_codec(item))
 
 
 class MapShape(Shape):
@@ -234,6 +244,7 @@ class MapShape(Shape):
     def __init__(self, key: Codec, value: Shape) -> None:
         self.key = key
         self.value = value
+        self.plan = _fast.Plan(key.native, _native_codec(value))
 
 
 class SetShape(Shape):
@@ -244,6 +255,12 @@ class SetShape(Shape):
 
     def __init__(self, item: Codec) -> None:
         self.item = item
+        self.plan = _fast.Plan(item.native, None)
+
+
+def _native_codec(shape: Shape) -> _fast.Codec | None:
+    """How C encodes a part; None for one that is a container itself, and given as a view."""
+    return None if shape.letter else shape.codec.native
 
 
 def make_shape(hint: Any) -> Shape:

@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from msgspec.msgpack import Decoder, Encoder, Ext
@@ -80,6 +80,9 @@ class MisfitError(TypeError):
         return self.advice or f"Pass a value of type {show(self.type)}."
 
 
+Field: TypeAlias = tuple[str, type | None, Callable[[Any], bool] | None]
+
+
 class Fit(NamedTuple):
     """How values of one type are checked before they are packed."""
 
@@ -91,6 +94,9 @@ class Fit(NamedTuple):
     classes: frozenset[type] | None = None
     # The source of is_exact(value) and the names in it, for callers that generate a function.
     source: tuple[str, dict[str, Any]] | None = None
+    # The same of a record, for C: its class; for each field the name, and the class that its value
+    # must have, or what tests it.
+    record: tuple[type, tuple[Field, ...]] | None = None
 
 
 def view_copy(value: Any) -> Any:

@@ -35,6 +35,7 @@ from statekit.exact import (
     MEMBER_FLOAT,
     SCALARS,
     VALUE_FAULTS,
+    Field,
     Fit,
     MisfitError,
     by_class,
@@ -291,7 +292,18 @@ def _compiled(
         else:
             scope[f"f{at}"] = fit.is_exact
             tests.append(f"f{at}({part})")
-    return _written(kind, " and ".join(tests), scope, convert)
+    fit = _written(kind, " and ".join(tests), scope, convert)
+    if also:
+        return fit  # a tuple: it has items, not fields
+    return fit._replace(record=(cls, tuple(_field(step, part) for step, _, part in parts)))
+
+
+def _field(step: str, fit: Fit) -> Field:
+    if fit.is_exact is is_exact_int:
+        return step[1:], int, None
+    if fit.classes is not None and len(fit.classes) == 1:
+        return step[1:], next(iter(fit.classes)), None
+    return step[1:], None, fit.is_exact
 
 
 def _written(kind: Type, test: str, scope: dict[str, Any], convert: Callable[[Any], Any]) -> Fit:

@@ -72,6 +72,7 @@ from statekit.residence.freeze import Frozen
 from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.storage import Storage, open_storage
+from statekit.turns import short_turns
 
 R = TypeVar("R", Checkpoint, Part)
 J = TypeVar("J", CheckpointJob, PartJob)
@@ -300,6 +301,14 @@ class Checkpointer:
 
     def _carry_out(self, job: Job[Any], order: "_Order", run: "_Run | None") -> None:
         """Takes a checkpoint. run: the state was frozen already, only the rest is done."""
+        with short_turns():
+            result, error = self._carried_out(job, order, run)
+        self._count(result, error)
+        self._end(job, order.storage.url, result, error)
+
+    def _carried_out(
+        self, job: Job[Any], order: "_Order", run: "_Run | None"
+    ) -> tuple[Checkpoint | Part | None, BaseException | None]:
         url = order.storage.url
         result: Checkpoint | Part | None = None
         error: BaseException | None = None
@@ -334,8 +343,7 @@ class Checkpointer:
         run = None  # an error may keep this frame alive, but must not keep the frozen state with it
         if result is not None and order.keep is not None:
             self._clean_up(job, order.storage, order.keep)
-        self._count(result, error)
-        self._end(job, url, result, error)
+        return result, error
 
     def _clean_up(self, job: Job[Any], storage: Storage, keep: int) -> None:
         """Removes older ones. If that fails, the new one still counts as taken."""

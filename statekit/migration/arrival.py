@@ -52,6 +52,7 @@ from statekit.protocol.handover import Incoming
 from statekit.protocol.messages import Here
 from statekit.residence.loading import Loading
 from statekit.residence.sources import PullSource, PushSource, Wanted
+from statekit.turns import short_turns
 
 if TYPE_CHECKING:
     from statekit.migration.new_owner import NewOwnerShell
@@ -298,9 +299,11 @@ class Arrival(PushSource):
 
     # ---- What residence asks of it
 
+    @short_turns()
     def bring(self, leaves: Sequence[int], loading: Loading) -> None:
         self.fetching.bring(leaves, loading)
 
+    @short_turns()
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
         self.fetching.bring_keys(leaves, wanted, loading)
 

@@ -28,6 +28,7 @@ from statekit.protocol.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
 from statekit.protocol.handover import Outgoing
 from statekit.protocol.messages import Offer, runs_of
 from statekit.residence.residence import Residence
+from statekit.turns import short_turns
 
 _YIELD_SECONDS_MAX = 0.0005  # that the stream holds still for those who wait
 _LEAF_BITS = 20
@@ -150,7 +151,8 @@ class Departure:
         with self._moved:
             self._waiting += 1
         try:
-            yield
+            with short_turns():
+                yield
         finally:
             with self._moved:
                 self._waiting -= 1

@@ -73,6 +73,7 @@ from statekit.protocol.messages import (
     TakeBack,
 )
 from statekit.residence.residence import Residence
+from statekit.turns import short_turns
 
 _log = logging.getLogger("statekit")
 
@@ -276,7 +277,8 @@ class OldOwnerShell(Shell):
         with self._idle:
             self._streams += 1
         try:
-            yield from self._send(departure, call, credits)
+            with short_turns():
+                yield from self._send(departure, call, credits)
         finally:
             with self._idle:
                 self._streams -= 1

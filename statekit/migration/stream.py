@@ -23,6 +23,7 @@ from statekit.errors import (
 from statekit.migration.fetch import Pieces, Steps
 from statekit.protocol.calls import PieceKind, StreamCall
 from statekit.protocol.messages import Accept
+from statekit.turns import short_turns
 
 if TYPE_CHECKING:
     from statekit.migration.arrival import Arrival
@@ -61,6 +62,7 @@ class Streaming:
                 )
                 self._thread.start()
 
+    @short_turns()
     def _run(self) -> None:
         arrival, shell = self._arrival, self._arrival.shell
         first = arrival.timer_leaves if arrival.strategy == "prioritised" else []

@@ -42,8 +42,9 @@ from statekit.state import (
     SetState,
     TimersState,
     ValueState,
+    fast,
 )
-from statekit.state.value import NO_DEFAULT, NumberValueState
+from statekit.state.value import NO_DEFAULT
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -55,9 +56,9 @@ R = TypeVar("R")
 _list = list  # the class has a method of that name
 
 _CONTAINERS = (
-    (ListShape, "list", ListState),
-    (MapShape, "map", MapState),
-    (SetShape, "set", SetState),
+    (ListShape, "list", fast.ListState),
+    (MapShape, "map", fast.MapState),
+    (SetShape, "set", fast.SetState),
 )
 
 
@@ -119,7 +120,8 @@ class Declaring(ABC):
         codec = make_codec(hint)
         if default is not NO_DEFAULT:
             _check_value(codec, default, f"the default of state {name!r}")
-        cls = ValueState if value_kind(codec.type) == "bytes" else NumberValueState
+        is_encoded = value_kind(codec.type) == "bytes"
+        cls = fast.ValueState if is_encoded else fast.NumberValueState
 
         def make(raw: Any, residence: Residence, schema: StateSchema) -> Any:
             state: ValueState[Any] = cls(raw, residence, schema, codec, default)

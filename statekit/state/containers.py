@@ -22,7 +22,6 @@ W = TypeVar("W")  # the view
 D = TypeVar("D")
 
 _contains: Callable[..., int] = lib.sk_contains
-_new: Any = object.__new__
 _MISSING: int = lib.SK_MISSING
 _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
 
@@ -61,14 +60,12 @@ class ContainerState(KeyedState[V]):
         if status and (status == _MISSING or not self._when_here(self._raw.contains, key)):
             return default
         cls, shape, root = self._rooted
-        view = _new(cls)  # new_view(), without the price of a call
-        view._state = self
-        view._key = key
-        view._k = k
-        view._steps = b""
-        view._shape = shape
-        view._levels = root
-        return view
+        return new_view(cls, self, key, k, b"", shape, root)
+
+    def copy(self, key: Any) -> V:
+        """A plain copy of what is under a key; empty if nothing is there."""
+        plain: V = self._view(key)._plain()
+        return plain
 
     def _bind(self, key: Any) -> Any:
         return self._view(key)
@@ -76,7 +73,9 @@ class ContainerState(KeyedState[V]):
     def _put(self, key: Any, value: Any) -> None:
         if isinstance(value, View) and value._is_root_of(self, key):
             return  # state[key] += ... has changed it in place already
-        data = self._encoded(self._codec, value, key)
+        self._put_data(key, self._encoded(self._codec, value, key))
+
+    def _put_data(self, key: Any, data: bytes) -> None:
         self._when_here(self._raw.put_encoded, key, data)
 
     def get_many(self, keys: Any) -> Values[V | None]:

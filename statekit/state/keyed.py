@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statekit._fast import Keyed
 from statekit._native import lib
 from statekit.codecs import Codec, as_misfit
 from statekit.errors import (
@@ -55,10 +56,10 @@ NO_KEY: Any = object()  # for a value without a key: a default, or a value of a 
 current_key: ContextVar[Any] = ContextVar("statekit_current_key")
 
 
-class KeyedState(InProcess, ABC, Generic[V]):
+class KeyedState(Keyed, InProcess, ABC, Generic[V]):
     """A named collection of entries; V is what each key has."""
 
-    __slots__ = ("__weakref__", "_codec", "_encode", "_id", "_ptr", "_raw", "_residence", "schema")
+    __slots__ = ("__weakref__", "_codec", "_encode", "_raw", "_residence", "schema")
     _instead = (
         "Declare it on a provider of the other process; dict(state.items()) is a copy of its "
         "entries."

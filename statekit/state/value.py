@@ -9,6 +9,7 @@ from collections.abc import Callable
 from numbers import Number
 from typing import Any, Generic, TypeVar, overload
 
+from statekit import _fast
 from statekit._native import lib
 from statekit.codecs import Codec
 from statekit.errors import (
@@ -36,11 +37,10 @@ N = TypeVar("N", int, float)
 
 _NO_NUMBER = -(2**63)  # this, or a NaN, may stand for "no value"
 _get: Callable[..., int] = lib.sk_get
-_put: Callable[..., int] = lib.sk_put
 _value_status: Callable[[], int] = lib.sk_value_status
 _MISSING: int = lib.SK_MISSING
 _UNKNOWN: int = lib.SK_UNKNOWN
-NO_DEFAULT: Any = object()
+NO_DEFAULT: Any = _fast.NO_DEFAULT  # C must know it, too
 
 
 class ValueState(KeyedState[V]):
@@ -112,18 +112,15 @@ class ValueState(KeyedState[V]):
         return self._read(key, NO_DEFAULT)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: V) -> None:
-        encode, encode_value = self._encode, self._encode_value
         try:
-            data = encode_value(value)
+            data = self._encode_value(value)
         except VALUE_FAULTS as fault:
             raise self._misfit(fault, value, key, self._codec) from None
-        try:
-            k = encode(key)
-            status = _put(self._ptr, self._id, k, len(k), data, len(data))
-        except KEY_FAULTS as fault:
-            raise self._raw._fault(fault, key, data) from None
-        if status:
-            self._when_here(self._raw.put_encoded, key, data)
+        self._put_data(key, data)
+
+    def _put_data(self, key: Any, data: bytes) -> None:
+        """Puts an encoded value."""
+        self._when_here(self._raw.put_encoded, key, data)
 
     @overload
     def get(self, key: Any) -> V | None: ...

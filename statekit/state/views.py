@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from msgspec import Raw
 from msgspec.msgpack import Decoder
 
+from statekit._fast import Place
 from statekit._native import lib
 from statekit.codecs import (
     Codec,
@@ -79,10 +80,10 @@ _sk_write: Callable[..., int] = lib.sk_write
 _encode_int = make_codec(int).encode
 
 
-class View(InProcess):
+class View(Place, InProcess):
     """A place in a state. See the module."""
 
-    __slots__ = ("_k", "_key", "_levels", "_shape", "_state", "_steps")
+    __slots__ = ()
     _instead = "Its copy() is a plain list, dict or set, which can."
 
     _state: "ContainerState[Any]"
@@ -290,6 +291,7 @@ def new_view(
     view._steps = steps
     view._shape = shape
     view._levels = levels
+    view._plan = shape.plan
     return view
 
 
@@ -900,3 +902,11 @@ _VIEWS: dict[type[Shape], type[Any]] = {
     MapShape: MapView,
     SetShape: SetView,
 }
+
+
+def use(faster: Iterable[type[View]]) -> None:
+    """From now on views inside views are of these classes, each derived from one of the above."""
+    for cls in faster:
+        for shape, known in _VIEWS.items():
+            if issubclass(cls, known):
+                _VIEWS[shape] = cls

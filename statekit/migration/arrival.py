@@ -341,6 +341,11 @@ class Arrival(PushSource):
         self._kept.append(kept)
         return kept
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a checkpoint that was begun before waits for what comes."""
+        return bool(self._kept)
+
     def unshare(self, kept: Kept) -> None:
         self._kept.remove(kept)
 

@@ -29,7 +29,6 @@ from statekit.errors import (
     MigrationError,
     NotOwnedError,
     PeerError,
-    PeerRefusedError,
     StateKitError,
     shorten,
 )
@@ -42,7 +41,6 @@ from statekit.migration.steps import SteppedDeparture
 from statekit.migration.strategies import STEPPED, canonical
 from statekit.native.states import State
 from statekit.protocol.calls import (
-    CopyCall,
     Limits,
     PeerHello,
     Piece,
@@ -50,8 +48,6 @@ from statekit.protocol.calls import (
     QueryCall,
     QueryReply,
     ScanCall,
-    ShadeCall,
-    ShadeReply,
 )
 from statekit.protocol.messages import Fence, Leases
 from statekit.remote.security import parse_address
@@ -242,12 +238,6 @@ class Peer(OldOwnerShell, NewOwnerShell):
             raise
         done.set_result(None)
 
-    def shade(self, call: ShadeCall) -> ShadeReply:
-        raise PeerRefusedError("this version makes no shadows.")
-
-    def copy(self, call: CopyCall) -> Iterator[Piece]:
-        raise PeerRefusedError("this version makes no shadows.")
-
     def query(self, call: QueryCall) -> QueryReply:
         self._check_open()
         residence = self._residence
@@ -326,6 +316,9 @@ class Peer(OldOwnerShell, NewOwnerShell):
             self.gone.notify_all()
         for steps in (ending := self.steps):
             steps.end()
+        for shadow in self.shadows:
+            shadow.drop()
+        self.shading.close()
         for steps in ending:
             steps.join()
         self.return_unanswered()

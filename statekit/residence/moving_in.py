@@ -40,6 +40,7 @@ from typing import Any
 
 from statekit.errors import ClosedError
 from statekit.homes.ledger import Ledger
+from statekit.native import Store
 from statekit.native.block import Block, block_pieces
 from statekit.native.buffers import BufferSlice
 from statekit.residence.assemble import Assembly
@@ -111,6 +112,9 @@ class MovingIn(Loading):
             self._residence.note_timerless(leaf)  # before anybody can see the leaf
         self._residence.open_moved_in(leaf)
         self._opening.discard(leaf)
+
+    def _move_in_whole(self, leaf: int, twin: Store) -> None:
+        self._take_in(leaf, [twin.encode_leaf(leaf)])
 
     def open_rest(self) -> None:
         """Opens what an interrupt has left unopened. All leaves have moved in."""

@@ -20,7 +20,7 @@ from statekit.protocol.shadow import (
     Unknown,
 )
 
-SEEDS = 800
+SEEDS = 600
 SEEDS_MAX = 6000
 
 

@@ -12,7 +12,7 @@ ended. Whether leaf contents that became state are right is for the World to see
 
 from typing import Any, NamedTuple
 
-from statekit.protocol.messages import Begin, Declined, Fetch, Here, Serve, migration_id, runs_of
+from statekit.protocol.messages import Begin, Fetch, Here, Serve, migration_id, runs_of
 from statekit.protocol.participant import EXPECTED, OFFERED, OWNED
 from statekit.protocol.shadow import (
     Copied,
@@ -75,10 +75,6 @@ class ShadowWorker(Worker):
         elif kind is Here and type(message.content) is Delta:
             self._complete(sender, message)
         else:
-            if kind is Declined:
-                # These runs are long enough for an Offer that was taken back to come after this.
-                # Nobody knows then that it was not wanted; its source says that it is over.
-                self.run.unwanted.discard(message.migration)
             super().on(sender, message)
             if kind is Begin:
                 self._send_changes(sender, message)
@@ -306,6 +302,20 @@ class ShadowRun(PeerRun):
             worker.shades.drop(name)
         elif len(names) < SHADOWS_MAX:
             self._open(worker)
+
+    # These runs are long enough for an Offer to come when all that was known of its hand-over is
+    # forgotten. Nobody knows then that it was not wanted, or that its source was declared dead.
+
+    def _whim(self) -> None:
+        super()._whim()
+        self.unwanted.clear()
+
+    def tick(self, worker: Worker) -> None:
+        for incoming in [*worker.participant._incoming.values()]:
+            if incoming.source not in self.workers and not (incoming.missing or incoming.installed):
+                self.step("is told dead again", worker.name, incoming.source)
+                worker.act(worker.participant.declare_dead(incoming.source)[0])
+        super().tick(worker)
 
     def is_damaged(self) -> bool:
         """Whether a copy arrives damaged, or does not fit into memory."""

@@ -192,10 +192,14 @@ def test_a_shadow_is_not_state(stack: ExitStack) -> None:
     assert len(new.count) == 0
     assert new.timers.pop_due(1 << 60) == []
     assert target.metrics().bytes == sum(one.bytes for one in target.metrics().states.values())
+    assert target.metrics().moved.shadow_bytes > 0
+    assert target.metrics().moved.copied_in > 0
+    assert source.metrics().moved.shadowed_by == 1
     with sk.connect(target.serve().address) as remote, pytest.raises(NotOwnedError):
         remote.value("count", int).get(KEYS[0])
     copies.drop()
     assert copies.progress.memory == 0
+    assert target.metrics().moved.shadow_bytes == 0
 
 
 def test_a_shadow_takes_no_leases_and_another_may_take_the_key_groups(stack: ExitStack) -> None:

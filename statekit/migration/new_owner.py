@@ -116,6 +116,7 @@ class NewOwnerShell(GoingOn):
         self._arrivals: dict[str, Arrival] = {}
         self._steps: list[Steps] = []  # that are not over
         self._shadows: list[Shadow] = []  # that were not dropped
+        self._copied_in = 0  # bytes, for shadows that are not known any more
         self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
         self._parts: dict[int, _Passed] = {}  # by number: of the last checkpoints
@@ -234,6 +235,7 @@ class NewOwnerShell(GoingOn):
         with self._lock:
             if shadow in self._shadows:
                 self._shadows.remove(shadow)
+                self._copied_in += shadow.progress.bytes
 
     def _ask_who(
         self,

@@ -301,6 +301,10 @@ class Peer(OldOwnerShell, NewOwnerShell):
                 bytes_in=self._bytes_in + sum(one.bytes_received for one in arrivals),
                 bytes_out=self._bytes_out + sum(one.bytes_sent for one in departures),
                 leaves_fetched=self._leaves_fetched + sum(one.fetches for one in arrivals),
+                shadow_bytes=sum(one.progress.memory for one in self.shadows),
+                shadowed_by=len(self.shading),
+                copied_in=self._copied_in + sum(one.progress.bytes for one in self.shadows),
+                copied_out=self.shading.bytes_sent,
             )
 
     # ---- The end

@@ -227,6 +227,16 @@ class NewOwnerShell(GoingOn):
         return made
 
     @property
+    def event_time(self) -> int | None:
+        return self._residence.store.time("event")
+
+    @property
+    def clocks(self) -> dict[str, str]:
+        """By which clock entries expire, of states that have a time to live here."""
+        states = self._residence.store.states()
+        return {raw.name: raw.ttl_settings[1] for raw in states if raw.ttl_settings is not None}
+
+    @property
     def shadows(self) -> tuple[Shadow, ...]:
         """Those that were not dropped."""
         return tuple(self._shadows)
@@ -354,7 +364,9 @@ class NewOwnerShell(GoingOn):
             (begin,) = self._carry_out(self._participant.ask(number, hello.name, leaves))
             barrier = self._participant.barrier
         call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
-        call = call._replace(inline_bytes=_inline_bytes(strategy, groups, step is not None))
+        if not migration:
+            # What was proposed is taken back if nothing is heard of it: nothing may have gone.
+            call = call._replace(inline_bytes=_inline_bytes(strategy, groups, step is not None))
         if step is not None and step.shadow is not None:
             call = call._replace(shadow=step.shadow.id, held=step.held)
         new = _Asked(channel.address, call, credentials)
@@ -386,13 +398,9 @@ class NewOwnerShell(GoingOn):
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
     ) -> tuple[range, ...]:
-        store = self._residence.store
-        here, there = (store.key_groups, store.subgroups), (hello.key_groups, hello.subgroups)
+        here, there = self._geometry, (hello.key_groups, hello.subgroups)
         if here != there:
-            raise ArgumentError(
-                f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
-                f"{here[0]} x {here[1]}. Open both with the same numbers."
-            )
+            raise _other_geometry(address, there, here)
         groups = hello.owned if key_groups is None else group_ranges(key_groups, here[0])
         if not groups:
             raise ArgumentError(f"no key-groups to fetch from {address}: name some that it has.")
@@ -423,6 +431,7 @@ class NewOwnerShell(GoingOn):
             self._asked[call.migration] = asked  # before: an interrupt may come
         try:
             reply = channel.begin(call)
+            self._check_geometry(channel, reply, call)
             granted = _check_offer(
                 reply, call.migration, call.key_groups, self.subgroups, channel.address
             )
@@ -468,6 +477,25 @@ class NewOwnerShell(GoingOn):
         self._asked.pop(call.migration, None)
         self._take_inline(arrival, call, reply.pieces, None if step is None else step.shadow)
         return arrival
+
+    def _check_geometry(self, channel: "PeerChannel", reply: BeginReply, call: BeginCall) -> None:
+        """Another process may be there than the one that has said how many leaves it has.
+
+        Its leaves are others, though their numbers may be the same. They go back at once; the
+        participant has not heard of them.
+        """
+        here, there = self._geometry, (reply.key_groups, reply.subgroups)
+        if here == there:
+            return
+        leases = [(leaf, grant.epoch) for grant in reply.offer.grants for leaf in grant.leaves]
+        back = GiveBackCall(call.migration, reply.offer.generation, tuple(leases))
+        channel.give_back(back, timeout_s=CLOSE_SECONDS)
+        raise _other_geometry(channel.address, there, here)
+
+    @property
+    def _geometry(self) -> tuple[int, int]:
+        store = self._residence.store
+        return store.key_groups, store.subgroups
 
     def _take_inline(
         self, arrival: Arrival, call: BeginCall, given: Sequence[Piece], shadow: Shadow | None
@@ -885,6 +913,13 @@ def _inline_bytes(strategy: str, groups: tuple[range, ...], is_step: bool) -> in
         return STEP_INLINE_BYTES
     is_small = sum(map(len, groups)) <= INLINE_GROUPS
     return INLINE_BYTES if is_small and strategy in ("prioritised", "all_at_once") else 0
+
+
+def _other_geometry(address: str, there: tuple[int, int], here: tuple[int, int]) -> ArgumentError:
+    return ArgumentError(
+        f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
+        f"{here[0]} x {here[1]}. Open both with the same numbers."
+    )
 
 
 def _check_offer(

@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import compress
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import (
@@ -38,6 +39,7 @@ from statekit.migration.shell import (
     check_id,
     groups_of,
 )
+from statekit.migration.steps import SteppedDeparture
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import (
     BeginCall,
@@ -100,6 +102,7 @@ class OldOwnerShell(Shell):
         self._idle = threading.Condition()  # of the number of streams
         self.shading = Shading(self, residence, self.name)
         self.gone = threading.Condition()  # notified when a departure has changed, or begun
+        self._stepped: WeakSet[SteppedDeparture] = WeakSet()  # that are told of departures
 
     @property
     def departures(self) -> tuple[Departure, ...]:
@@ -250,6 +253,8 @@ class OldOwnerShell(Shell):
             raise
         with self._lock:
             self._departures[call.migration] = departure
+            for stepped in [*self._stepped]:
+                stepped.note(departure)
             self._departures_changed()
             done = [one.id for one in self._departures.values() if one.done]
             for migration in done[:-DEPARTURES_KEPT]:

@@ -153,7 +153,10 @@ class Peer(OldOwnerShell, NewOwnerShell):
         address = self.address
         self._check_owned(key_groups)
         migration = self.new_id()
-        earlier = self.departures
+        stepped = SteppedDeparture(key_groups, to, self.gone, lambda: self.is_closed)
+        if strategy in STEPPED:
+            with self._lock:
+                self._stepped.add(stepped)  # before: the first step may begin at once
         channel = self.channels.borrow(to, credentials, timeout_s)
         is_broken = True
         try:
@@ -165,13 +168,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
         finally:
             self.channels.give_back(channel, is_broken)
         if strategy in STEPPED:
-            return SteppedDeparture(
-                key_groups,
-                to,
-                lambda: tuple(one for one in self.departures if one not in earlier),
-                self.gone,
-                lambda: self.is_closed,
-            )
+            return stepped
         departure = self._departures.get(migration)  # the target began before it answered
         if departure is None:
             raise PeerError(f"{to} says that it has begun, and has not. Nothing was handed over.")

@@ -14,7 +14,7 @@ does no harm (protocol/shadow.py).
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ class Shading:
         self._heard: dict[str, float] = {}  # by shadow: when it was last asked about
         self._copying: dict[str, int] = {}  # by shadow: rounds that are being sent
         self._timer: threading.Timer | None = None
+        self._is_closed = False
         self.bytes_sent = 0
 
     def __len__(self) -> int:
@@ -126,7 +127,7 @@ class Shading:
         store = self._residence.store
         oldest = min((since for since in plan.values() if since), default=0)
         changed = store.changed_leaves(oldest) if oldest else b""
-        pacer = _Pacer(call.pace)
+        pacer = _Pacer(call.pace, lambda: self._is_over(call.shadow))
         copies = 0
         for leaf, since in plan.items():
             if since and not changed[leaf]:
@@ -146,9 +147,12 @@ class Shading:
             told = bound + blocks if since else blocks
             yield from pieces_of(leaf, epoch, told, is_delta=since > 0)
             pacer.did(len(blocks), perf_counter() - began)
-            if self._shell.is_closed:
+            if self._is_over(call.shadow):
                 return
         yield Piece(PieceKind.ROUND, 0, epoch, bytes_total=copies)
+
+    def _is_over(self, shadow: str) -> bool:
+        return self._is_closed or shadow not in self._heard
 
     def _is_copyable(self, leaf: int) -> bool:
         """Whether all of the leaf is in memory, and ours."""
@@ -169,6 +173,8 @@ class Shading:
 
     def _note(self, shadow: str) -> None:
         """Somebody asks about the shadow. The lock is held."""
+        if self._is_closed:
+            return
         self._heard[shadow] = monotonic()
         if self._timer is None:
             self._arm(SHADE_SECONDS)
@@ -181,6 +187,8 @@ class Shading:
     def _tidy(self) -> None:
         """Forgets shadows that nobody asks about."""
         with self._lock:
+            if self._is_closed:
+                return
             self._timer = None
             now = monotonic()
             for shadow, heard in [*self._heard.items()]:
@@ -198,18 +206,19 @@ class Shading:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True  # a round that is being sent arms no timer any more
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            for shadow in [*self._heard]:
-                self._heard.pop(shadow)
+            self._heard.clear()
 
 
 class _Pacer:
     """How fast a round goes."""
 
-    def __init__(self, pace: int) -> None:
+    def __init__(self, pace: int, is_over: Callable[[], bool]) -> None:
         self._pace = pace  # bytes a second; 0: to be found
+        self._is_over = is_over  # whether nobody waits for the rest
         self._began = perf_counter()
         self._bytes = 0
         self._worked_s = 0.0
@@ -220,8 +229,10 @@ class _Pacer:
         self._worked_s += seconds
         if self._pace:
             early = self._bytes / self._pace - (perf_counter() - self._began)
-            if early > WORK_SECONDS:
-                sleep(early)
+            while early > WORK_SECONDS and not self._is_over():
+                # In pieces: at a low pace, one leaf takes hours.
+                sleep(min(early, REST_SECONDS_MAX))
+                early = self._bytes / self._pace - (perf_counter() - self._began)
         elif self._worked_s >= WORK_SECONDS:
             rest = min(self._share * self._worked_s, REST_SECONDS_MAX)
             before = perf_counter()

@@ -285,7 +285,7 @@ class Shadow:
         self._round_bytes = refused = 0
         is_done = False
         place = (self.id, machine.generation, machine.source, asked.number)
-        for piece in self._channel.copy(call):
+        for piece in self._channel.copy(call, is_over=lambda: machine.is_over):
             if machine.is_over:
                 return
             self._bytes += len(piece.blocks)
@@ -361,12 +361,26 @@ class Shadow:
             fits = self._machine.fits(arrival.source_name, arrival.generation, leaf, base)
             if twin is None or not fits or arrival.epoch_of(leaf) != piece.epoch:
                 return
+            if self._may_revive(twin, arrival.watermark):
+                return
             content = unbound(blocks, bound_to(arrival.id, base), place_of(leaf, piece.epoch))
             if content is None:
                 return
             if content:
                 twin.decode_fitting(leaf, content, "over")
-            to.take_over(leaf, twin, arrival, arrival.is_kept)
+            to.take_over(leaf, twin, arrival)
+
+    def _may_revive(self, twin: Store, watermark: int | None) -> bool:
+        """Whether the twin may have entries that have expired there, and not here.
+
+        What expires is removed without a trace (csrc/ttl.c), so changes do not tell of it. That
+        does no harm where it is as late as there.
+        """
+        here = self._shell.event_time
+        if watermark is None or (here is not None and here >= watermark):
+            return False
+        clocks = self._shell.clocks
+        return any(raw.timed and clocks.get(raw.name) != "processing" for raw in twin.states())
 
     # ---- The end
 

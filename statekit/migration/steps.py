@@ -336,24 +336,24 @@ class SteppedDeparture:
         self,
         key_groups: tuple[range, ...],
         target: str,
-        departures: "Callable[[], tuple[Departure, ...]]",
         changed: threading.Condition,
         is_closed: Callable[[], bool],
     ) -> None:
         self.key_groups = key_groups
         self.target = target  # its address
-        self._departures = departures
+        self._departures: list[Departure] = []  # the peer does not remember all that are done
         self._changed = changed
         self._is_closed = is_closed
+
+    def note(self, departure: "Departure") -> None:
+        """A hand-over has begun. Those of our key-groups are steps of this one."""
+        if common(departure.key_groups, self.key_groups):
+            self._departures.append(departure)
 
     @property
     def departures(self) -> "tuple[Departure, ...]":
         """The steps so far."""
-        return tuple(
-            one
-            for one in self._departures()
-            if not one.is_returned and common(one.key_groups, self.key_groups)
-        )
+        return tuple(one for one in [*self._departures] if not one.is_returned)
 
     @property
     def owned(self) -> tuple[range, ...]:

@@ -45,7 +45,7 @@ from statekit.native.block import Block, block_pieces
 from statekit.native.buffers import BufferSlice
 from statekit.residence.assemble import Assembly
 from statekit.residence.loading import LEAF_LOCKS, STOP_SECONDS_MAX, Loading
-from statekit.residence.sources import Sources, Wanted
+from statekit.residence.sources import PushSource, Sources, Wanted
 from statekit.residence.writeback import WriteBack
 
 
@@ -113,8 +113,10 @@ class MovingIn(Loading):
         self._residence.open_moved_in(leaf)
         self._opening.discard(leaf)
 
-    def _move_in_whole(self, leaf: int, twin: Store) -> None:
-        self._take_in(leaf, [twin.encode_leaf(leaf)])
+    def _move_in_whole(self, leaf: int, twin: Store, source: PushSource) -> list[bytes]:
+        steps = [twin.encode_leaf(leaf)]
+        self._take_in(leaf, steps)
+        return steps
 
     def open_rest(self) -> None:
         """Opens what an interrupt has left unopened. All leaves have moved in."""

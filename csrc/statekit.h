@@ -761,7 +761,7 @@ uint32_t sk_epoch(sk_store *store);
 uint32_t sk_epoch_advance(sk_store *store);
 /* From now on deletions are remembered, so that deltas since `epoch` or later can be made. A table
  * does not remember many more deletions than it has entries: beyond that it forgets them, and its
- * next delta is a full block, which is smaller then. */
+ * next delta is a full block, which is smaller then. UINT32_MAX: nobody needs deltas any more. */
 int sk_track(sk_store *store, uint32_t epoch);
 /* The leaf counts as changed in a way that no delta can express: its next delta has full blocks. */
 int sk_leaf_forget(sk_store *store, uint32_t leaf);

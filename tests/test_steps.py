@@ -18,6 +18,7 @@ from statekit.errors import (
     NotOwnedError,
     OccupiedError,
     PeerLostError,
+    PeerRefusedError,
 )
 from statekit.migration.new_owner import INLINE_BYTES
 from statekit.migration.strategies import ALIASES, STEPPED, STRATEGIES, WHOLE, canonical
@@ -76,7 +77,9 @@ def test_what_is_no_strategy_is_refused_with_those_there_are(stack: ExitStack) -
 # ---- Steps
 
 
-@pytest.mark.parametrize(("strategy", "step", "size"), [("fluid", None, 1), ("batched", 3, 3)])
+@pytest.mark.parametrize(
+    ("strategy", "step", "size"), [("fluid", None, 1), ("batched", 3, 3), ("seamless", 3, 3)]
+)
 def test_key_groups_come_a_few_at_a_time_and_the_others_are_served_where_they_were(
     stack: ExitStack, strategy: Any, step: int | None, size: int
 ) -> None:
@@ -108,12 +111,14 @@ def test_key_groups_come_a_few_at_a_time_and_the_others_are_served_where_they_we
     assert (source.key_groups, target.key_groups) == ((LOW,), (HIGH,))
 
 
-def test_writes_between_steps_are_where_their_key_group_is(stack: ExitStack) -> None:
+@pytest.mark.parametrize("strategy", STEPPED)
+def test_writes_between_steps_are_where_their_key_group_is(stack: ExitStack, strategy: Any) -> None:
     source, target, address = pair(stack)
     old, new = source.value("count", int, default=0), target.value("count", int, default=0)
     gate = Gate()
     counts = dict.fromkeys(KEYS, 0)
-    steps = target.fetch_from(address, strategy="fluid", on_step=gate)
+    size = None if strategy == "fluid" else 1
+    steps = target.fetch_from(address, strategy=strategy, step=size, on_step=gate)
     for _ in range(GROUPS):
         assert gate.came.acquire(timeout=SECONDS_MAX)
         for key in KEYS:
@@ -125,11 +130,12 @@ def test_writes_between_steps_are_where_their_key_group_is(stack: ExitStack) -> 
     assert {key: new[key] for key in KEYS} == counts
 
 
-def test_a_migration_in_steps_that_the_old_owner_begins(stack: ExitStack) -> None:
+@pytest.mark.parametrize("strategy", STEPPED)
+def test_a_migration_in_steps_that_the_old_owner_begins(stack: ExitStack, strategy: Any) -> None:
     source, target, _ = pair(stack)
     States(source).fill(KEYS)
     expected = {key: States(source).read(key) for key in KEYS}
-    leaving = source.migrate(target.serve().address, key_groups=HIGH, strategy="batched")
+    leaving = source.migrate(target.serve().address, key_groups=HIGH, strategy=strategy)
     leaving.wait(SECONDS_MAX)
     assert leaving.done
     assert leaving.owned == (HIGH,)
@@ -298,3 +304,27 @@ def test_the_command_line_knows_present_and_former_names() -> None:
     again = CliRunner().invoke(fetch, ["127.0.0.1:1", "--strategy", "gradual", "--discard"])
     assert "is not one of" not in again.output
     assert sk.open  # the package imports
+
+
+def test_seamless_steps_bring_what_has_changed_and_end_their_shadow(stack: ExitStack) -> None:
+    source, target, address = pair(stack)
+    keys = [f"k{i}" for i in range(20_000)]
+    source.value("count", int).put_many(keys, range(len(keys)))
+    steps = target.fetch_from(address, strategy="seamless", step=4)
+    steps.wait(SECONDS_MAX)
+    assert steps.shadow is not None
+    assert steps.shadow.is_dropped
+    assert steps.progress.bytes < 10_000, "everything else was copied before"
+    assert target.shadows == ()
+    assert list(target.value("count", int).get_many(keys)) == list(range(len(keys)))
+
+
+def test_seamless_ends_in_wait_if_the_peer_knows_no_shadows(stack: ExitStack) -> None:
+    source, target, address = pair(stack)
+    peer = source._as_peer()
+    assert peer._server is not None
+    del peer._server._handlers["/statekit.v1.Peer/Shade"]
+    steps = target.fetch_from(address, strategy="seamless")
+    with pytest.raises(PeerRefusedError, match="older statekit"):
+        steps.wait(SECONDS_MAX)
+    assert source.key_groups == (range(GROUPS),)

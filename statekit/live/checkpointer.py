@@ -87,6 +87,7 @@ DELTA_SHARE = 0.5  # if deltas have more than this share of the full segment, wr
 AHEAD_BYTES = 256 << 20  # how far writers may encode ahead of the disk before they have to wait
 _YIELD_SECONDS = 5e-5
 _WRITTEN_MAX = 8  # how many parts of a place are remembered until they are known to be published
+_TRACKED = "checkpoints"  # among those who need deltas (residence/tracking.py)
 _LINEAGES_MAX = 4  # directories; a forgotten one, the oldest, starts with a full checkpoint again
 _WHOLE, _PARTIAL, _AWAY = map(RESIDENCIES.index, ("whole", "partial", "away"))
 
@@ -153,7 +154,7 @@ class Checkpointer:
 
     def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
         """What is here came from a checkpoint. Changes after the epoch are changes to it."""
-        self._residence.store.track(epoch)
+        self._residence.tracking.hold(_TRACKED, epoch)
         self._remember(checkpoint, epoch)
 
     def came(self, leaves: Sequence[range]) -> None:
@@ -395,7 +396,7 @@ class Checkpointer:
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, order.is_extra
                 )
                 if not self._lineages and not self._written:
-                    self._residence.store.track(frozen.snapshot.epoch)
+                    self._residence.tracking.hold(_TRACKED, frozen.snapshot.epoch)
                 descent = self._descent(order, holdings)
             failpoints.visit("checkpoint.frozen")
             with self._lock:
@@ -529,7 +530,7 @@ class Checkpointer:
         with self._lock:
             known = [one.epoch for one in self._lineages.values()]
             known += [one.epoch for some in self._written.values() for one in some]
-        self._residence.store.track(min(known))
+        self._residence.tracking.hold(_TRACKED, min(known))
 
     def _remember(
         self, checkpoint: Checkpoint, epoch: int, owned: tuple[range, ...] | None = None

@@ -30,6 +30,7 @@ from statekit.keys import KeyType, key_codec
 from statekit.migration.arrival import Arrival
 from statekit.migration.departure import Departure
 from statekit.migration.peer import TIMEOUT_S, Peer
+from statekit.migration.shadow import Shadow
 from statekit.migration.shell import Credentials
 from statekit.migration.steps import OnStep, SteppedDeparture, Steps
 from statekit.migration.strategies import STEPPED, Stepped, Strategy, Whole, canonical
@@ -216,6 +217,7 @@ class PeerApi(ABC):
         strategy: Stepped,
         step: int | None = None,
         on_step: OnStep | None = None,
+        pace: int | None = None,
         tls: "TLS | None" = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
@@ -229,6 +231,7 @@ class PeerApi(ABC):
         base: "str | Checkpoint | None" = None,
         step: int | None = None,
         on_step: OnStep | None = None,
+        pace: int | None = None,
         tls: "TLS | None" = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
@@ -244,7 +247,9 @@ class PeerApi(ABC):
         stream; "all_at_once" returns when everything is here.
         "fluid" and "batched" return at once, and take ownership of one or `step` key-groups at a
         time: the result's `owned` tells which have come. The others are refused here, and served
-        there. on_step: called with the key-groups of each step, in a thread of its own.
+        there. "seamless" copies everything first (see shadow()), and takes it over in small steps.
+        on_step: called with the key-groups of each step, in a thread of its own.
+        pace: of "seamless", bytes a second; see shadow().
         base: a place of checkpoints that this side can read, under whatever name. If the newest one
         there is one that the peer took last in some place, only what changed since comes from it.
         timeout: seconds after which a peer that does not answer raises PeerLostError.
@@ -260,16 +265,57 @@ class PeerApi(ABC):
                     f"base= is for hand-overs of everything at once, and {name!r} moves ownership "
                     "in steps. Leave base out, or use strategy='prioritised'."
                 )
+            self._check_bytes(pace=pace)
             return self._as_peer().step_from(
-                peer, key_groups, name, step, on_step, credentials, timeout
+                peer, key_groups, name, step, on_step, credentials, timeout, pace or 0
             )
-        if step is not None or on_step is not None:
+        if step is not None or on_step is not None or pace is not None:
             raise ArgumentError(
-                f"step= and on_step= are for strategies in steps ({', '.join(STEPPED)}); "
+                f"step=, on_step= and pace= are for strategies in steps ({', '.join(STEPPED)}); "
                 f"{name!r} moves the ownership of everything at once. Leave them out."
             )
         based = None if base is None else _open_base(base, self._residence.store.leaves)
         return self._as_peer().fetch_from(peer, key_groups, name, based, credentials, timeout)
+
+    def shadow(
+        self,
+        peer: str,
+        *,
+        key_groups: KeyGroups | None = None,
+        pace: int | None = None,
+        memory: int | None = None,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Shadow:
+        """Copies key-groups of another process, which goes on using them; to be taken over later.
+
+        shadow.take() takes some of them over: what has changed since they were copied last is
+        little, and all of it is here when that returns. Before that nothing is this provider's, and
+        shadow.drop() is all it takes to want it no more.
+        pace: bytes a second; the old owner chooses unless told, so that its own work goes on.
+        memory: bytes that the copies may take; MemoryLimitError if they would take more. Unless
+        told, this provider's own limit, if it has one.
+        """
+        self._check_open()
+        self._check_stays()
+        self._check_bytes(pace=pace, memory=memory)
+        limit = memory if memory is not None else self._residence.budget or 0
+        return self._as_peer().shade_from(
+            peer, key_groups, pace or 0, self._credentials(tls, token), timeout, limit
+        )
+
+    @staticmethod
+    def _check_bytes(**given: Any) -> None:
+        for name, value in given.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"{name}={shorten(value)} is no number of bytes.")
+
+    @property
+    def shadows(self) -> tuple[Shadow, ...]:
+        """Copies of other processes' key-groups that were not dropped."""
+        peer = self._peer
+        return () if peer is None else peer.shadows
 
     def _check_stays(self) -> None:
         """HomeError if what comes here is gone when this provider is closed."""

@@ -29,11 +29,13 @@ waits for what, and why nothing comes.
     locks    a leaf's lock (loading.py) is held while a leaf is taken in and the participant is
              told of it, all of these while leaves are given back: so a leaf that is given back
              is not being taken in. The shell's lock comes after these, and after `lock`.
+             `moving_in` comes after a leaf's lock and the residence's; no other is taken under it.
 """
 
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -85,6 +87,7 @@ class Arrival(PushSource):
         self.source_name = offer.source  # of its participant
         self.generation = offer.generation
         self.subgroups = reply.subgroups
+        self.watermark = reply.watermark  # of the source, when it shut the leaves
         self.state = state
         self.shell = shell
         self.channel = channel
@@ -100,6 +103,8 @@ class Arrival(PushSource):
         self.timer_leaves = [
             leaf for part in reply.timer_leaves for leaf in part if leaf in state.missing
         ]
+        #: Held while a leaf comes as a whole store's leaf, and while somebody begins to read.
+        self.moving_in = threading.Lock()
         self.lock = threading.Condition()  # of all below; notified when `state` has changed
         self._waiting = 0  # threads that wait for a leaf that somebody else brings
         self._kept: list[Kept] = []
@@ -341,8 +346,18 @@ class Arrival(PushSource):
 
     def to_read(self) -> PullSource:
         kept = Kept(self)
-        self._kept.append(kept)
+        with self.moving_in:
+            self._kept.append(kept)
         return kept
+
+    @contextmanager
+    def attaching(self) -> Iterator[bool]:
+        """While a leaf is attached; whether a checkpoint that was begun before waits for it.
+
+        None begins meanwhile: it would find neither what the leaf was, nor the leaf.
+        """
+        with self.moving_in:
+            yield bool(self._kept)
 
     def unshare(self, kept: Kept) -> None:
         self._kept.remove(kept)

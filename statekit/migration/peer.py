@@ -29,7 +29,6 @@ from statekit.errors import (
     MigrationError,
     NotOwnedError,
     PeerError,
-    PeerRefusedError,
     StateKitError,
     shorten,
 )
@@ -42,7 +41,6 @@ from statekit.migration.steps import SteppedDeparture
 from statekit.migration.strategies import STEPPED, canonical
 from statekit.native.states import State
 from statekit.protocol.calls import (
-    CopyCall,
     Limits,
     PeerHello,
     Piece,
@@ -50,8 +48,6 @@ from statekit.protocol.calls import (
     QueryCall,
     QueryReply,
     ScanCall,
-    ShadeCall,
-    ShadeReply,
 )
 from statekit.protocol.messages import Fence, Leases
 from statekit.remote.security import parse_address
@@ -158,7 +154,10 @@ class Peer(OldOwnerShell, NewOwnerShell):
         address = self.address
         self._check_owned(key_groups)
         migration = self.new_id()
-        earlier = self.departures
+        stepped = SteppedDeparture(key_groups, to, self.gone, lambda: self.is_closed)
+        if strategy in STEPPED:
+            with self._lock:
+                self._stepped.add(stepped)  # before: the first step may begin at once
         channel = self.channels.borrow(to, credentials, timeout_s)
         is_broken = True
         try:
@@ -170,13 +169,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
         finally:
             self.channels.give_back(channel, is_broken)
         if strategy in STEPPED:
-            return SteppedDeparture(
-                key_groups,
-                to,
-                lambda: tuple(one for one in self.departures if one not in earlier),
-                self.gone,
-                lambda: self.is_closed,
-            )
+            return stepped
         departure = self._departures.get(migration)  # the target began before it answered
         if departure is None:
             raise PeerError(f"{to} says that it has begun, and has not. Nothing was handed over.")
@@ -243,12 +236,6 @@ class Peer(OldOwnerShell, NewOwnerShell):
             raise
         done.set_result(None)
 
-    def shade(self, call: ShadeCall) -> ShadeReply:
-        raise PeerRefusedError("this version makes no shadows.")
-
-    def copy(self, call: CopyCall) -> Iterator[Piece]:
-        raise PeerRefusedError("this version makes no shadows.")
-
     def query(self, call: QueryCall) -> QueryReply:
         self._check_open()
         residence = self._residence
@@ -312,6 +299,10 @@ class Peer(OldOwnerShell, NewOwnerShell):
                 bytes_in=self._bytes_in + sum(one.bytes_received for one in arrivals),
                 bytes_out=self._bytes_out + sum(one.bytes_sent for one in departures),
                 leaves_fetched=self._leaves_fetched + sum(one.fetches for one in arrivals),
+                shadow_bytes=sum(one.progress.memory for one in self.shadows),
+                shadowed_by=len(self.shading),
+                copied_in=self._copied_in + sum(one.progress.bytes for one in self.shadows),
+                copied_out=self.shading.bytes_sent,
             )
 
     # ---- The end
@@ -327,6 +318,9 @@ class Peer(OldOwnerShell, NewOwnerShell):
             self.gone.notify_all()
         for steps in (ending := self.steps):
             steps.end()
+        for shadow in self.shadows:
+            shadow.drop()
+        self.shading.close()
         for steps in ending:
             steps.join()
         self.return_unanswered()

@@ -6,6 +6,10 @@ all key-groups are served by somebody who has all of their state.
 
     fluid     one key-group a step
     batched   `step` key-groups
+    seamless  the same, of a shadow (shadow.py): everything is copied first, in rounds. When rounds
+              do not get smaller any more the steps begin, and each brings only what has changed
+              since the last round. That is done too if rounds never get small: a step then takes
+              longer, and progress says so
 
 A step that fails has not moved anything, or goes on where it was: that is what hand-overs promise.
 It is tried again, while wait() tells what the matter is. Key-groups whose turn has not come are
@@ -22,6 +26,7 @@ from statekit.assignment import common, group_ranges, show_groups, subtract
 from statekit.errors import ClosedError, HomeError, PeerError, PeerLostError, StateKitError
 from statekit.migration.arrival import Arrival
 from statekit.migration.departure import HandOverProgress
+from statekit.migration.shadow import Shadow
 from statekit.migration.shell import Credentials
 from statekit.migration.stream import RETRY_SECONDS
 
@@ -48,6 +53,8 @@ class Steps:
         on_step: OnStep | None,
         credentials: Credentials,
         timeout_s: float,
+        pace: int = 0,
+        memory: int = 0,
     ) -> None:
         self.id = shell.new_id()
         self.key_groups = key_groups
@@ -58,6 +65,8 @@ class Steps:
         self._on_step = on_step
         self._credentials = credentials
         self._timeout_s = timeout_s
+        self._pace, self._memory = pace, memory
+        self._shadow: Shadow | None = None
         self._changed = threading.Condition()  # of all below
         self._owned: tuple[range, ...] = ()
         self._arrivals: list[Arrival] = []
@@ -86,6 +95,11 @@ class Steps:
         steps = self.arrivals
         done = sum(one.progress.leaves_done for one in steps)
         return HandOverProgress(done, total, sum(one.bytes_received for one in steps))
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """The copies that this takes over ("seamless"); None if there are none."""
+        return self._shadow
 
     @property
     def fetches(self) -> int:
@@ -200,6 +214,8 @@ class Steps:
 
     def _run(self) -> None:
         try:
+            if self.strategy == "seamless":
+                self._copy()
             for part in self._portions():
                 if not self._take(part):
                     break
@@ -211,10 +227,36 @@ class Steps:
                     else PeerError(f"a step of {self!r} failed: {error!r}. Report this.")
                 )
         finally:
+            if self._shadow is not None:
+                self._shadow.drop()
             with self._changed:
                 self._is_running = False
                 self._changed.notify_all()
             self._shell.steps_ended(self)
+
+    def _copy(self) -> None:
+        """Copies everything, until rounds do not get smaller any more."""
+        shadow = self._shadow = self._shell.shade_from(
+            self.source,
+            self.key_groups,
+            self._pace,
+            self._credentials,
+            self._timeout_s,
+            self._memory,
+        )
+        while not (self._is_stopped or self._shell.is_closed):
+            try:
+                shadow.wait(RETRY_SECONDS)
+                break
+            except TimeoutError:
+                continue
+            except PeerLostError as error:
+                if shadow.is_dropped:
+                    raise
+                if not self._try_again(error):
+                    return
+        with self._changed:
+            self._error = None
 
     def _portions(self) -> Iterator[tuple[range, ...]]:
         groups = [group for part in self.key_groups for group in part]
@@ -243,6 +285,9 @@ class Steps:
         return self._tell(part) and self._see_through(arrival)
 
     def _begin(self, part: tuple[range, ...]) -> Arrival:
+        shadow = self._shadow
+        if shadow is not None and not shadow.is_dropped:
+            return shadow.take(part)
         return self._shell.take_step(self.source, part, self._credentials, self._timeout_s)
 
     def _tell(self, part: tuple[range, ...]) -> bool:
@@ -291,24 +336,24 @@ class SteppedDeparture:
         self,
         key_groups: tuple[range, ...],
         target: str,
-        departures: "Callable[[], tuple[Departure, ...]]",
         changed: threading.Condition,
         is_closed: Callable[[], bool],
     ) -> None:
         self.key_groups = key_groups
         self.target = target  # its address
-        self._departures = departures
+        self._departures: list[Departure] = []  # the peer does not remember all that are done
         self._changed = changed
         self._is_closed = is_closed
+
+    def note(self, departure: "Departure") -> None:
+        """A hand-over has begun. Those of our key-groups are steps of this one."""
+        if common(departure.key_groups, self.key_groups):
+            self._departures.append(departure)
 
     @property
     def departures(self) -> "tuple[Departure, ...]":
         """The steps so far."""
-        return tuple(
-            one
-            for one in self._departures()
-            if not one.is_returned and common(one.key_groups, self.key_groups)
-        )
+        return tuple(one for one in [*self._departures] if not one.is_returned)
 
     @property
     def owned(self) -> tuple[range, ...]:

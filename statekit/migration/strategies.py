@@ -13,6 +13,8 @@ stepped   ownership moves in steps; what has not had its turn is still the old o
 
     fluid                  one key-group a step; the next step begins when it is all here
     batched                the same, a number of key-groups a step
+    seamless               everything is copied first, while the old owner goes on; then steps of
+                           a few key-groups, with what has changed since (shadow.py)
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -28,7 +30,7 @@ Whole: TypeAlias = Literal[
     "gradual",  # the former names of the two above
     "gradual_batched",
 ]
-Stepped: TypeAlias = Literal["fluid", "batched"]
+Stepped: TypeAlias = Literal["fluid", "batched", "seamless"]
 Strategy: TypeAlias = Whole | Stepped
 
 ALIASES = {"gradual": "order_unaware", "gradual_batched": "order_unaware_batched"}
@@ -39,7 +41,7 @@ STRATEGIES = WHOLE + STEPPED
 FETCHING = ("prioritised", "on_demand")  # touching a leaf asks for it
 
 #: Key-groups of one step, unless told.
-STEP_GROUPS = {"fluid": 1, "batched": 8}
+STEP_GROUPS = {"fluid": 1, "batched": 8, "seamless": 2}
 
 
 def canonical(strategy: str) -> str:

@@ -244,18 +244,25 @@ class PeerChannel:
         self._leaves = reply.key_groups * reply.subgroups
         return reply
 
-    def copy(self, call: CopyCall, *, timeout_s: float | None = None) -> Iterator[Piece]:
+    def copy(
+        self,
+        call: CopyCall,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Piece]:
         """The pieces of one round, as they come. Never repeated: the next round brings the rest.
 
         Each message has timeout_s. What the source may send is not limited here: whoever reads
-        stops when it has had enough.
+        stops when it has had enough. is_over: looked at with each message; a source that sends
+        nothing for a while sends empty ones.
         """
         what = f"for round {call.round} of shadow {call.shadow!r}"
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         messages = self._many("Copy", iter((wire.put_copy(call),)))
         began = time.monotonic()
         try:
-            while (data := self._next(messages, limit_s)) is not None:
+            while (data := self._next(messages, limit_s)) is not None and not is_over():
                 yield from self._read_pieces(data)[0]
                 began = time.monotonic()
         except grpc.RpcError as error:

@@ -22,6 +22,7 @@ class Stage:
     first_generation = OUTSIDE
     subgroups = 1
     is_calm = False  # nothing fails any more
+    worker_class: Any = Worker
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Stage:
     def start_worker(self, worker: str) -> None:
         incarnation = self.incarnations.get(worker, 0) + 1
         self.incarnations[worker] = incarnation
-        started = Worker(self, worker, incarnation)
+        started = self.worker_class(self, worker, incarnation)
         self.workers[started.name] = started
         self.step("starts", started.name, "")
 

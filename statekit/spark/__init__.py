@@ -8,6 +8,7 @@ task.py         one range of key-groups in a worker
 rows.py         the rows of a key
 cursor.py       the states of a key
 output.py       output rows as files, and their reader
+progress.py     the figures of a batch: on_progress, Prometheus, query listeners
 dataframes.py   register(): states of checkpoints as DataFrames
 reader.py       the data source, as PySpark 4 wants it
 source.py       its options, and who reads which key-groups
@@ -19,6 +20,19 @@ from statekit.spark.cursor import Fired, State, Timers
 from statekit.spark.dataframes import register
 from statekit.spark.op import StatefulOp
 from statekit.spark.output import read_output
+from statekit.spark.progress import BatchMetrics, Progress, listener, read_progress
 from statekit.spark.rows import Rows
 
-__all__ = ["Fired", "Rows", "State", "StatefulOp", "Timers", "read_output", "register"]
+__all__ = [
+    "BatchMetrics",
+    "Fired",
+    "Progress",
+    "Rows",
+    "State",
+    "StatefulOp",
+    "Timers",
+    "listener",
+    "read_output",
+    "read_progress",
+    "register",
+]

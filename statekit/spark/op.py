@@ -7,7 +7,7 @@ sessions. batches.py does the work.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from statekit.errors import ArgumentError, StatefulOpError, package, shorten
@@ -16,6 +16,7 @@ from statekit.format.compression import check_compression
 from statekit.provider.open import open as open_provider
 from statekit.spark import batches
 from statekit.spark.cursor import Timers, check_states, declare
+from statekit.spark.progress import Measured, Progress, tell
 from statekit.spark.query import QueryBatch, read_batch
 from statekit.spark.routing import plan_routing
 from statekit.spark.task import Batch, Functions
@@ -24,6 +25,7 @@ from statekit.version import __version__
 
 Parallelism: TypeAlias = int | Callable[[int], int] | None
 Sink: TypeAlias = Callable[[Any, int], object]
+OnProgress: TypeAlias = Callable[[Progress], object] | None
 
 _ACCEPTED = ("gap", "rollback")
 _METHODS = ("on_key", "on_batch", "on_timer")
@@ -121,6 +123,7 @@ class StatefulOp:
         parallelism: Parallelism = None,
         accept: str | Sequence[str] = (),
         continue_from: str | None = None,
+        on_progress: OnProgress = None,
     ) -> "ForeachBatch":
         """What writeStream.foreachBatch() is to be given.
 
@@ -132,10 +135,10 @@ class StatefulOp:
         accept: "gap" if batches may be missing in the state, "rollback" if the state is to go back
         when Spark's checkpoint was rolled back.
         continue_from: the id of another query, whose state this query is to go on with.
+        on_progress: on_progress(progress) is called after each batch, with its figures.
         """
-        return ForeachBatch(
-            self, sink, os.fspath(checkpoint), parallelism, _accepts(accept, continue_from)
-        )
+        accepts = _accepts(accept, continue_from)
+        return ForeachBatch(self, sink, os.fspath(checkpoint), parallelism, accepts, on_progress)
 
     def process(
         self,
@@ -152,7 +155,8 @@ class StatefulOp:
         The state is changed when this returns. The other arguments: see foreach_batch().
         """
         wanted = read_batch(df.sparkSession, os.fspath(checkpoint), batch_id)
-        return self._process(df, wanted, parallelism, _accepts(accept, continue_from))
+        accepts = _accepts(accept, continue_from)
+        return self._process(df, wanted, parallelism, accepts, Measured())[0]
 
     def backfill(self, df: Any, name: str, *, parallelism: Parallelism = None) -> Any:
         """Applies the op to a DataFrame that is no stream: to make the state that a query begins
@@ -165,11 +169,16 @@ class StatefulOp:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"{shorten(name)} is no name of a backfill. Pass a str.")
         wanted = QueryBatch(batches.BACKFILL, 0, name, None)
-        return self._process(df, wanted, parallelism, batches.Accepts())
+        return self._process(df, wanted, parallelism, batches.Accepts(), Measured())[0]
 
     def _process(
-        self, df: Any, wanted: QueryBatch, parallelism: Parallelism, accepts: batches.Accepts
-    ) -> Any:
+        self,
+        df: Any,
+        wanted: QueryBatch,
+        parallelism: Parallelism,
+        accepts: batches.Accepts,
+        measured: Measured,
+    ) -> tuple[Any, Progress]:
         spark = df.sparkSession
         schema, arrow = _schemas(spark, self.output)
         if self.event_time is not None:
@@ -199,7 +208,7 @@ class StatefulOp:
         keep = self.keep
         if keep is None:
             keep = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100")) + 1
-        return batches.run_batch(df, wanted, batch, tasks, accepts, keep, schema, _ship)
+        return batches.run_batch(df, wanted, batch, tasks, accepts, keep, schema, _ship, measured)
 
     def _tasks(self, spark: Any, parallelism: Parallelism, batch_id: int) -> int:
         if parallelism is None:
@@ -228,14 +237,23 @@ class ForeachBatch:
     checkpoint: str
     parallelism: Parallelism
     accepts: batches.Accepts
+    on_progress: OnProgress = None
 
     def __call__(self, df: Any, batch_id: int) -> None:
-        wanted = read_batch(df.sparkSession, self.checkpoint, batch_id)
-        output = self.op._process(df, wanted, self.parallelism, self.accepts)
-        visit("spark.sink")
-        if self.sink is not None:
-            self.sink(output, batch_id)
-        visit("spark.sunk")
+        measured = Measured()
+        with measured.phase("total"):
+            with measured.phase("plan"):
+                wanted = read_batch(df.sparkSession, self.checkpoint, batch_id)
+            output, progress = self.op._process(
+                df, wanted, self.parallelism, self.accepts, measured
+            )
+            visit("spark.sink")
+            if self.sink is not None:
+                with measured.phase("sink"):
+                    self.sink(output, batch_id)
+            visit("spark.sunk")
+        if self.on_progress is not None:
+            tell(self.on_progress, replace(progress, seconds=dict(measured.seconds)))
 
 
 # ---- What is checked

@@ -28,7 +28,7 @@ ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-fil
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help demo test test-all ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
+.PHONY: help demo spark-demo test test-all ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -46,6 +46,9 @@ help: ## list the targets
 
 demo: .venv/.built ## two processes under load: hand-over, kill -9, lazy restore; checks every count
 	$(BIN)/python examples/demo.py
+
+spark-demo: .venv/.built ## real sensors on Spark: history, stream, 2 to 5 to 3 tasks, kill -9; checks every row
+	$(BIN)/python examples/spark/demo.py
 
 test: .venv/.built ctest ## C tests, then the Python tests
 	$(BIN)/$(PYTEST)

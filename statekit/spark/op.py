@@ -16,6 +16,7 @@ from statekit.format.compression import check_compression
 from statekit.provider.open import open as open_provider
 from statekit.spark import batches
 from statekit.spark.cursor import Timers, check_states, declare
+from statekit.spark.output import arrow_schema
 from statekit.spark.progress import Measured, Progress, tell
 from statekit.spark.query import QueryBatch, read_batch
 from statekit.spark.routing import plan_routing
@@ -323,17 +324,13 @@ def _schemas(spark: Any, output: Any) -> tuple[Any, Any]:
     """The schema of the output, for Spark and for Arrow."""
     if isinstance(output, str):
         return _parsed(spark, output, spark.conf.get("spark.sql.timestampType", "TIMESTAMP_LTZ"))
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return output, to_arrow_schema(output)
+    return output, arrow_schema(output)
 
 
 _parsed_before: dict[tuple[str, str], tuple[Any, Any]] = {}  # it takes Spark some milliseconds
 
 
 def _parsed(spark: Any, text: str, timestamps: str) -> tuple[Any, Any]:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     if found := _parsed_before.get((text, timestamps)):
         return found
     try:
@@ -343,7 +340,7 @@ def _parsed(spark: Any, text: str, timestamps: str) -> tuple[Any, Any]:
             f"output={text!r} is no schema that Spark understands: {shorten(str(error))}. Write it "
             'as "name type, name type", for example "user string, n long".'
         ) from error
-    found = _parsed_before[text, timestamps] = schema, to_arrow_schema(schema)
+    found = _parsed_before[text, timestamps] = schema, arrow_schema(schema)
     return found
 
 

@@ -40,6 +40,16 @@ class OutputFile(NamedTuple):
     rows: int
 
 
+def arrow_schema(schema: Any) -> pa.Schema:
+    """The columns of Spark as it wants them in Arrow; instants in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # before 4.2, where it is always UTC
+        return to_arrow_schema(schema)
+
+
 # ---- In a task
 
 

@@ -1,6 +1,6 @@
 """Statistics of real sensors on Spark: history, then a stream, rescaled and killed on the way.
 
-    python examples/spark/demo.py            all 45,620 readings: `make spark-demo`
+    python examples/spark/demo.py            all 45,626 readings: `make spark-demo`
     python examples/spark/demo.py --quick    the first ones of each sensor
 
 A batch job makes the state of each sensor from the first part of its series. A streaming job goes

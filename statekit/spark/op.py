@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from statekit.errors import ArgumentError, StatefulOpError, package, shorten
+from statekit.errors import ArgumentError, shorten
 from statekit.failpoints import visit
 from statekit.format.compression import check_compression
 from statekit.provider.open import open as open_provider
-from statekit.spark import batches
+from statekit.spark import batches, forms
 from statekit.spark.cursor import Timers, check_states, declare
 from statekit.spark.output import arrow_schema
 from statekit.spark.progress import Measured, Progress, tell
 from statekit.spark.query import QueryBatch, read_batch
 from statekit.spark.routing import plan_routing
+from statekit.spark.shipping import pack
 from statekit.spark.task import Batch, Functions
 from statekit.storage import open_storage
-from statekit.version import __version__
 
 Parallelism: TypeAlias = int | Callable[[int], int] | None
 Sink: TypeAlias = Callable[[Any, int], object]
@@ -45,7 +45,8 @@ class StatefulOp:
     key: the column, or columns, whose values are the key.
     output: the columns of the output, as Spark writes a schema: "user string, n long".
     state: the states by name: types, State(...) or Timers().
-    path: where the state is kept: a directory or URL that the driver and all executors reach.
+    path: where the state is kept: a directory or URL that the driver and all executors reach. Not
+        needed where Spark keeps it: apply_in_pandas_with_state(), transform_with_state().
     output_path: where the output is kept for ever, for read_output(). Unless given, output is kept
         as long as the version of the state.
     key_groups, subgroups: powers of two. The parallelism can be at most key_groups.
@@ -63,7 +64,7 @@ class StatefulOp:
         key: str | Sequence[str],
         output: Any,
         state: Mapping[str, Any],
-        path: "str | os.PathLike[str]",
+        path: "str | os.PathLike[str] | None" = None,
         on_batch: Any = None,
         on_timer: Any = None,
         output_path: "str | os.PathLike[str] | None" = None,
@@ -88,9 +89,9 @@ class StatefulOp:
                 "there is an on_timer, but no state of timers that it could be called for. Add "
                 'one, as in state={"expiry": statekit.spark.Timers()}.'
             )
-        self.path = _place(path)
+        self.path = None if path is None else _place(path)
         self.output_path = None if output_path is None else _place(output_path)
-        if self.output_path == self.path:
+        if self.output_path is not None and self.output_path == self.path:
             raise ArgumentError(
                 f"path and output_path are both {self.path!r}. Give the output its own."
             )
@@ -172,6 +173,27 @@ class StatefulOp:
         wanted = QueryBatch(batches.BACKFILL, 0, name, None)
         return self._process(df, wanted, parallelism, batches.Accepts(), Measured())[0]
 
+    # ---- Where Spark keeps the state
+
+    def apply_in_pandas_with_state(self, df: Any, output_mode: str = "append") -> Any:
+        """The output as a streaming DataFrame, by Spark's applyInPandasWithState().
+
+        All states of a key are one binary value in Spark's own state store; path is not used.
+        PySpark 3.5 has it, too.
+        """
+        return forms.apply_in_pandas_with_state(self, df, output_mode)
+
+    def transform_with_state(
+        self, df: Any, output_mode: str = "append", *, pandas: bool = False
+    ) -> Any:
+        """The output as a streaming DataFrame, by Spark's transformWithState(); in real-time mode,
+        too.
+
+        All states of a key are one binary value in Spark's own state store (RocksDB); path is not
+        used. pandas: by transformWithStateInPandas(), which PySpark 4.0 has already.
+        """
+        return forms.transform_with_state(self, df, output_mode, pandas)
+
     def _process(
         self,
         df: Any,
@@ -181,9 +203,14 @@ class StatefulOp:
         measured: Measured,
     ) -> tuple[Any, Progress]:
         spark = df.sparkSession
-        schema, arrow = _schemas(spark, self.output)
+        if self.path is None:
+            raise ArgumentError(
+                "this StatefulOp has no path where its state is kept. Pass path=, or use "
+                "transform_with_state() or apply_in_pandas_with_state(), where Spark keeps it."
+            )
+        schema, arrow = schemas(spark, self.output)
         if self.event_time is not None:
-            _check_event_time(df.schema, self.event_time)
+            check_event_time(df.schema, self.event_time)
         batch = Batch(
             functions=self.functions,
             states=self.states,
@@ -226,7 +253,8 @@ class StatefulOp:
 
     def __repr__(self) -> str:
         states = ", ".join(self.states)
-        return f"<StatefulOp by {', '.join(self.key)}: {states}; in {self.path!r}>"
+        place = "Spark's own store" if self.path is None else repr(self.path)
+        return f"<StatefulOp by {', '.join(self.key)}: {states}; in {place}>"
 
 
 @dataclass(frozen=True)
@@ -308,7 +336,7 @@ def _accepts(accept: str | Sequence[str], continue_from: str | None) -> batches.
     return batches.Accepts("gap" in given, "rollback" in given, continue_from)
 
 
-def _check_event_time(schema: Any, name: str) -> None:
+def check_event_time(schema: Any, name: str) -> None:
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if types.get(name) not in ("timestamp", "timestamp_ntz"):
         raise ArgumentError(
@@ -320,7 +348,7 @@ def _check_event_time(schema: Any, name: str) -> None:
 # ---- What travels
 
 
-def _schemas(spark: Any, output: Any) -> tuple[Any, Any]:
+def schemas(spark: Any, output: Any) -> tuple[Any, Any]:
     """The schema of the output, for Spark and for Arrow."""
     if isinstance(output, str):
         return _parsed(spark, output, spark.conf.get("spark.sql.timestampType", "TIMESTAMP_LTZ"))
@@ -345,45 +373,11 @@ def _parsed(spark: Any, text: str, timestamps: str) -> tuple[Any, Any]:
 
 
 def _ship(batch: Batch) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that Spark calls in its workers.
-
-    Spark pickles it by value, since it is made here; so it can tell what is wrong where statekit
-    cannot be imported.
-    """
-    package("pyarrow", "a StatefulOp")
-    from pyspark import cloudpickle
-
-    try:
-        data = cloudpickle.dumps(batch)
-    except Exception as error:  # of any __reduce__
-        raise StatefulOpError(
-            f"the function of the StatefulOp cannot be sent to the executors: {error} It, or "
-            "something that it refers to from outside, cannot be pickled: a session, a "
-            "connection, a lock, an open file. Make that inside the function, or in open() of the "
-            "class form, which is called in the executor."
-        ) from error
-    version = __version__
+    """The function that Spark calls in its workers."""
+    arrived = pack(batch)
 
     def run(pieces: Iterator[Any]) -> Iterator[Any]:
-        try:
-            import statekit
-        except ImportError as error:
-            import socket
-            import sys
-
-            raise RuntimeError(
-                f"statekit cannot be imported on {socket.gethostname()} ({error}). A StatefulOp "
-                f"needs statekit {version} where its tasks run, too: install it for "
-                f"{sys.executable} on all executors, for example with "
-                f"`pip install statekit[spark]=={version}`."
-            ) from None
-        if statekit.__version__ != version:
-            import socket
-
-            raise RuntimeError(
-                f"statekit {statekit.__version__} is installed on {socket.gethostname()}, and the "
-                f"driver has {version}. Install the same version on the driver and all executors."
-            )
+        data = arrived()
         from statekit.spark.task import run as run_task
 
         return run_task(data, pieces)

@@ -199,7 +199,7 @@ class BatchMetrics:
             for n, v in self._figures.items()
             if n.startswith("seconds:")
         }
-        gauges = {} if last is None else {
+        gauges: dict[str, float] = {} if last is None else {
             "batch_id": last.batch_id, "version": last.version, "parallelism": last.parallelism
         }  # fmt: skip
         return Figures("statekit_spark", counters, gauges, phases)

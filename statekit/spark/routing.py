@@ -78,8 +78,8 @@ def route(df: Any, routing: Routing, key_groups: int, tasks: int) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
     for name, wanted in routing.casts:
-        df = df.withColumn(name, F.col(_quoted(name)).cast(wanted))
-    hashed = F.xxhash64(*(F.col(_quoted(name)) for name in routing.key))
+        df = df.withColumn(name, F.col(quoted(name)).cast(wanted))
+    hashed = F.xxhash64(*(F.col(quoted(name)) for name in routing.key))
     # A shift by 64 would be one by 0: of one key-group everything is in the first.
     bits = key_groups.bit_length() - 1
     group = F.shiftrightunsigned(hashed, 64 - bits) if bits else F.lit(0).cast("bigint")
@@ -90,7 +90,7 @@ def route(df: Any, routing: Routing, key_groups: int, tasks: int) -> Any:
     return df.repartition(tasks, F.element_at(markers, task + 1))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A column by exactly this name, dots and all."""
     return "`" + name.replace("`", "``") + "`"
 

@@ -17,7 +17,6 @@ attempts and its own stack around it.
 """
 
 import json
-import pickle
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from statekit.errors import MissingFileError, StatefulOpError, shorten
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, declare, make_cursor, set_key
 from statekit.spark.output import OutputFile, batches_to_table, rows_to_table, write_output
 from statekit.spark.rows import Grouped, Rows, count_nulls, drop_nulls, split_late
+from statekit.spark.shipping import unpack
 
 REPORT_SCHEMA = "report string"
 
@@ -98,14 +98,7 @@ def run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Called by Spark in a worker, for one partition."""
     from pyspark import TaskContext
 
-    try:
-        batch: Batch = pickle.loads(data)
-    except ImportError as error:
-        error.add_note(
-            f"The function of the StatefulOp needs that module, and {socket.gethostname()} does "
-            "not have it. Send it with spark.addArtifacts(..., pyfile=True), or install it there."
-        )
-        raise
+    batch: Batch = unpack(data)
     context = TaskContext.get()
     assert context is not None, "a task runs in a worker of Spark"
     groups = batch.ranges[context.partitionId()]
@@ -236,7 +229,7 @@ class _Run:
                 if given is not None:
                     made.extend(given)
         except Exception as error:
-            raise _explained(error, "on_key", key, given) from None
+            raise explained(error, "on_key", key, given) from None
         cursor._flush()
 
     def _fire(self) -> None:
@@ -263,7 +256,7 @@ class _Run:
         for _, _, key in due:
             keys.setdefault(key, len(keys))
         self.figures["timers"] = len(due)
-        cursor._turn(Page(_key_column([*keys], batch.key_type)))
+        cursor._turn(Page(key_column([*keys], batch.key_type)))
         given = None
         try:
             for at, name, key in due:
@@ -274,11 +267,11 @@ class _Run:
                 if given is not None:
                     self.made.extend(given)
         except Exception as error:
-            raise _explained(error, "on_timer", key, given) from None
+            raise explained(error, "on_timer", key, given) from None
         cursor._flush()
 
 
-def _explained(error: Exception, function: str, key: Any, given: Any) -> Exception:
+def explained(error: Exception, function: str, key: Any, given: Any) -> Exception:
     """The error of a function of a key, with the key. given: what it gave last."""
     if given is not None and not hasattr(given, "__iter__"):
         return StatefulOpError(
@@ -289,7 +282,7 @@ def _explained(error: Exception, function: str, key: Any, given: Any) -> Excepti
     return error
 
 
-def _key_column(keys: list[Any], key_type: str) -> Any:
+def key_column(keys: list[Any], key_type: str) -> Any:
     types = {"s": pa.string(), "b": pa.binary(), "i": pa.int64()}
     if key_type in types:
         return pa.array(keys, types[key_type])

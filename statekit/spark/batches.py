@@ -46,7 +46,12 @@ from typing import Any
 
 from statekit.assignment import assign, show_groups, subtract
 from statekit.checkpoint.parts import Part, publish
-from statekit.checkpoint.reader import Checkpoint, UnfinishedError, read_checkpoint
+from statekit.checkpoint.reader import (
+    Checkpoint,
+    UnfinishedError,
+    list_numbers,
+    read_checkpoint,
+)
 from statekit.checkpoint.retention import collect
 from statekit.errors import (
     CheckpointError,
@@ -58,7 +63,6 @@ from statekit.errors import (
     StorageError,
 )
 from statekit.failpoints import register, visit
-from statekit.format.manifest import number_of
 from statekit.spark.output import OutputFile, attachments_of, log_output, read_files
 from statekit.spark.progress import NOTE, Measured, Progress
 from statekit.spark.query import QueryBatch
@@ -100,7 +104,7 @@ class Standing:
 
 def _versions(storage: Storage) -> list[int]:
     """The numbers of all manifests, the highest first."""
-    return sorted(filter(None, (number_of(entry.name) for entry in storage.list())), reverse=True)
+    return sorted(list_numbers(storage), reverse=True)
 
 
 def _note(version: Checkpoint) -> dict[str, Any] | None:

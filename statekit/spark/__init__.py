@@ -7,7 +7,13 @@ routing.py      which task has which key, computed by the JVM
 task.py         one range of key-groups in a worker
 rows.py         the rows of a key
 cursor.py       the states of a key
+counting.py     how much of the state a task reads
 output.py       output rows as files, and their reader
+forms.py        where Spark keeps the state: applyInPandasWithState, transformWithState
+processor.py    what its workers do for a key
+packed.py       all states of a key as one binary value
+carried.py      rows on their way through pandas and Row
+shipping.py     what travels to workers
 progress.py     the figures of a batch: on_progress, Prometheus, query listeners
 dataframes.py   register(): states of checkpoints as DataFrames
 reader.py       the data source, as PySpark 4 wants it

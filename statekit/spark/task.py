@@ -19,9 +19,9 @@ attempts and its own stack around it.
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -29,10 +29,12 @@ import statekit as sk
 from statekit.checkpoint.parts import Part
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import MissingFileError, StatefulOpError, shorten
+from statekit.spark.counting import CountingStorage
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, declare, make_cursor, set_key
 from statekit.spark.output import OutputFile, batches_to_table, rows_to_table, write_output
 from statekit.spark.rows import Grouped, Rows, count_nulls, drop_nulls, split_late
 from statekit.spark.shipping import unpack
+from statekit.storage import Storage
 
 REPORT_SCHEMA = "report string"
 
@@ -111,8 +113,13 @@ def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Repo
     """One range of key-groups. Everything but Spark."""
     report = Report(groups.start, host=socket.gethostname())
     try:
-        with _provider(batch, groups) as kv:
+        started = perf_counter()
+        base, reads = _counted(batch.base)
+        with _provider(replace(batch, base=base), groups) as kv:
+            restored = perf_counter()
             _Run(batch, kv, report).run(pieces)
+        report.figures["bytes_read"] = reads.bytes_read if reads is not None else 0
+        report.figures["restore_seconds"] = restored - started
     except StatefulOpError as error:
         report.error = str(error)
     except MissingFileError as error:
@@ -123,6 +130,17 @@ def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Repo
         )
         raise
     return report
+
+
+def _counted(base: Checkpoint | None) -> tuple[Checkpoint | None, CountingStorage | None]:
+    """The base, with a storage that counts what is read."""
+    if base is None:
+        return None, None
+    reads = CountingStorage(base.storage)
+    twin = object.__new__(Checkpoint)  # other tasks of this process may have the same one
+    twin.__dict__.update(base.__dict__)
+    twin.storage = cast(Storage, reads)
+    return twin, reads
 
 
 def _provider(batch: Batch, groups: range) -> Any:

@@ -16,6 +16,6 @@ def test_the_guide_runs(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     for block in blocks:
         exec(compile(block, str(GUIDE), "exec"), scope)
-        promised += re.findall(r"^print\(.*\)\s*#\s*(.*)$", block, re.MULTILINE)
-    assert len(promised) == 3
+        promised += re.findall(r"^ *print\(.*\)\s*#\s*(.*)$", block, re.MULTILINE)
+    assert len(promised) == 6
     assert capsys.readouterr().out.splitlines() == promised

@@ -28,7 +28,7 @@ ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-fil
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help demo spark-demo test test-all test-spark35 ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
+.PHONY: help demo spark-demo test test-all test-spark-lts ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -58,7 +58,7 @@ test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tes
 	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py \
 	    tests/test_simulator.py tests/test_lives.py tests/test_commit_model.py tests/test_commit_faults.py \
 	    tests/test_commit_interrupts.py tests/test_checkpoint_interrupts.py tests/spark
-	$(MAKE) test-spark35
+	$(MAKE) test-spark-lts
 	$(BIN)/python -m tests.lives --seconds $(LIVES_SECONDS) --jobs $$(nproc)
 
 # PySpark 3.5, the long-term release of managed platforms, with what these tests import. The
@@ -70,7 +70,7 @@ test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tes
 	    pytest setuptools
 	@touch $@
 
-test-spark35: .venv/.built .venv-spark35/.ready ## the Spark tests on PySpark 3.5: all that it can do
+test-spark-lts: .venv/.built .venv-spark35/.ready ## the Spark tests on PySpark 3.5: all that it can do
 	PYTHONPATH=$(CURDIR) .venv-spark35/bin/python -m pytest -q -p no:cacheprovider tests/spark
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from statekit.errors import ArgumentError
+from statekit.spark.output import arrow_schema
 from statekit.spark.routing import plan_routing, quoted
 from statekit.spark.rows import Columns
 
@@ -59,8 +60,6 @@ class Carried(NamedTuple):
 def carry(df: Any, key: Sequence[str], null_keys: str) -> Carried:
     """ArgumentError if a column is of a type that does not come through."""
     from pyspark.sql import functions as F  # noqa: N812
-
-    from statekit.spark.output import arrow_schema
 
     routing = plan_routing(df.schema, key)
     casts = dict(routing.casts)

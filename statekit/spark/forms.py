@@ -11,7 +11,9 @@ from statekit.native.ttl import as_ttl
 from statekit.spark.carried import Carried, carry
 from statekit.spark.cursor import State, Timers
 from statekit.spark.dataframes import spark_version
+from statekit.spark.output import schemas
 from statekit.spark.processor import TTL_SLACK_MS, Plan
+from statekit.spark.routing import check_event_time
 from statekit.spark.shipping import pack
 
 if TYPE_CHECKING:
@@ -123,8 +125,6 @@ def _processor(plan: Plan, pandas: bool, ttl_ms: int | None) -> Any:
 
 
 def _plan(op: "StatefulOp", df: Any) -> tuple[Carried, Plan, Any]:
-    from statekit.spark.op import check_event_time, schemas
-
     if op.functions.on_key is None:
         raise ArgumentError(
             "a function of whole batches cannot run where Spark keeps the state: it is called for "

@@ -16,10 +16,10 @@ from statekit.format.compression import check_compression
 from statekit.provider.open import open as open_provider
 from statekit.spark import batches, forms
 from statekit.spark.cursor import Timers, check_states, declare
-from statekit.spark.output import arrow_schema
+from statekit.spark.output import schemas
 from statekit.spark.progress import Measured, Progress, tell
 from statekit.spark.query import QueryBatch, read_batch
-from statekit.spark.routing import plan_routing
+from statekit.spark.routing import check_event_time, plan_routing
 from statekit.spark.shipping import pack
 from statekit.spark.task import Batch, Functions
 from statekit.storage import open_storage
@@ -336,40 +336,7 @@ def _accepts(accept: str | Sequence[str], continue_from: str | None) -> batches.
     return batches.Accepts("gap" in given, "rollback" in given, continue_from)
 
 
-def check_event_time(schema: Any, name: str) -> None:
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if types.get(name) not in ("timestamp", "timestamp_ntz"):
-        raise ArgumentError(
-            f"event_time={name!r} is {types.get(name, 'no column of the batch')}. Name the column "
-            "of timestamps that withWatermark() was given."
-        )
-
-
 # ---- What travels
-
-
-def schemas(spark: Any, output: Any) -> tuple[Any, Any]:
-    """The schema of the output, for Spark and for Arrow."""
-    if isinstance(output, str):
-        return _parsed(spark, output, spark.conf.get("spark.sql.timestampType", "TIMESTAMP_LTZ"))
-    return output, arrow_schema(output)
-
-
-_parsed_before: dict[tuple[str, str], tuple[Any, Any]] = {}  # it takes Spark some milliseconds
-
-
-def _parsed(spark: Any, text: str, timestamps: str) -> tuple[Any, Any]:
-    if found := _parsed_before.get((text, timestamps)):
-        return found
-    try:
-        schema = spark.createDataFrame([], text).schema
-    except Exception as error:
-        raise ArgumentError(
-            f"output={text!r} is no schema that Spark understands: {shorten(str(error))}. Write it "
-            'as "name type, name type", for example "user string, n long".'
-        ) from error
-    found = _parsed_before[text, timestamps] = schema, arrow_schema(schema)
-    return found
 
 
 def _ship(batch: Batch) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -16,7 +16,7 @@ column is a number whose murmur3 leads to p; markers_of() finds one for each tas
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from statekit.errors import KeyTypeError
+from statekit.errors import ArgumentError, KeyTypeError
 
 _LETTERS = {
     "tinyint": "i",
@@ -71,6 +71,15 @@ def _letter(text: str) -> str | None:
         digits, _, scale = text[len("decimal(") : -1].partition(",")
         return "i" if int(scale) == 0 and int(digits) <= _DECIMAL_DIGITS_MAX else None
     return _LETTERS.get(text)
+
+
+def check_event_time(schema: Any, name: str) -> None:
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if types.get(name) not in ("timestamp", "timestamp_ntz"):
+        raise ArgumentError(
+            f"event_time={name!r} is {types.get(name, 'no column of the batch')}. Name the column "
+            "of timestamps that withWatermark() was given."
+        )
 
 
 def route(df: Any, routing: Routing, key_groups: int, tasks: int) -> Any:

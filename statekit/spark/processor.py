@@ -86,10 +86,12 @@ class Worker:
                 self.plan.functions.instance.open()
 
     def close(self) -> None:
+        """Nothing can be called after this."""
         if self._is_open:
             self._is_open = False
             if hasattr(self.plan.functions.instance, "close"):
                 self.plan.functions.instance.close()
+        self._scratch.kv.close()
 
     def call(self, key: Any, table: pa.Table, value: bytes | None, watermark: int) -> Outcome:
         """The function of a key. value: its states as they were; watermark: 0 or less if none."""

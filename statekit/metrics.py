@@ -232,6 +232,48 @@ class PrometheusCollector:
         yield home
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures that somebody else counts, by name, for a FiguresCollector."""
+
+    prefix: str
+    counters: dict[str, float]
+    gauges: dict[str, float]
+    phases: dict[str, float]  # seconds spent, by phase
+
+
+class FiguresCollector:
+    """Gives Prometheus figures that belong to no provider, such as those of batches on Spark."""
+
+    def __init__(self, read: Callable[[], Figures], labels: dict[str, str]) -> None:
+        self._read = read
+        self._labels = labels
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        figures = self._read()
+        names, values = list(self._labels), list(self._labels.values())
+        for family, found in (
+            (CounterMetricFamily, figures.counters),
+            (GaugeMetricFamily, figures.gauges),
+        ):
+            for name, figure in found.items():
+                text = name.replace("_", " ").capitalize()
+                one = family(f"{figures.prefix}_{name}", text, labels=names)
+                one.add_metric(values, figure)
+                yield one
+        spent = CounterMetricFamily(
+            f"{figures.prefix}_seconds", "Seconds spent", labels=[*names, "phase"]
+        )
+        for phase, seconds in figures.phases.items():
+            spent.add_metric([*values, phase], seconds)
+        yield spent
+
+
 def prometheus_collector(provider: Any, **labels: str) -> PrometheusCollector:
     """A collector to register with prometheus_client (extra "metrics")."""
     return PrometheusCollector(provider.metrics, labels)

@@ -52,3 +52,20 @@ def test_kafka_totals_are_exact_though_workers_are_killed_at_random(mode: str) -
     assert killed.startswith(f"seed {seed}: ")
     assert int(killed.split()[2]) > 0, "no worker was killed"
     assert compared.endswith(": 0 differ")
+
+
+def test_sensors_on_spark_are_exact_though_the_job_is_rescaled_and_killed(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pip install statekit[spark]")
+    path = ROOT / "examples" / "spark" / "demo.py"
+    plot = tmp_path / "demo.png"
+    command = [sys.executable, str(path), "--quick", "--plot", str(plot)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20 * TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 1,800 rows differ" in done.stdout
+    assert "which was in the state already: not computed again" in done.stdout
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line.endswith("s")] == [
+        ["2", "2"],
+        ["5", "2"],
+        ["3", "2"],
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")

@@ -19,6 +19,7 @@ from small_checkpoint import (
     restore,
 )
 
+import statekit as sk
 from statekit import Store, leaf_of
 from statekit.checkpoint.reader import (
     Checkpoint,
@@ -30,6 +31,7 @@ from statekit.checkpoint.reader import (
 from statekit.errors import ArgumentError, DamagedError, KeyTypeError, NoCheckpointError
 from statekit.keys import encode_key
 from statekit.native.block import Block
+from statekit.storage.local import LocalStorage
 
 SEED = 4
 
@@ -258,3 +260,30 @@ def test_a_block_of_another_number_of_leaves_is_damage() -> None:
     checkpoint = line.take(data)
     with pytest.raises(DamagedError, match="a block is of 8 leaves"):
         restore(checkpoint)
+
+
+def test_a_listing_that_misses_what_is_published_while_it_runs_is_made_again(
+    tmp_path: Path,
+) -> None:
+    """Begun before 2 is published, it goes past 1 when that is removed: it shows packs alone."""
+    kv = sk.open("memory:")
+    kv.value("n", int)["a"] = 1
+    kv.checkpoint(tmp_path)
+    kv.checkpoint(tmp_path)
+    sk.collect(tmp_path, keep=1)
+
+    class Torn(LocalStorage):
+        listed = 0
+
+        def list(self) -> Any:
+            self.listed += 1
+            found = super().list()
+            if self.listed == 1:
+                return [entry for entry in found if not entry.name.endswith(".manifest")]
+            return found
+
+    storage = Torn(str(tmp_path))
+    assert open_checkpoint(storage).number == 2
+    assert storage.listed == 2
+    with pytest.raises(NoCheckpointError, match="there is no checkpoint in"):
+        open_checkpoint(tmp_path / "nowhere")

@@ -51,7 +51,7 @@ from statekit.keys import decode_key, key_codec, leaf_of_encoded
 from statekit.native.block import Block
 from statekit.native.chains import ChainSegment
 from statekit.schema import StateSchema, show
-from statekit.storage import Storage, open_storage
+from statekit.storage import Pin, Storage, open_storage
 
 if TYPE_CHECKING:
     import pyarrow
@@ -60,6 +60,7 @@ _GAP_LOCAL, _GAP_FAR = (
     16 << 10,
     256 << 10,
 )  # bytes between two segments that are read needlessly, to save a second read
+_LISTS_MAX = 5  # listings that show no checkpoint, before it is believed
 HEAD_BYTES = 64  # of a manifest: they have its size and checksum, so they identify it
 
 Data: TypeAlias = bytes  # Checkpoint.bytes hides the name
@@ -208,6 +209,27 @@ class Checkpoint:
             return self.storage.read(self.manifest.name, 0, HEAD_BYTES) == self._head
         except (MissingFileError, DamagedError):
             return False
+
+    def pin(self) -> Pin:
+        """Keeps it from being removed until released: `with checkpoint.pin(): ...`.
+
+        NoCheckpointError if it is gone, or another one is under its number. On object stores, which
+        have no locks, a pin holds for collect() in this process only.
+        """
+        try:
+            pin = self.storage.pin(self.manifest.name)
+        except MissingFileError:
+            raise self._is_gone() from None
+        if not self.exists():
+            pin.release()
+            raise self._is_gone()
+        return pin
+
+    def _is_gone(self) -> NoCheckpointError:
+        return NoCheckpointError(
+            f"checkpoint {self.number} of {self.url!r} is gone, or another checkpoint of "
+            "that number is there now. Restore the place itself to get what it has."
+        )
 
     def __repr__(self) -> str:
         base = "" if self.manifest.base is None else f", on top of {self.manifest.base}"
@@ -485,10 +507,20 @@ def _storage(url: "str | PathLike[str] | Storage") -> Storage:
     return url if isinstance(url, Storage) else open_storage(url)
 
 
-def _numbers(storage: Storage) -> dict[int, float]:
-    """The checkpoints of a storage, ascending, and when they were published."""
-    found = ((number_of(entry.name), entry.modified) for entry in storage.list())
-    return {number: modified for number, modified in found if number is not None}
+def list_numbers(storage: Storage) -> dict[int, float]:
+    """The checkpoints of a storage, ascending, and when they were published.
+
+    A listing is no snapshot: begun before checkpoint 2 is published, and going past 1 when that is
+    removed, it shows neither. So one that shows files and no checkpoint is made again.
+    """
+    numbers: dict[int, float] = {}
+    for _ in range(_LISTS_MAX):
+        entries = storage.list()
+        found = ((number_of(entry.name), entry.modified) for entry in entries)
+        numbers = {number: modified for number, modified in found if number is not None}
+        if numbers or not entries:
+            break
+    return numbers
 
 
 def _unpickled(url: str, name: str, data: bytes, seen: int) -> Checkpoint:
@@ -528,7 +560,7 @@ def find_checkpoints(url: "str | PathLike[str] | Storage") -> Found:
     """All checkpoints of a place that can be read, and why the others cannot."""
     storage = _storage(url)
     found = Found([], [])
-    numbers = _numbers(storage)
+    numbers = list_numbers(storage)
     for number in numbers:
         try:
             # If one is gone, it was retired after the listing. That is no error.
@@ -556,7 +588,7 @@ def open_checkpoint(
     It never gives another one instead: if that one is damaged, DamagedError names the older ones.
     """
     storage = _storage(url)
-    numbers = _numbers(storage)
+    numbers = list_numbers(storage)
     if not numbers:
         raise NoCheckpointError(
             f"there is no checkpoint in {storage.shown!r}. Is it the right place? "

@@ -246,7 +246,7 @@ class RoutedPull(PullSource):
 def open_pinned(place: Any, at: Any) -> tuple[Checkpoint, Pin]:
     """A checkpoint that is not deleted from now on. place: a URL, or a Checkpoint: that one."""
     if isinstance(place, Checkpoint):
-        return place, _pin(place)
+        return place, place.pin()
     for _ in range(_OPEN_TRIES_MAX):
         found = open_checkpoint(place, at)
         storage = found.storage
@@ -265,25 +265,6 @@ def open_pinned(place: Any, at: Any) -> tuple[Checkpoint, Pin]:
     raise NoCheckpointError(
         f"the checkpoints of {shorten(place)} are deleted as quickly as they are found. "
         "Keep more of them (keep=), or restore a copy of the directory."
-    )
-
-
-def _pin(checkpoint: Checkpoint) -> Pin:
-    """NoCheckpointError if it is not there any more, or another one is under its number."""
-    try:
-        pin = checkpoint.storage.pin(manifest_name(checkpoint.number))
-    except MissingFileError:
-        raise _gone(checkpoint) from None
-    if not checkpoint.exists():
-        pin.release()
-        raise _gone(checkpoint)
-    return pin
-
-
-def _gone(checkpoint: Checkpoint) -> NoCheckpointError:
-    return NoCheckpointError(
-        f"checkpoint {checkpoint.number} of {checkpoint.url!r} is gone, or another checkpoint of "
-        "that number is there now. Restore the place itself to get what it has."
     )
 
 

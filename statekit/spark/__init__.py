@@ -9,7 +9,14 @@ rows.py         the rows of a key
 cursor.py       the states of a key
 due.py          which timers a batch must read
 geometry.py     into how many leaves the state is cut
+counting.py     how much of the state a task reads
 output.py       output rows as files, and their reader
+forms.py        where Spark keeps the state: applyInPandasWithState, transformWithState
+processor.py    what its workers do for a key
+packed.py       all states of a key as one binary value
+carried.py      rows on their way through pandas and Row
+shipping.py     what travels to workers
+progress.py     the figures of a batch: on_progress, Prometheus, query listeners
 dataframes.py   register(): states of checkpoints as DataFrames
 reader.py       the data source, as PySpark 4 wants it
 source.py       its options, and who reads which key-groups
@@ -21,6 +28,19 @@ from statekit.spark.cursor import Fired, State, Timers
 from statekit.spark.dataframes import register
 from statekit.spark.op import StatefulOp
 from statekit.spark.output import read_output
+from statekit.spark.progress import BatchMetrics, Progress, listener, read_progress
 from statekit.spark.rows import Rows
 
-__all__ = ["Fired", "Rows", "State", "StatefulOp", "Timers", "read_output", "register"]
+__all__ = [
+    "BatchMetrics",
+    "Fired",
+    "Progress",
+    "Rows",
+    "State",
+    "StatefulOp",
+    "Timers",
+    "listener",
+    "read_output",
+    "read_progress",
+    "register",
+]

@@ -43,12 +43,16 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 from statekit.assignment import assign, show_groups, subtract
 from statekit.checkpoint.parts import Part, publish
-from statekit.checkpoint.reader import Checkpoint, UnfinishedError, read_checkpoint
+from statekit.checkpoint.reader import (
+    Checkpoint,
+    UnfinishedError,
+    list_numbers,
+    read_checkpoint,
+)
 from statekit.checkpoint.retention import collect
 from statekit.errors import (
     CheckpointError,
@@ -60,10 +64,10 @@ from statekit.errors import (
     StorageError,
 )
 from statekit.failpoints import register, visit
-from statekit.format.manifest import number_of
 from statekit.spark.due import merge, noted, times_of
 from statekit.spark.geometry import subgroups_of
 from statekit.spark.output import OutputFile, attachments_of, log_output, read_files
+from statekit.spark.progress import NOTE, Measured, Progress
 from statekit.spark.query import QueryBatch
 from statekit.spark.routing import plan_routing, route
 from statekit.spark.task import REPORT_SCHEMA, Batch, Report
@@ -103,7 +107,7 @@ class Standing:
 
 def _versions(storage: Storage) -> list[int]:
     """The numbers of all manifests, the highest first."""
-    return sorted(filter(None, (number_of(entry.name) for entry in storage.list())), reverse=True)
+    return sorted(list_numbers(storage), reverse=True)
 
 
 def _note(version: Checkpoint) -> dict[str, Any] | None:
@@ -278,15 +282,17 @@ def run_batch(
     keep: int,
     schema: Any,
     ship: Any,
+    measured: Measured,
     is_output_wanted: bool = True,
-) -> Any:
-    """Makes the version of a batch, unless it is there. Returns the batch's output, a DataFrame;
-    None if that is not wanted.
+) -> tuple[Any, Progress]:
+    """Makes the version of a batch, unless it is there. Returns the batch's output, a DataFrame,
+    or None if that is not wanted; and its figures so far.
 
     batch: what the tasks are told, but for the base and number, which are found here.
     """
     storage = open_storage(batch.place)
-    standing = find_standing(storage, wanted, accepts)
+    with measured.phase("plan"):
+        standing = find_standing(storage, wanted, accepts)
     if standing.is_rollback and batch.output_path is not None:
         raise StatefulOpError(
             f"the state in {storage.shown!r} cannot be rolled back, since the output of later "
@@ -294,16 +300,21 @@ def run_batch(
             "anew, with another path and output_path."
         )
     if (version := standing.done) is None:
-        version = _make(df, wanted, batch, parallelism, standing, storage, ship)
+        version = _make(df, wanted, batch, parallelism, standing, storage, ship, measured)
         if version.number % _COLLECT_EVERY == 0:
-            _collect_old(storage, keep)
+            with measured.phase("collect"):
+                _collect_old(storage, keep)
     note = _note(version)
     assert note is not None
     files, output = note["files"], storage
-    if note["output_path"] is not None:  # where it was when the version was made
-        output = open_storage(note["output_path"])
-        log_output(output, version.number, files, schema)
-    return read_files(df.sparkSession, output, files, schema) if is_output_wanted else None
+    found = None
+    with measured.phase("output"):
+        if note["output_path"] is not None:  # where it was when the version was made
+            output = open_storage(note["output_path"])
+            log_output(output, version.number, files, schema)
+        if is_output_wanted:
+            found = read_files(df.sparkSession, output, files, schema)
+    return found, measured.progress(note, version.number, standing.done is not None)
 
 
 def _make(
@@ -314,6 +325,7 @@ def _make(
     standing: Standing,
     storage: Storage,
     ship: Any,
+    measured: Measured,
 ) -> Checkpoint:
     base = standing.base
     if base is not None:
@@ -326,13 +338,12 @@ def _make(
             wanted.batch, storage.shown, base.bytes, subgroups,
         )  # fmt: skip
     visit("spark.base")
-    started = perf_counter()
     before = None if base is None else _note(base)
     times = times_of(base, before, batch.key_groups)
     batch = replace(batch, base=base, number=standing.number, subgroups=subgroups, due=times)
-    reports = compute(df, batch, assign(batch.key_groups, parallelism), ship)
+    with measured.phase("compute"):
+        reports = compute(df, batch, assign(batch.key_groups, parallelism), ship)
     visit("spark.computed")
-    computed = perf_counter()
     outputs = [one.output for one in reports if one.output is not None]
     backfills = [] if before is None else before["backfills"]
     if wanted.query == BACKFILL:
@@ -352,16 +363,18 @@ def _make(
             [Part.from_json(one.part).file for one in reports],
         ),
         "statekit": __version__,
+        NOTE: measured.add_tasks(one.figures for one in reports),
     }
     try:
-        version = _publish(storage, standing.number, reports, outputs, note)
+        with measured.phase("publish"):
+            version = _publish(storage, standing.number, reports, outputs, note)
     except (FencedError, CheckpointError) as error:
         raise _refused(storage, standing.number, wanted, reports, error) from error
     visit("spark.published")
     _log.info(
         "batch %d: version %d of %r from %d tasks, computed in %.3f s, published in %.3f s: %s",
-        wanted.batch, version.number, storage.shown, parallelism, computed - started,
-        perf_counter() - computed, _summed(reports),
+        wanted.batch, version.number, storage.shown, parallelism, measured.seconds["compute"],
+        measured.seconds["publish"], measured.figures,
     )  # fmt: skip
     return version
 
@@ -381,14 +394,6 @@ def _publish(
         metadata={_METADATA: note},
         attachments=attachments_of(outputs),
     )
-
-
-def _summed(reports: Sequence[Report]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in reports:
-        for name, figure in one.figures.items():
-            found[name] = round(found.get(name, 0) + figure, 6)
-    return found
 
 
 def _refused(

@@ -7,24 +7,27 @@ sessions. batches.py does the work.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from statekit.errors import ArgumentError, StatefulOpError, package, shorten
+from statekit.errors import ArgumentError, shorten
 from statekit.failpoints import visit
 from statekit.format.compression import check_compression
 from statekit.provider.open import open as open_provider
-from statekit.spark import batches
+from statekit.spark import batches, forms
 from statekit.spark.cursor import Timers, check_states, declare
+from statekit.spark.output import schemas
+from statekit.spark.progress import Measured, Progress, tell
 from statekit.spark.query import QueryBatch, read_batch
-from statekit.spark.routing import plan_routing
+from statekit.spark.routing import check_event_time, plan_routing
+from statekit.spark.shipping import pack
 from statekit.spark.task import Batch, Functions
 from statekit.storage import open_storage
 from statekit.storage.cached import CACHE_BYTES
-from statekit.version import __version__
 
 Parallelism: TypeAlias = int | Callable[[int], int] | None
 Sink: TypeAlias = Callable[[Any, int], object]
+OnProgress: TypeAlias = Callable[[Progress], object] | None
 
 _ACCEPTED = ("gap", "rollback")
 _METHODS = ("on_key", "on_batch", "on_timer")
@@ -43,7 +46,8 @@ class StatefulOp:
     key: the column, or columns, whose values are the key.
     output: the columns of the output, as Spark writes a schema: "user string, n long".
     state: the states by name: types, State(...) or Timers().
-    path: where the state is kept: a directory or URL that the driver and all executors reach.
+    path: where the state is kept: a directory or URL that the driver and all executors reach. Not
+        needed where Spark keeps it: apply_in_pandas_with_state(), transform_with_state().
     output_path: where the output is kept for ever, for read_output(). Unless given, output is kept
         as long as the version of the state.
     key_groups: a power of two. The parallelism can be at most that.
@@ -66,7 +70,7 @@ class StatefulOp:
         key: str | Sequence[str],
         output: Any,
         state: Mapping[str, Any],
-        path: "str | os.PathLike[str]",
+        path: "str | os.PathLike[str] | None" = None,
         on_batch: Any = None,
         on_timer: Any = None,
         output_path: "str | os.PathLike[str] | None" = None,
@@ -93,9 +97,9 @@ class StatefulOp:
                 "there is an on_timer, but no state of timers that it could be called for. Add "
                 'one, as in state={"expiry": statekit.spark.Timers()}.'
             )
-        self.path = _place(path)
+        self.path = None if path is None else _place(path)
         self.output_path = None if output_path is None else _place(output_path)
-        if self.output_path == self.path:
+        if self.output_path is not None and self.output_path == self.path:
             raise ArgumentError(
                 f"path and output_path are both {self.path!r}. Give the output its own."
             )
@@ -135,6 +139,7 @@ class StatefulOp:
         parallelism: Parallelism = None,
         accept: str | Sequence[str] = (),
         continue_from: str | None = None,
+        on_progress: OnProgress = None,
     ) -> "ForeachBatch":
         """What writeStream.foreachBatch() is to be given.
 
@@ -146,10 +151,10 @@ class StatefulOp:
         accept: "gap" if batches may be missing in the state, "rollback" if the state is to go back
         when Spark's checkpoint was rolled back.
         continue_from: the id of another query, whose state this query is to go on with.
+        on_progress: on_progress(progress) is called after each batch, with its figures.
         """
-        return ForeachBatch(
-            self, sink, os.fspath(checkpoint), parallelism, _accepts(accept, continue_from)
-        )
+        accepts = _accepts(accept, continue_from)
+        return ForeachBatch(self, sink, os.fspath(checkpoint), parallelism, accepts, on_progress)
 
     def process(
         self,
@@ -166,7 +171,8 @@ class StatefulOp:
         The state is changed when this returns. The other arguments: see foreach_batch().
         """
         wanted = read_batch(df.sparkSession, os.fspath(checkpoint), batch_id)
-        return self._process(df, wanted, parallelism, _accepts(accept, continue_from))
+        accepts = _accepts(accept, continue_from)
+        return self._process(df, wanted, parallelism, accepts, Measured())[0]
 
     def backfill(self, df: Any, name: str, *, parallelism: Parallelism = None) -> Any:
         """Applies the op to a DataFrame that is no stream: to make the state that a query begins
@@ -179,7 +185,28 @@ class StatefulOp:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"{shorten(name)} is no name of a backfill. Pass a str.")
         wanted = QueryBatch(batches.BACKFILL, 0, name, None)
-        return self._process(df, wanted, parallelism, batches.Accepts())
+        return self._process(df, wanted, parallelism, batches.Accepts(), Measured())[0]
+
+    # ---- Where Spark keeps the state
+
+    def apply_in_pandas_with_state(self, df: Any, output_mode: str = "append") -> Any:
+        """The output as a streaming DataFrame, by Spark's applyInPandasWithState().
+
+        All states of a key are one binary value in Spark's own state store; path is not used.
+        PySpark 3.5 has it, too.
+        """
+        return forms.apply_in_pandas_with_state(self, df, output_mode)
+
+    def transform_with_state(
+        self, df: Any, output_mode: str = "append", *, pandas: bool = False
+    ) -> Any:
+        """The output as a streaming DataFrame, by Spark's transformWithState(); in real-time mode,
+        too.
+
+        All states of a key are one binary value in Spark's own state store (RocksDB); path is not
+        used. pandas: by transformWithStateInPandas(), which PySpark 4.0 has already.
+        """
+        return forms.transform_with_state(self, df, output_mode, pandas)
 
     def _process(
         self,
@@ -187,12 +214,18 @@ class StatefulOp:
         wanted: QueryBatch,
         parallelism: Parallelism,
         accepts: batches.Accepts,
+        measured: Measured,
         is_output_wanted: bool = True,
-    ) -> Any:
+    ) -> tuple[Any, Progress]:
         spark = df.sparkSession
-        schema, arrow = _schemas(spark, self.output)
+        if self.path is None:
+            raise ArgumentError(
+                "this StatefulOp has no path where its state is kept. Pass path=, or use "
+                "transform_with_state() or apply_in_pandas_with_state(), where Spark keeps it."
+            )
+        schema, arrow = schemas(spark, self.output)
         if self.event_time is not None:
-            _check_event_time(df.schema, self.event_time)
+            check_event_time(df.schema, self.event_time)
         batch = Batch(
             functions=self.functions,
             states=self.states,
@@ -221,7 +254,7 @@ class StatefulOp:
         if keep is None:
             keep = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100")) + 1
         return batches.run_batch(
-            df, wanted, batch, tasks, accepts, keep, schema, _ship, is_output_wanted
+            df, wanted, batch, tasks, accepts, keep, schema, _ship, measured, is_output_wanted
         )
 
     def _tasks(self, spark: Any, parallelism: Parallelism, batch_id: int) -> int:
@@ -239,7 +272,8 @@ class StatefulOp:
 
     def __repr__(self) -> str:
         states = ", ".join(self.states)
-        return f"<StatefulOp by {', '.join(self.key)}: {states}; in {self.path!r}>"
+        place = "Spark's own store" if self.path is None else repr(self.path)
+        return f"<StatefulOp by {', '.join(self.key)}: {states}; in {place}>"
 
 
 @dataclass(frozen=True)
@@ -251,15 +285,24 @@ class ForeachBatch:
     checkpoint: str
     parallelism: Parallelism
     accepts: batches.Accepts
+    on_progress: OnProgress = None
 
     def __call__(self, df: Any, batch_id: int) -> None:
-        wanted = read_batch(df.sparkSession, self.checkpoint, batch_id)
+        measured = Measured()
         is_wanted = self.sink is not None  # else no DataFrame is made, which takes some 10 ms
-        output = self.op._process(df, wanted, self.parallelism, self.accepts, is_wanted)
-        visit("spark.sink")
-        if self.sink is not None:
-            self.sink(output, batch_id)
-        visit("spark.sunk")
+        with measured.phase("total"):
+            with measured.phase("plan"):
+                wanted = read_batch(df.sparkSession, self.checkpoint, batch_id)
+            output, progress = self.op._process(
+                df, wanted, self.parallelism, self.accepts, measured, is_wanted
+            )
+            visit("spark.sink")
+            if self.sink is not None:
+                with measured.phase("sink"):
+                    self.sink(output, batch_id)
+            visit("spark.sunk")
+        if self.on_progress is not None:
+            tell(self.on_progress, replace(progress, seconds=dict(measured.seconds)))
 
 
 # ---- What is checked
@@ -313,86 +356,15 @@ def _accepts(accept: str | Sequence[str], continue_from: str | None) -> batches.
     return batches.Accepts("gap" in given, "rollback" in given, continue_from)
 
 
-def _check_event_time(schema: Any, name: str) -> None:
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if types.get(name) not in ("timestamp", "timestamp_ntz"):
-        raise ArgumentError(
-            f"event_time={name!r} is {types.get(name, 'no column of the batch')}. Name the column "
-            "of timestamps that withWatermark() was given."
-        )
-
-
 # ---- What travels
 
 
-def _schemas(spark: Any, output: Any) -> tuple[Any, Any]:
-    """The schema of the output, for Spark and for Arrow."""
-    if isinstance(output, str):
-        return _parsed(spark, output, spark.conf.get("spark.sql.timestampType", "TIMESTAMP_LTZ"))
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return output, to_arrow_schema(output)
-
-
-_parsed_before: dict[tuple[str, str], tuple[Any, Any]] = {}  # it takes Spark some milliseconds
-
-
-def _parsed(spark: Any, text: str, timestamps: str) -> tuple[Any, Any]:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    if found := _parsed_before.get((text, timestamps)):
-        return found
-    try:
-        schema = spark.createDataFrame([], text).schema
-    except Exception as error:
-        raise ArgumentError(
-            f"output={text!r} is no schema that Spark understands: {shorten(str(error))}. Write it "
-            'as "name type, name type", for example "user string, n long".'
-        ) from error
-    found = _parsed_before[text, timestamps] = schema, to_arrow_schema(schema)
-    return found
-
-
 def _ship(batch: Batch) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that Spark calls in its workers.
-
-    Spark pickles it by value, since it is made here; so it can tell what is wrong where statekit
-    cannot be imported.
-    """
-    package("pyarrow", "a StatefulOp")
-    from pyspark import cloudpickle
-
-    try:
-        data = cloudpickle.dumps(batch)
-    except Exception as error:  # of any __reduce__
-        raise StatefulOpError(
-            f"the function of the StatefulOp cannot be sent to the executors: {error} It, or "
-            "something that it refers to from outside, cannot be pickled: a session, a "
-            "connection, a lock, an open file. Make that inside the function, or in open() of the "
-            "class form, which is called in the executor."
-        ) from error
-    version = __version__
+    """The function that Spark calls in its workers."""
+    arrived = pack(batch)
 
     def run(pieces: Iterator[Any]) -> Iterator[Any]:
-        try:
-            import statekit
-        except ImportError as error:
-            import socket
-            import sys
-
-            raise RuntimeError(
-                f"statekit cannot be imported on {socket.gethostname()} ({error}). A StatefulOp "
-                f"needs statekit {version} where its tasks run, too: install it for "
-                f"{sys.executable} on all executors, for example with "
-                f"`pip install statekit[spark]=={version}`."
-            ) from None
-        if statekit.__version__ != version:
-            import socket
-
-            raise RuntimeError(
-                f"statekit {statekit.__version__} is installed on {socket.gethostname()}, and the "
-                f"driver has {version}. Install the same version on the driver and all executors."
-            )
+        data = arrived()
         from statekit.spark.task import run as run_task
 
         return run_task(data, pieces)

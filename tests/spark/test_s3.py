@@ -7,6 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("moto")
+pytest.importorskip("redis")
 from servers import S3Server, s3  # noqa: F401 - s3 is a fixture
 from streams import Files, contents
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_arrow import TYPES, Colour, Level, Line, Nothing, Order, Point, Right, Tree, plain_of
 
 import statekit as sk
 import statekit.spark as sks
@@ -22,6 +21,19 @@ pyspark = pytest.importorskip("pyspark")
 VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
 if VERSION < (4, 0):
     pytest.skip("data sources in Python came with PySpark 4.0", allow_module_level=True)
+from test_arrow import (  # noqa: E402 - which needs packages that are not there then
+    TYPES,
+    Colour,
+    Level,
+    Line,
+    Nothing,
+    Order,
+    Point,
+    Right,
+    Tree,
+    plain_of,
+)
+
 pushes_filters = pytest.mark.skipif(VERSION < (4, 1), reason="filters are handed over since 4.1")
 
 NOW = dt.datetime(2026, 11, 18, 20, 30, 0, 5, tzinfo=dt.UTC)
@@ -319,6 +331,38 @@ def test_types_that_a_version_lacks_can_be_text(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(reader, "from_arrow_type", older)
     with pytest.raises(ArgumentError, match=r'option\("text", "time"\)'):
         reader.spark_schema(pa.schema([("value", pa.list_(pa.time64("us")))]))
+
+
+def test_a_checkpoint_is_held_while_it_is_read_and_its_removal_before_is_said(
+    spark: Any, tmp_path: Path
+) -> None:
+    from statekit.spark.reader import StateSource
+
+    kv = small()
+    state = kv.value("n", int)
+    state.update({str(at): at for at in range(100)})
+    first = kv.checkpoint(tmp_path)
+    frame = load(spark, tmp_path)
+    source = StateSource({"path": str(tmp_path), "batch_rows": "10", "partitions": "1"})
+    reader = source.reader(source.schema())
+    (partition,) = reader.partitions()
+    reading = reader.read(partition)
+    found = [next(reading)]
+    state.update({str(at): -at for at in range(100)})
+    kv.checkpoint(tmp_path)
+    assert sk.collect(tmp_path, keep=1).in_use == (1,)  # a task is in the midst of it
+    found += reading
+    assert {row["key"]: row["value"] for one in found for row in one.to_pylist()} == {
+        str(at): at for at in range(100)
+    }
+    with first.pin():
+        assert sk.collect(tmp_path, keep=1).in_use == (1,)
+        assert frame.where("value = 7").count() == 1
+    assert sk.collect(tmp_path, keep=1).removed == (1,)
+    with pytest.raises(Exception, match=r"checkpoint 1 .*was removed after load.*Call load"):
+        frame.collect()
+    with pytest.raises(sk.StateKitError, match=r"checkpoint 1 .* is gone"):
+        first.pin()
 
 
 def test_a_reading_is_pickled_with_its_checkpoint(tmp_path: Path) -> None:

@@ -400,7 +400,7 @@ def test_an_error_of_the_function_names_its_key(spark: Any, tmp_path: Path) -> N
 def test_another_version_on_an_executor_is_explained(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statekit.spark.op.__version__", "9.9.9")
+    monkeypatch.setattr("statekit.spark.shipping.__version__", "9.9.9")
     with pytest.raises(Exception, match=r"statekit 0\.1\.0 is installed on .*driver has 9\.9\.9"):
         apply(counting(tmp_path), spark, tmp_path, [("a",)], "user string")
 

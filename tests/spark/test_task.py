@@ -1,9 +1,13 @@
 """A task without Spark: what dead, slow and late attempts leave behind."""
 
+import random
+import shutil
 import tempfile
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 import statekit as sk
 from statekit.checkpoint.parts import Part, publish
+from statekit.checkpoint.reader import open_checkpoint
 from statekit.errors import StatefulOpError, StateKitError
 from statekit.spark import State, Timers
 from statekit.spark.output import attachments_of
@@ -125,6 +130,36 @@ def test_of_two_attempts_only_one_is_published_and_the_output_is_that_of_its_own
     assert found == counts(tmp_path) == {"a": 1, "b": 1}
 
 
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_a_speculative_copy_and_its_original_which_run_at_once_one_counts(
+    tmp_path: Path, winner: int
+) -> None:
+    """They give different results, and write at the same time. Spark takes the report of one."""
+    first = batch(tmp_path, None, 1, tasks=1)
+    base = publish_reports(tmp_path, first, run_tasks(first, "ab"))
+    together = threading.Barrier(2, timeout=300)
+
+    def attempt(name: int) -> Report:
+        def on_key(key: Any, rows: Any, st: Any) -> Any:
+            together.wait()
+            yield key, st.count.add(10 + name)
+
+        functions = Functions(on_key=on_key)
+        one = batch(tmp_path, base, 2, tasks=1, functions=functions)
+        return run_range(one, range(GROUPS), rows_of("ab", range(GROUPS)))
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = [*pool.map(attempt, range(2))]
+    published = publish_reports(tmp_path, batch(tmp_path, base, 2, tasks=1), [reports[winner]])
+    found = {}
+    for name in published.attachments:
+        table = pq.read_table(pa.BufferReader(published.read_attachment(name)))
+        found.update(zip(*table.to_pydict().values(), strict=True))
+    assert found == counts(tmp_path) == {"a": 11 + winner, "b": 11 + winner}
+    sk.collect(tmp_path, keep=1)
+    assert counts(tmp_path) == found
+
+
 def test_a_row_that_is_sent_to_the_wrong_task_is_refused(tmp_path: Path) -> None:
     one = batch(tmp_path, None, 1)
     there = rows_of("abcdefgh", one.ranges[1])
@@ -171,6 +206,85 @@ def test_a_torn_pack_is_reported_and_not_read(tmp_path: Path) -> None:
     second = batch(tmp_path, base, 2, tasks=1)
     with pytest.raises(sk.errors.DamagedError):
         run_tasks(second, "abcdef")
+
+
+def test_whatever_file_is_torn_or_damaged_a_batch_is_refused_or_exact(tmp_path: Path) -> None:
+    """Packs, manifests, parts and attachments: cut off, changed in one bit, emptied or gone."""
+    whole = tmp_path / "whole"
+    first = batch(whole, None, 1)
+    base = publish_reports(whole, first, run_tasks(first, "aabcdef"))
+    second = batch(whole, base, 2)
+    publish_reports(whole, second, run_tasks(second, "abz"))
+    dice = random.Random(5)
+    names = sorted(path.name for path in whole.iterdir() if path.stat().st_size)
+    refused = 0
+    for case in range(60):
+        name, place = names[case % len(names)], tmp_path / str(case)
+        shutil.copytree(whole, place)
+        file = place / name
+        data = bytearray(file.read_bytes())
+        how = dice.choice(("cut", "bit", "empty", "gone"))
+        if how == "bit":
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        file.write_bytes(data[: {"cut": dice.randrange(len(data)), "empty": 0}.get(how)])
+        if how == "gone":
+            file.unlink()
+        try:
+            newest = open_checkpoint(place)
+            for attached in newest.attachments:  # what a replay gives to the sink
+                table = pq.read_table(pa.BufferReader(newest.read_attachment(attached)))
+                assert set(zip(*table.to_pydict().values(), strict=True)) <= {
+                    *Counter("aabcdef").items(), *Counter("aabcdefabz").items()
+                }  # fmt: skip
+            third = batch(place, newest, newest.number + 1, tasks=3)
+            publish_reports(place, third, run_tasks(third, "az"))
+            before = "aabcdefabz" if newest.number == 2 else "aabcdef"
+            assert counts(place) == Counter(before + "az"), (name, how)
+        except StateKitError:
+            refused += 1
+    assert 10 < refused < 60
+
+
+def test_a_schema_that_has_evolved_at_a_restart_is_taken_on_and_another_is_refused(
+    tmp_path: Path,
+) -> None:
+    @dataclass
+    class Order:
+        id: str
+
+    def before(key: str, rows: Any, st: Any) -> Any:
+        st.n.add(len(rows))
+        st.order.set(Order(key * 2))
+        st.many["x"].append(len(rows))
+
+    states: dict[str, Any] = {"n": State(int), "order": State(Order),
+                              "many": State(dict[str, list[int]])}  # fmt: skip
+    first = batch(tmp_path, None, 1, states=states, functions=Functions(on_key=before))
+    base = publish_reports(tmp_path, first, run_tasks(first, "aab"))
+
+    @dataclass
+    class Order:  # type: ignore[no-redef]
+        id: str
+        lines: list[int] = field(default_factory=list)
+
+    seen: dict[str, Any] = {}
+
+    def after(key: str, rows: Any, st: Any) -> Any:
+        seen[key] = (st.n.add(0.5), st.order.get(), st.many["x"][:], st.new.get())
+        st.many["x"].append(0.5)
+
+    states = {"n": State(float), "order": State(Order), "many": State(dict[str, list[float]]),
+              "new": State(str)}  # fmt: skip
+    second = batch(tmp_path, base, 2, states=states, functions=Functions(on_key=after))
+    publish_reports(tmp_path, second, run_tasks(second, "abc"))
+    assert seen == {
+        "a": (2.5, Order("aa"), [2.0], None),
+        "b": (1.5, Order("bb"), [1.0], None),
+        "c": (0.5, None, [], None),
+    }
+    wrong = batch(tmp_path, base, 2, states={"many": State(dict[str, list[str]])})
+    with pytest.raises(sk.errors.SchemaError, match=r"'many' is stored as .*int.*asked for"):
+        run_tasks(wrong, "a")
 
 
 def test_timers_fire_on_a_task_without_rows_in_order_and_once(tmp_path: Path) -> None:

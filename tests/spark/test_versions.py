@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,31 @@ def test_output_is_read_exactly_once_as_a_table_and_as_a_stream(spark: Any, tmp_
         run_all(stream, lambda df, _: found.extend(map(tuple, df.collect())), tmp_path / "reader")
     assert sorted(found) == expected
     assert len([*(tmp_path / "out").glob("*.parquet")]) > len(expected) - 2
+
+
+def test_times_are_put_out_as_they_came_in(spark: Any, tmp_path: Path) -> None:
+    start = datetime(2026, 3, 29, 0, 59, 59, 123456, tzinfo=UTC)
+    rows = [("a", start + timedelta(hours=at), date(2026, 1, at + 1)) for at in range(3)]
+    op = sks.StatefulOp(
+        lambda key, rows, st: [(key, row.at, row.day) for row in rows],
+        key="user",
+        output="user string, at timestamp, day date",
+        state={"count": int},
+        path=tmp_path / "state",
+        output_path=tmp_path / "out",
+    )
+    frame = spark.createDataFrame(rows, "user string, at timestamp, day date")
+    expected = sorted((int(at.timestamp() * 1e6), day) for _, at, day in rows)
+    found: list[Any] = []
+
+    def plain(df: Any) -> list[Any]:
+        return [tuple(row) for row in df.selectExpr("unix_micros(at)", "day").collect()]
+
+    assert sorted(plain(op.backfill(frame, "all", parallelism=2))) == expected
+    assert sorted(plain(sks.read_output(tmp_path / "out"))) == expected
+    stream = sks.read_output(tmp_path / "out", stream=True)
+    run_all(stream, lambda df, _: found.extend(plain(df)), tmp_path / "reader")
+    assert sorted(found) == expected
 
 
 def test_a_version_is_replayed_from_where_its_output_was(spark: Any, tmp_path: Path) -> None:

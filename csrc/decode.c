@@ -236,6 +236,24 @@ int sk_leaf_decode(sk_store *store, uint32_t leaf_no, const uint8_t *blocks, siz
     return status;
 }
 
+/* ---- Many leaves, as they lie in a pack ---- */
+
+int sk_frames_load(sk_store *store, const uint8_t *data, size_t len, const uint8_t *id,
+                   uint64_t offset, const uint64_t *places, size_t count, uint64_t *done) {
+    for (*done = 0; *done < count; ++*done) {
+        const uint64_t *place = places + *done * 3;
+        uint64_t leaf = place[0], at = place[1], size = place[2], bad;
+        if (leaf > UINT32_MAX || at > len || size > len - at)
+            return sk_fail(SK_BAD_ARGUMENT, "place %llu is outside of the bytes",
+                           (unsigned long long)*done);
+        int status = sk_frames_verify(data + at, size, id, offset + at, &bad);
+        if (status == SK_OK)
+            status = sk_leaf_decode(store, (uint32_t)leaf, data + at, size, SK_UNDER_ALL);
+        if (status != SK_OK) return status;
+    }
+    return SK_OK;
+}
+
 /* ---- Parts of blocks that hold many leaves ---- */
 
 /* Adds a table for some entries of a state, and sets the env with which entries are added to it.

@@ -535,6 +535,15 @@ typedef enum sk_decode_mode {
  * declared yet are declared from the block. An away leaf takes SK_REPLACE only, a shut one SK_UNDER
  * and SK_UNDER_ALL. */
 int sk_leaf_decode(sk_store *store, uint32_t leaf, const uint8_t *blocks, size_t len, int mode);
+/*
+ * Takes in leaves, each with all that its home has, from bytes of a pack that begin at `offset`
+ * there: sk_frames_verify and sk_leaf_decode with SK_UNDER_ALL of one leaf after the other. places
+ * has three numbers for each of `count` leaves: the leaf; where its frames begin, from the start of
+ * data; their size (0: the leaf is empty). It ends at the first leaf that cannot be taken in so;
+ * *done of them were.
+ */
+int sk_frames_load(sk_store *store, const uint8_t *data, size_t len, const uint8_t *id,
+                   uint64_t offset, const uint64_t *places, size_t count, uint64_t *done);
 
 /* blocks: any number of blocks as sk_pick makes them, of any states, also several of one state (if
  * several have a key, the first of them counts). Each leaf that is open and not whole, or expected,

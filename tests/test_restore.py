@@ -20,7 +20,7 @@ from test_residence import DictHome
 from test_residence import home as home  # a fixture
 
 import statekit as sk
-from statekit.checkpoint.reader import Checkpoint
+from statekit.checkpoint.reader import Checkpoint, read_runs
 from statekit.checkpoint.retention import collect
 from statekit.checkpoint.union import Union, unite
 from statekit.errors import (
@@ -1386,3 +1386,124 @@ def test_entries_stored_without_a_time_to_live_grow_old_from_when_they_get_one(
         store.set_time("processing", 1_010_000)
         assert dict(seen.items()) == {"b": 3}
         assert seen.get("a") is None
+
+
+# ---- Small leaves, many at a time
+
+
+def _numbers(place: Path, count: int = 4000) -> dict[str, int]:
+    """A checkpoint of small leaves, with all keys in it."""
+    expected = {f"k{i}": i for i in range(count)}
+    with sk.open("memory:", key_groups=32, subgroups=4) as kv:
+        kv.value("n", int).put_many([*expected], [*expected.values()])
+        kv.checkpoint(place)
+    return expected
+
+
+def _damage(place: Path, leaf: int) -> None:
+    """One bit of what a leaf has in its pack is another."""
+    (checkpoint,) = sk.checkpoints(str(place))
+    (segment,) = checkpoint.manifest.chain(leaf)
+    pack = place / checkpoint.manifest.packs[segment.pack].name
+    data = bytearray(pack.read_bytes())
+    data[segment.offset + segment.length // 2] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["lazy=False", "touched", "background"])
+def test_small_leaves_are_read_many_at_a_time(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _numbers(tmp_path)
+    reads = Counter[str]()
+    storage = type(open_storage(str(tmp_path)))
+    plain = storage.read_parts
+
+    def counted(self: Any, name: str, parts: Any) -> Any:
+        reads[name] += 1
+        return plain(self, name, parts)
+
+    monkeypatch.setattr(storage, "read_parts", counted)
+    kv = sk.restore(tmp_path, lazy=how != "lazy=False", background=how != "touched")
+    if how == "background":
+        kv.wait_loaded(SECONDS_MAX)
+    numbers = kv.value("n", int)
+    assert dict(zip(expected, numbers.get_many([*expected]), strict=True)) == expected
+    assert dict(numbers.items()) == expected
+    assert kv.loading is None
+    assert sum(reads.values()) <= 128 // 4, reads
+    kv.close()
+
+
+@pytest.mark.parametrize("how", ["touched", "background"])
+def test_of_leaves_that_come_together_only_the_bad_one_raises(how: str, tmp_path: Path) -> None:
+    expected = _numbers(tmp_path)
+    _damage(tmp_path, 5)
+    kv = sk.restore(tmp_path, background=how == "background")
+    numbers = kv.value("n", int)
+    good = [key for key in expected if sk.leaf_of(str, key, 32, 4) != 5]
+    bad = [key for key in expected if sk.leaf_of(str, key, 32, 4) == 5]
+    if how == "background":
+        with pytest.raises(DamagedError):
+            kv.wait_loaded(SECONDS_MAX)
+    assert [*numbers.get_many(good)] == [expected[key] for key in good]
+    assert kv.loading is not None
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="there is no good frame"):
+            numbers.get_many([*good, *bad])
+    assert set(kv.loading.errors) == {5}
+    assert kv.loading.leaves_left == 1
+    kv.close()
+
+
+@pytest.mark.parametrize("how", ["chains", "compressed", "another type", "changed here"])
+def test_leaves_that_cannot_come_together_come_one_by_one(how: str, tmp_path: Path) -> None:
+    expected = {f"k{i}": i for i in range(4000)}
+    with sk.open("memory:", key_groups=32, subgroups=4) as kv:
+        numbers = kv.value("n", int)
+        numbers.put_many([*expected], [*expected.values()])
+        kv.checkpoint(tmp_path, compression="zstd" if how == "compressed" else None)
+        if how == "chains":  # of every second leaf, about
+            for key in [*expected][:60]:
+                expected[key] = numbers[key] = -1
+            del numbers["k3999"], expected["k3999"]
+            kv.checkpoint(tmp_path)
+    if how == "another type":
+        kv = sk.restore(tmp_path, background=False)
+        floats = kv.value("n", float)
+        kv.prefetch([*expected]).result(SECONDS_MAX)
+        assert dict(floats.items()) == expected
+    else:
+        kv = sk.restore(tmp_path, background=False)
+        numbers = kv.value("n", int)
+        if how == "changed here":
+            for key in [*expected][:60]:
+                expected[key] = numbers[key] = -2
+            del numbers["k3999"], expected["k3999"]
+        kv.wait_loaded(SECONDS_MAX)
+        assert dict(numbers.items()) == expected
+        assert kv.loading is None
+    kv.close()
+
+
+def test_a_run_of_leaves_ends_at_the_first_that_cannot_be_taken_in(tmp_path: Path) -> None:
+    _numbers(tmp_path)
+    (checkpoint,) = sk.checkpoints(str(tmp_path))
+    (run,) = read_runs(checkpoint.locate(range(128)))
+    store = sk.Store(32, 4)
+    store.mark(0, 128, "absent")
+    for wrong in (len(run.data) + 1, 2**63, 2**64 - 1):
+        places = run.places[:]
+        places[3 * 2 + 1] = wrong  # of the third leaf
+        assert store.decode_run(run.data, run.pack_id, run.offset, places) == 2
+        places = run.places[:]
+        places[3 * 2 + 2] = wrong
+        assert store.decode_run(run.data, run.pack_id, run.offset, places) == 2
+    assert store.decode_run(run.data, run.pack_id, run.offset + 8, run.places) == 0
+    assert store.decode_run(run.data, bytes(16), run.offset, run.places) == 0
+    places = run.places[:]
+    places[3], places[6] = places[6], places[3]  # the leaves of the second and third
+    assert store.decode_run(run.data, run.pack_id, run.offset, places) == 1
+    assert [store.residency(leaf) for leaf in range(4)] == ["whole", "whole", "absent", "absent"]
+    assert store.decode_run(run.data, run.pack_id, run.offset, run.places) == 128

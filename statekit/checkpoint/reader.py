@@ -15,8 +15,9 @@ even looked at.
 import contextlib
 import hashlib
 import html
+from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import groupby
@@ -488,6 +489,47 @@ def read_chains(chains: Iterable[Chain]) -> list[ChainSegment]:
             start, piece = data[pack][offset]
             found.append(ChainSegment(leaf, piece, offset - start, length, ids[pack], offset))
     return found
+
+
+class Run(NamedTuple):
+    """Leaves that lie close together in a pack, as Store.decode_run() takes them."""
+
+    data: bytes
+    pack_id: bytes
+    offset: int  # of data in the pack
+    places: "array[int]"  # for each leaf: its number, where it begins in data, its size
+
+    def only(self, is_wanted: Callable[[int], bool]) -> "array[int]":
+        """The places of some of the leaves."""
+        places = self.places
+        kept = array("Q")
+        for at in range(0, len(places), 3):
+            if is_wanted(places[at]):
+                kept += places[at : at + 3]
+        return kept
+
+
+def read_runs(chains: Iterable[Chain]) -> list[Run]:
+    """Chains of at most one segment, by ascending leaf. decode_run() verifies them."""
+    runs: dict[tuple[bytes, int], Run] = {}
+    for checkpoint, some in groupby(chains, itemgetter(0)):
+        by_pack: dict[int, list[Segment]] = {}
+        for chain in some:
+            if not chain.segments:
+                empty = runs.setdefault((bytes(16), -1), Run(b"", bytes(16), 0, array("Q")))
+                empty.places.extend((chain.leaf, 0, 0))
+            for segment in chain.segments:
+                by_pack.setdefault(segment[1], []).append(segment)
+        for pack, segments in by_pack.items():
+            pack_id = checkpoint.manifest.packs[pack].id
+            data = checkpoint.read_joined(pack, segments)
+            for leaf, _, offset, length, _ in segments:
+                start, piece = data[offset]
+                run = runs.setdefault(
+                    (pack_id, start), Run(bytes(piece), pack_id, start, array("Q"))
+                )
+                run.places.extend((leaf, offset - start, length))
+    return [*runs.values()]
 
 
 # ---- Finding checkpoints

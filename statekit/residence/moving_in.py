@@ -63,6 +63,7 @@ class MovingIn(Loading):
         assert residence.ledger is not None
         self._residence = residence
         self._ledger: Ledger = residence.ledger
+        self._run_max = 1  # each is written home by itself
         self._picks_max = 0  # an entry by itself would leave the rest of its leaf nowhere
         self._ours: set[int] = set()  # leaves that were to come; siblings have others
         self._opening: set[int] = set()  # leaves that have moved in, and are not open yet

@@ -201,10 +201,6 @@ class World:
     def moves_of(self, kv: Kv) -> list[Move]:
         return [move for move in self.moves if kv in (move.source, move.target)]
 
-    def has_entries_of_others(self, kv: Kv) -> bool:
-        """Whether it may hold, shut, what another process is still to fetch."""
-        return any(move.source is kv for move in (*self.moves, *self.torn_moves))
-
     # ---- Entries
 
     def clock(self, spec: Spec) -> int | None:

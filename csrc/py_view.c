@@ -12,7 +12,7 @@
 PyTypeObject *sk_py_place_type;
 static PyTypeObject *list_type, *map_type, *set_type;
 
-/* What was read last. Whoever reads takes it away before Python code runs, so one is enough. */
+/* What was read last; the GIL guards it. */
 static sk_buf scratch;
 
 #define SCRATCH_KEPT (1u << 20)
@@ -148,10 +148,16 @@ static int64_t read_at(sk_keyed *state, const sk_py_key *encoded, int op, const 
 
 /* What a codec makes of scratch: the value, or NULL with an exception. */
 static PyObject *decode_scratch(sk_py_codec *codec) {
+    /* Making a value may run Python code, which may read another one meanwhile. */
+    sk_buf taken = scratch;
+    scratch = (sk_buf){0};
     PyObject *owner = Py_NewRef((PyObject *)codec);
-    PyObject *value = sk_py_decode(codec, scratch.data, scratch.len);
+    PyObject *value = sk_py_decode(codec, taken.data, taken.len);
     Py_DECREF(owner);
-    if (scratch.cap > SCRATCH_KEPT) sk_buf_free(&scratch);
+    if (scratch.data == NULL && taken.cap <= SCRATCH_KEPT)
+        scratch = taken;
+    else
+        sk_buf_free(&taken);
     return value;
 }
 

@@ -400,7 +400,7 @@ def moving(is_quick: bool) -> list[float]:
     ("longest wait, prioritised", "ms", "counting 50,000 records/s|the same, vs "),
     ("longest wait, all_at_once", "ms", "counting 50,000 records/s"),
     ("longest wait, stop and restore", "ms", "the same, vs stop, checkpoint"),
-    ("longest wait, gradual", "ms", "the same, vs `gradual`"),
+    ("longest wait, gradual", "ms", "the same, vs `order_unaware`"),
 )
 def waiting(is_quick: bool) -> list[float]:
     import bench_migration as bench
@@ -409,7 +409,7 @@ def waiting(is_quick: bool) -> list[float]:
 
     run = bench.Bench(bench.QUICK, Path(tempfile.gettempdir()), Report(""))
     load = Load(1_000_000, 50_000, 1.0, 1) if is_quick else Load(10_000_000, 50_000, 3.0, 1)
-    strategies = ("prioritised", "all_at_once", bench.STOP, "gradual")
+    strategies = ("prioritised", "all_at_once", bench.STOP, "order_unaware")
     return [run._wait(strategy, load).longest_ms for strategy in strategies]
 
 

@@ -41,7 +41,7 @@ import statekit as sk
 
 LEAVES = 2048  # of a provider, unless told
 LEAF_BYTES = 64 << 10
-STRATEGIES = ("prioritised", "on_demand", "gradual", "all_at_once")
+STRATEGIES = ("prioritised", "on_demand", "order_unaware", "all_at_once")
 STOP = "stop, checkpoint, restore"
 # What a worker of an engine in Python can take: 20 us per record, with a function of its user. (The
 # loop of migration_worker.py alone could do some twenty times as much.)
@@ -260,7 +260,7 @@ class Bench:
         }
         figures = {f"{name} ms": wait for name, wait in longest.items()}
         ours = longest["prioritised"]
-        for other, share in (("all_at_once", 10), (STOP, 20), ("gradual", 3)):
+        for other, share in (("all_at_once", 10), (STOP, 20), ("order_unaware", 3)):
             self.report.add(
                 Row(
                     f"key-count under constant load, Zipf 1.0, {n * COUNT_BYTES / 1e6:.0f} MB: "

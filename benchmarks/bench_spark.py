@@ -1,18 +1,29 @@
 """State on Spark: a StatefulOp against what Spark has, batch by batch.
 
-    python benchmarks/bench_spark.py [--quick] [row ...]
+    python benchmarks/bench_spark.py [--quick] [--only row ...]
 
 All contenders are queries of one JVM that take turns: a batch of one, then a batch of the next.
 Measured is what Spark says of the whole trigger (triggerExecution), from looking for new files to
 the record that the batch is done. Spark's own state is in RocksDB with changelog checkpoints.
-Writes results/spark.json. The rows are named in ROWS.
+Writes results/spark.json after each row, and results/spark_growth.png.
+
+    row            minutes, about
+    count          2                key count, against groupBy().count() and no state at all
+    count_python   14               the same against Spark's Python APIs, some of them 25 s a batch
+    nested         7                a list append and a map put for each record
+    large          1                a million keys are stored, 20,000 of them touched
+    rescale        1                from 2 tasks to 5
+    written        2                bytes of state, written and kept
+    growth         5                10,000 touched keys, while the state grows to 5 million
 """
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from compare import Report, Row, medians, ratio
+from compare import RESULTS, Report, Row, medians, ratio
 
 import statekit as sk
 import statekit.spark as sks
@@ -190,6 +201,7 @@ def stateless(frame: Any, place: Path) -> Any:
     return writer(frame, place).foreachBatch(through).start()
 
 
+PER_KEY = "statekit per key"
 COUNT = {"output": "user string, n long", "state": {"count": int}}
 
 
@@ -198,7 +210,7 @@ COUNT = {"output": "user string, n long", "state": {"count": int}}
 
 class Bench:
     def __init__(self, spark: Any, place: Path, report: Report, is_quick: bool) -> None:
-        self.spark, self.place, self.report = spark, place, report
+        self.spark, self.place, self.report, self.is_quick = spark, place, report, is_quick
         self.warm, self.rounds = (1, 2) if is_quick else (3, 10)
         self.share = 10 if is_quick else 1
         self.dice = np.random.default_rng(1)
@@ -207,7 +219,11 @@ class Bench:
     def batch(self, keys: int = KEYS, records: int = RECORDS) -> Path:
         """A file of records with random keys. The same for all contenders."""
         keys, records = keys // self.share, records // self.share
-        users = self.dice.integers(0, keys, records)
+        return self.file(self.dice.integers(0, keys, records))
+
+    def file(self, users: Any) -> Path:
+        """A file with a record for each of these users."""
+        records = len(users)
         table = pa.table(
             {
                 "user": pa.array([f"user-{user:08d}" for user in users.tolist()]),
@@ -246,31 +262,37 @@ class Bench:
     def count(self) -> None:
         """Key count, 200 k records over 20 k keys a batch."""
         starts = {
-            "statekit per key": with_op(function=count_key, **COUNT),
+            PER_KEY: with_op(function=count_key, **COUNT),
             "statekit vectorised": with_op(on_batch=count_batch, **COUNT),
             "statekit attachments": with_op(None, function=count_key, **COUNT),
             "groupBy.count": with_spark(lambda frame: frame.groupBy("user").count()),
-            "transformWithState": with_spark(lambda frame: count_with_state(frame, "row")),
-            "transformWithStateInPandas": with_spark(
-                lambda frame: count_with_state(frame, "pandas")
-            ),
-            "applyInPandasWithState": with_spark(count_in_pandas_with_state),
             "stateless": stateless,
         }
         times = self.measure(starts, "count")
         self.report.series["key count ms"] = times
-        ours = "statekit per key"
-        for other, least in (
-            ("transformWithStateInPandas", 15.0),
-            ("applyInPandasWithState", 15.0),
-            ("transformWithState", 5.0),
-            ("groupBy.count", 0.85),
-        ):
-            self.add(f"key count, function per key, vs {other}", times, other, ours, least)
+        self.add(
+            "key count, function per key, vs groupBy.count", times, "groupBy.count", PER_KEY, 0.85
+        )
         for name, least in (("statekit vectorised", 0.9), ("statekit attachments", 1.0)):
             what = f"key count, {name}, vs groupBy.count"
             self.add(what, times, "groupBy.count", name, least)
-        self.add("key count, function per key, vs no state at all", times, "stateless", ours, 0.0)
+        self.add(
+            "key count, function per key, vs no state at all", times, "stateless", PER_KEY, 0.0
+        )
+
+    def count_python(self) -> None:
+        """The same against what Spark has for Python functions."""
+        others = {
+            "transformWithStateInPandas": (lambda frame: count_with_state(frame, "pandas"), 15.0),
+            "applyInPandasWithState": (count_in_pandas_with_state, 15.0),
+            "transformWithState": (count_with_state, 5.0),
+        }
+        starts = {PER_KEY: with_op(function=count_key, **COUNT)}
+        starts |= {name: with_spark(make) for name, (make, _) in others.items()}
+        times = self.measure(starts, "count-python")
+        self.report.series["key count by Python functions ms"] = times
+        for name, (_, least) in others.items():
+            self.add(f"key count, function per key, vs {name}", times, name, PER_KEY, least)
 
     def nested(self) -> None:
         """One list append and one map put per record."""
@@ -384,6 +406,80 @@ class Bench:
                     figures={f"{name} MB": size / 1e6 for name, size in found.items()})
             )  # fmt: skip
 
+    def growth(self) -> None:
+        """The same 10 k keys' worth of work, while the state grows."""
+        touched, rounds = 10_000, 2 * self.rounds
+        starts = {
+            "statekit": with_op(function=count_key, **COUNT),
+            "groupBy.count": with_spark(lambda frame: frame.groupBy("user").count()),
+        }
+        streams = [
+            Stream(name, self.place / "growth", self.spark, start) for name, start in starts.items()
+        ]
+        stored = 0
+        found: dict[str, dict[int, list[float]]] = {name: {} for name in starts}
+        for keys in (10_000, 100_000, 1_000_000, 5_000_000):
+            while stored < keys // self.share:
+                upto = min(keys // self.share, stored + 1_000_000)
+                path = self.file(np.arange(stored, upto))
+                stored = upto
+                for one in streams:
+                    one.run(path)
+            for at in range(self.warm + rounds):
+                some = self.dice.choice(stored, touched // self.share, replace=False)
+                path = self.file(self.dice.choice(some, RECORDS // self.share))
+                for one in streams:
+                    took = one.run(path)
+                    if at >= self.warm:
+                        found[one.name].setdefault(keys, []).append(took)
+        for one in streams:
+            one.query.stop()
+        series = {
+            name: {str(keys): times for keys, times in by_keys.items()}
+            for name, by_keys in found.items()
+        }
+        self.report.series["batch ms as the state grows"] = series
+        for name, by_keys in found.items():
+            first, *_, last = (statistics.mean(times) for times in by_keys.values())
+            figures = {f"{keys:,} keys, ms": statistics.mean(t) for keys, t in by_keys.items()}
+            figures |= {"at 5 million: median": statistics.median([*by_keys.values()][-1])}
+            figures |= {"most": max([*by_keys.values()][-1])}
+            # Means: a batch that compacts counts as well.
+            self.report.add(
+                Row(f"batch of 10 k keys, state of 5 million vs 10 thousand: {name}", last / first,
+                    "x the time", 1.5 if name == "statekit" else None, at_most=True,
+                    figures=figures)
+            )  # fmt: skip
+        if not self.is_quick:
+            _plot(found, RESULTS / "spark_growth.png")
+
+
+def _plot(found: dict[str, dict[int, list[float]]], beside: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=130)
+    for (name, by_keys), colour in zip(found.items(), ("#08519c", "#d95f0e"), strict=True):
+        sizes = [*by_keys]
+        axes.plot(
+            sizes, [statistics.mean(by_keys[n]) for n in sizes], "o-", color=colour, label=name
+        )
+        low = [min(by_keys[n]) for n in sizes]
+        high = [max(by_keys[n]) for n in sizes]
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("keys stored")
+    axes.set_ylabel("ms a batch (mean, least to most)")
+    axes.set_title("200 k records over 10 k keys a batch", loc="left", fontsize=11)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(beside)
+
 
 def _sizes(place: Path) -> dict[str, int]:
     """State files: not the input, the output, or what Spark writes for any query."""
@@ -397,15 +493,17 @@ def _sizes(place: Path) -> dict[str, int]:
     return found
 
 
-ROWS = ("count", "nested", "rescale", "written", "large")
+ROWS = ("count", "large", "rescale", "written", "growth", "nested", "count_python")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--quick", action="store_true", help="few rounds and a tenth of the records, to try it out"
     )
-    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS, help="all unless named")
     options = parser.parse_args()
     spark = spark_session(
         f"local[{TASKS}]",
@@ -415,15 +513,20 @@ def main() -> None:
         spark__sql__streaming__pollingDelay="500ms",  # queries that wait must not be in the way
         spark__sql__shuffle__partitions=TASKS,
     )
-    report = Report("spark_quick" if options.quick else "spark")
-    report.series["pyspark"] = spark.version
-    report.series["statekit"] = sk.__version__
+    name = "spark_quick" if options.quick else "spark"
     with tempfile.TemporaryDirectory(prefix="statekit-spark-") as folder:
-        bench = Bench(spark, Path(folder), report, options.quick)
-        for row in options.rows or ROWS:
-            getattr(bench, row)()
+        for row in options.only:
+            started = time.monotonic()
+            report = Report(name)
+            report.series["pyspark"] = spark.version
+            report.series["statekit"] = sk.__version__
+            place = Path(folder, row)
+            place.mkdir()
+            getattr(Bench(spark, place, report, options.quick), row)()
+            print(f"{row}: {time.monotonic() - started:.0f} s", flush=True)
+            report.write(keep=True)
+            shutil.rmtree(place, ignore_errors=True)
         spark.stop()
-    report.write(keep=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 _STYLES = {
     "stop, checkpoint, restore": ("#d95f0e", 1.6),
     "all_at_once": ("#756bb1", 1.6),
-    "gradual": ("#31a354", 1.6),
+    "order_unaware": ("#31a354", 1.6),
     "on_demand": ("#9ecae1", 1.8),
     "prioritised": ("#08519c", 2.4),
 }

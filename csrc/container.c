@@ -51,6 +51,12 @@ static bool was_looked_at(int status, int64_t result) {
     return status == SK_OK && (result >= 0 || result == -SK_MISSING);
 }
 
+/* Whoever asks a home for what is unknown needs its leaf, and the key was routed already. */
+static int64_t not_read(int status, const sk_store *store, const sk_key *key, sk_buf *buf) {
+    if (status == SK_UNKNOWN) buf->len = sk_leaf_of(key->hash, store->leaf_bits);
+    return -status;
+}
+
 int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len, int op,
                 const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len, int64_t i,
                 int64_t j, sk_buf *buf) {
@@ -58,10 +64,10 @@ int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *data, size_t len
     sk_key key;
     sk_slot *slot;
     int status = sk_call_begin(store, state, CONTAINERS, data, len, SK_READS, &at, &key);
-    if (status != SK_OK) return -status;
+    if (status != SK_OK) return not_read(status, store, &key, buf);
     buf->len = 0;
     status = sk_entry_find(&at, &key, &slot);
-    int64_t result = status != SK_OK ? -status
+    int64_t result = status != SK_OK ? not_read(status, store, &key, buf)
                                      : sk_node_read(slot->value.obj, op, path, path_len, arg,
                                                     arg_len, i, j, buf);
     if (was_looked_at(status, result)) sk_entry_read(&at, slot);

@@ -110,6 +110,8 @@ extern PyTypeObject *sk_py_codec_type;  /* Codec */
 extern PyTypeObject *sk_py_plan_type;   /* Plan */
 extern PyTypeObject *sk_py_place_type;  /* Place */
 
+extern PyObject *sk_py_no_default; /* what get() is given for "no default" (value.py) */
+
 PyObject *sk_py_set_address_of(PyObject *module, PyObject *function);
 
 /* A key, encoded as keys.py does. */

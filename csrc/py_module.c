@@ -13,6 +13,15 @@ static int make_names(void) {
     return 0;
 }
 
+PyObject *sk_py_no_default;
+
+static int add_no_default(PyObject *module) {
+    if (sk_py_no_default == NULL)
+        sk_py_no_default = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    return sk_py_no_default == NULL ? -1
+                                    : PyModule_AddObjectRef(module, "NO_DEFAULT", sk_py_no_default);
+}
+
 PyTypeObject *sk_py_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base) {
     PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
     if (type == NULL) return NULL;
@@ -29,9 +38,10 @@ static int add_all(PyObject *module) {
                         " Import it there, or in another process.");
         return -1;
     }
-    if (make_names() < 0 || sk_py_add_codec(module) < 0 || sk_py_add_keyed(module) < 0 ||
-        sk_py_add_number(module) < 0 || sk_py_add_value(module) < 0 ||
-        sk_py_add_views(module) < 0 || sk_py_add_containers(module) < 0)
+    if (make_names() < 0 || add_no_default(module) < 0 || sk_py_add_codec(module) < 0 ||
+        sk_py_add_keyed(module) < 0 || sk_py_add_number(module) < 0 ||
+        sk_py_add_value(module) < 0 || sk_py_add_views(module) < 0 ||
+        sk_py_add_containers(module) < 0)
         return -1;
     return 0;
 }

@@ -64,7 +64,8 @@ static PyObject *numbers_get(PyObject *object, PyObject *const *args, Py_ssize_t
     if (__builtin_expect(status == SK_OK, 1)) return object_of(self, number);
     if (status != SK_MISSING)
         return sk_py_slow(numbers_type, object, sk_py_get, args, nargs, kwnames);
-    PyObject *missing = nargs == 2 ? args[1] : self->missing;
+    bool is_given = nargs == 2 && args[1] != sk_py_no_default;
+    PyObject *missing = is_given ? args[1] : self->missing;
     return Py_NewRef(missing != NULL ? missing : Py_None);
 }
 

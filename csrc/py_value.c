@@ -103,7 +103,7 @@ static PyObject *values_get(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (status == SK_CHANGED) return NULL;
     if (status != SK_MISSING)
         return sk_py_slow(values_type, object, sk_py_get, args, nargs, kwnames);
-    if (nargs == 2) return Py_NewRef(args[1]);
+    if (nargs == 2 && args[1] != sk_py_no_default) return Py_NewRef(args[1]);
     return self->missing != NULL ? missing_value(self, args[0]) : Py_NewRef(Py_None);
 }
 

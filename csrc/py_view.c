@@ -12,7 +12,8 @@
 PyTypeObject *sk_py_place_type;
 static PyTypeObject *list_type, *map_type, *set_type;
 
-/* What was read last; the GIL guards it. */
+/* What was read last: one buffer for all reads, since decode_scratch takes it away before Python
+ * code runs, which may read something else. */
 static sk_buf scratch;
 
 #define SCRATCH_KEPT (1u << 20)
@@ -146,12 +147,12 @@ static int64_t read_at(sk_keyed *state, const sk_py_key *encoded, int op, const 
     return result;
 }
 
-/* What a codec makes of scratch: the value, or NULL with an exception. */
+/* What a codec makes of scratch: the value, or NULL with an exception. Python code may run in a
+ * collection of garbage, too: for a list, or the exception that bad UTF-8 raises. */
 static PyObject *decode_scratch(sk_py_codec *codec) {
-    /* Making a value may run Python code, which may read another one meanwhile. */
+    PyObject *owner = Py_NewRef((PyObject *)codec);
     sk_buf taken = scratch;
     scratch = (sk_buf){0};
-    PyObject *owner = Py_NewRef((PyObject *)codec);
     PyObject *value = sk_py_decode(codec, taken.data, taken.len);
     Py_DECREF(owner);
     if (scratch.data == NULL && taken.cap <= SCRATCH_KEPT)

@@ -281,6 +281,7 @@ typedef enum sk_write_op {
     SK_W_CLEAR = 9
 } sk_write_op;
 
+/* On SK_UNKNOWN, sk_read leaves the key's leaf in buf->len. */
 int64_t sk_read(sk_store *store, uint32_t state, const uint8_t *key, size_t key_len, int op,
                 const uint8_t *path, size_t path_len, const uint8_t *arg, size_t arg_len, int64_t i,
                 int64_t j, sk_buf *buf);
@@ -320,6 +321,8 @@ int64_t sk_timers_due(sk_store *store, uint32_t state, uint32_t from, uint32_t t
  * is no such state of timers. INT64_MIN may also be a due time: sk_value_status says which it
  * is. */
 int64_t sk_timers_next(sk_store *store, uint32_t state);
+/* The same of leaves [from, to); INT64_MIN and a status if there are no such leaves, too. */
+int64_t sk_timers_next_of(sk_store *store, uint32_t state, uint32_t from, uint32_t to);
 
 /* ---- Batches ------------------------------------------------------------ */
 
@@ -685,6 +688,13 @@ int sk_block_verify(const uint8_t *block, size_t len, uint32_t seed);
 int sk_block_rewrite(const uint8_t *block, size_t len, uint32_t leaf, uint32_t leaf_bits, int kind,
                      int flags, int as_delta, sk_buf *buf);
 
+/* Appends the block in a form that compresses better (csrc/squeeze.c). SK_MISSING if it has none:
+ * then nothing was appended that counts. */
+int sk_block_squeeze(const uint8_t *block, size_t len, sk_buf *buf);
+/* Writes the `size` bytes of the block that was squeezed. SK_CORRUPT if there is no such block; it
+ * is to be checked like any other that is read. */
+int sk_block_restore(const uint8_t *squeezed, size_t len, uint8_t *block, size_t size);
+
 /* ---- Frames of a pack (csrc/frames.c) ------------------------------------- */
 /*
  * frames: any number of blocks and compressed blocks, one after the other. id is 16 bytes, offset
@@ -751,7 +761,7 @@ uint32_t sk_epoch(sk_store *store);
 uint32_t sk_epoch_advance(sk_store *store);
 /* From now on deletions are remembered, so that deltas since `epoch` or later can be made. A table
  * does not remember many more deletions than it has entries: beyond that it forgets them, and its
- * next delta is a full block, which is smaller then. */
+ * next delta is a full block, which is smaller then. UINT32_MAX: nobody needs deltas any more. */
 int sk_track(sk_store *store, uint32_t epoch);
 /* The leaf counts as changed in a way that no delta can express: its next delta has full blocks. */
 int sk_leaf_forget(sk_store *store, uint32_t leaf);

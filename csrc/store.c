@@ -273,7 +273,9 @@ int sk_track(sk_store *store, uint32_t epoch) {
     pthread_mutex_lock(&store->snapshots_lock);
     uint32_t now = store->keep_after;
     int status = SK_OK;
-    if (epoch >= store->epoch)
+    if (epoch == SK_NO_TRACKING)
+        store->keep_after = epoch;
+    else if (epoch >= store->epoch)
         status = sk_fail(SK_BAD_ARGUMENT, "epoch %u has not ended yet (it is %u now)", epoch,
                          store->epoch);
     else if (now == SK_NO_TRACKING || epoch > now)

@@ -282,15 +282,15 @@ int64_t sk_timers_due(sk_store *store, uint32_t state_id, uint32_t from, uint32_
     return result;
 }
 
-int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
+int64_t sk_timers_next_of(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to) {
     sk_state *state = timers_at(store, state_id);
-    if (state == NULL) {
-        sk_value_status_set(state_id < store->state_count ? SK_BAD_KIND : SK_BAD_ARGUMENT);
-        return INT64_MIN;
-    }
-    sk_value_status_set(SK_OK);
+    int status = state_id >= store->state_count ? SK_BAD_ARGUMENT
+                 : state == NULL                ? SK_BAD_KIND
+                                                : sk_leaf_range_check(store, from, to);
+    sk_value_status_set(status);
+    if (status != SK_OK) return INT64_MIN;
     int64_t next = INT64_MAX;
-    for (uint32_t i = 0; i < store->leaf_count; i++) {
+    for (uint32_t i = from; i < to; i++) {
         if (sk_due_min(state, i) >= next) continue;
         int64_t due = INT64_MAX;
         sk_leaf_lock(&store->leaves[i]);
@@ -302,4 +302,8 @@ int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
         if (due < next) next = due;
     }
     return next;
+}
+
+int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
+    return sk_timers_next_of(store, state_id, 0, store->leaf_count);
 }

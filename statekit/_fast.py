@@ -22,6 +22,7 @@ Keyed = _module.Keyed
 ListPlace = _module.ListPlace
 Lists = _module.Lists
 MapPlace = _module.MapPlace
+NO_DEFAULT = _module.NO_DEFAULT
 Numbers = _module.Numbers
 Place = _module.Place
 Plan = _module.Plan

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+# What get() is given for "no default".
+NO_DEFAULT: Any
+
 class Codec:
     def __init__(
         self,

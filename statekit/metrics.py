@@ -99,6 +99,10 @@ class MovedMetrics:
     bytes_in: int = 0  # of blocks
     bytes_out: int = 0
     leaves_fetched: int = 0  # of leaves_in: those that came because somebody touched them
+    shadow_bytes: int = 0  # native memory of copies that were not taken over; not in Metrics.bytes
+    shadowed_by: int = 0  # shadows that other processes have of leaves here
+    copied_in: int = 0  # bytes of blocks, for shadows
+    copied_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,14 @@ _MOVED = {
     "bytes_in": "Bytes of leaves that came from other processes",
     "bytes_out": "Bytes of leaves that were sent to other processes",
     "leaves_fetched": "Leaves that came because somebody touched them",
+    "shadow_bytes": "Native memory of copies of leaves of other processes",
+    "shadowed_by": "Shadows that other processes have of leaves here",
+    "copied_in": "Bytes of leaves that came as copies",
+    "copied_out": "Bytes of leaves that were sent as copies",
 }
+
+
+_MOVED_NOW = {"migrations", "shadow_bytes", "shadowed_by"}  # how it is now; the others only grow
 
 
 _CHECKPOINTS = {
@@ -207,7 +218,7 @@ class PrometheusCollector:
         memory.add_metric(values, metrics.bytes)
         yield memory
         for name, text in _MOVED.items():
-            family = GaugeMetricFamily if name == "migrations" else CounterMetricFamily
+            family = GaugeMetricFamily if name in _MOVED_NOW else CounterMetricFamily
             moved = family(f"statekit_{name}", text, labels=names)
             moved.add_metric(values, getattr(metrics.moved, name))
             yield moved

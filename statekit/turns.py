@@ -12,16 +12,26 @@ the loop gives way by itself. It cannot tell whether anybody waits, and the thre
 interpreter up for a moment has it again before the one that waits is awake.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 _SHORT_S = 0.0001
 
+
+class _Turn:
+    """One who wants short turns. Held by the frame of short_turns(), and by nobody else: so one
+    that Ctrl-C cut in two, before it could say that it has ended, is not counted for ever."""
+
+    __slots__ = ("__weakref__",)
+
+
 _lock = threading.Lock()
-_users = 0
-_before_s = 0.0  # what the interval was before the first of the users
+_turns: WeakSet[_Turn] = WeakSet()
+_before_s = 0.0  # what the interval was before the first of them; 0: we have not changed it
 
 
 @contextmanager
@@ -30,22 +40,42 @@ def short_turns() -> Iterator[None]:
 
     An interval that is shorter already stays, and so does one that the program sets meanwhile.
     """
-    global _users, _before_s
-    with _lock:
-        _users += 1
-        if _users == 1:
-            _before_s = sys.getswitchinterval()
-            if _before_s > _SHORT_S:
-                sys.setswitchinterval(_SHORT_S)
+    global _before_s
+    turn = _Turn()
     try:
+        with _lock:
+            if not _turns and not _is_short():
+                _before_s = 0.0
+                if (now_s := sys.getswitchinterval()) > _SHORT_S:
+                    _before_s = now_s
+                    sys.setswitchinterval(_SHORT_S)
+            _turns.add(turn)
         yield
     finally:
         with _lock:
-            _users -= 1
-            if _users == 0 and _before_s > _SHORT_S and _is_short():
-                sys.setswitchinterval(_before_s)
+            _turns.discard(turn)
+            if not _turns:
+                _restore()
 
 
 def _is_short() -> bool:
     """Whether the interval is what we set. (It is kept in microseconds.)"""
-    return abs(sys.getswitchinterval() - _SHORT_S) < _SHORT_S / 10
+    return _before_s > 0 and abs(sys.getswitchinterval() - _SHORT_S) < _SHORT_S / 10
+
+
+def _restore() -> None:
+    global _before_s
+    if _is_short():
+        sys.setswitchinterval(_before_s)
+    _before_s = 0.0
+
+
+def _end_in_child() -> None:
+    """A child of fork has none of the threads that want short turns, or that hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _turns.clear()
+    _restore()
+
+
+os.register_at_fork(after_in_child=_end_in_child)

@@ -6,6 +6,7 @@ slow, trusts nothing it can check, and says what is wrong with FormatError.
 
 import json
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,18 +119,78 @@ def _inside(frame: bytes) -> bytes:
     expect(frame[:4] == b"SKZ1", "magic of a frame")
     inside, length, codec = struct.unpack_from("<QQB", frame, 16)
     expect(not any(frame[33:40]) and not any(frame[40 + length :]), "zeros in a frame")
-    payload = frame[40 : 40 + length]
-    if codec == 1:
+    payload, squeezed = frame[40 : 40 + length], inside
+    if codec in (3, 4):
+        (squeezed,) = struct.unpack_from("<Q", payload)
+        payload = payload[8:]
+    if codec in (1, 3):
         import zstandard
 
         block = zstandard.ZstdDecompressor().decompress(payload)
     else:
-        expect(codec == 2, "codec")
+        expect(codec in (2, 4), "codec")
         import lz4.block
 
-        block = lz4.block.decompress(payload, uncompressed_size=inside)
+        block = lz4.block.decompress(payload, uncompressed_size=squeezed)
+    expect(len(block) == squeezed, "size of what was compressed")
+    if codec in (3, 4):
+        block = _restored(block)
     expect(len(block) == inside and not any(block[4:8]), "block inside a frame")
     return block
+
+
+def _restored(data: bytes) -> bytes:
+    """The block that was squeezed, without the rest of its header's checks."""
+    n, key_bytes, value_bytes = struct.unpack_from("<QQQ", data, 16)
+    kind, flags, key_width = KINDS[data[45]], data[46], data[47]
+    head = 56 + data[49] + data[50]
+    key_type = data[56 + data[49] : head].decode()
+    at = head + -head % 8
+    out, letter = bytearray(data[:at]), "Q" if flags & 2 else "I"
+
+    def taken(size: int) -> bytes:
+        nonlocal at
+        at += size
+        return data[at - size : at]
+
+    def joined(width: int) -> list[int]:
+        planes = taken(width * n)
+        return [int.from_bytes(planes[i::n], "little") for i in range(n)]
+
+    def offsets() -> list[int]:
+        ends = [0]
+        for length in joined(4):
+            ends.append(ends[-1] + length)
+        return ends if n else []
+
+    def put(column: bytes) -> None:
+        out.extend(column + bytes(-len(column) % 8))
+
+    def put_numbers(letter: str, numbers: list[int]) -> None:
+        put(struct.pack(f"<{len(numbers)}{letter}", *numbers))
+
+    if key_width:
+        keys = struct.pack(f"<{n}Q", *joined(8))
+        ends = [8 * i for i in range(n + 1)]
+    else:
+        ends = offsets()
+        keys = taken(key_bytes)
+    hashes = [key_hash(key_type, keys[start:stop]) for start, stop in pairwise(ends)]
+    put_numbers("Q", hashes)
+    if not key_width:
+        put_numbers(letter, ends)
+    put(keys)
+    if flags & 1:
+        put(taken(n))
+    if flags & 4:
+        put_numbers("Q", joined(8))
+    if kind in ("i64", "f64"):
+        put_numbers("Q", joined(8))
+    else:
+        put_numbers(letter, offsets())
+        put(taken(value_bytes))
+    expect(at == len(data), "end of a squeezed block")
+    return bytes(out)
 
 
 # ---- Blocks

@@ -41,6 +41,7 @@ class Files(dict[str, bytes]):
         return self[name][offset:end]
 
     read_parts = Storage.read_parts
+    drop_copies = Storage.drop_copies
 
     def list(self) -> "list[Entry]":
         return [Entry(name, len(self[name]), float(at)) for at, name in enumerate(sorted(self))]

@@ -40,8 +40,8 @@ from statekit.homes import register_home
 from statekit.homes.record import HomeRecord
 from statekit.migration import fetch as fetch_module
 from statekit.migration import new_owner as new_owner_module
-from statekit.migration.arrival import STRATEGIES
 from statekit.migration.report import Reports
+from statekit.migration.strategies import WHOLE as STRATEGIES
 from statekit.provider import recording
 from statekit.remote.channel import PeerChannel
 from statekit.residence import fetch as residence_fetch

@@ -74,6 +74,28 @@ def test_incremental_checkpoints_have_every_change_and_deletion(tmp_path: Path) 
     assert 1 < longest <= checkpointer.CHAIN_MAX
 
 
+def test_large_leaves_are_not_all_written_anew_by_the_same_checkpoint(tmp_path: Path) -> None:
+    kv = sk.open("memory:", key_groups=16, subgroups=1)
+    texts = kv.value("texts", str)
+    keys = [f"k{i}" for i in range(3200)]
+    texts.put_many(keys, [f"{key:512}" for key in keys])
+    oracle = dict(texts.items())
+    first = kv.checkpoint(tmp_path)
+    chosen = {sk.leaf_of(str, key, 16, 1): key for key in keys}  # one of each leaf
+    rewritten = []
+    for at in range(40):
+        for key in chosen.values():
+            texts[key] = oracle[key] = str(at)
+        lengths = [len(chain) for _, chain in kv.checkpoint(tmp_path).manifest.chains()]
+        assert max(lengths) <= checkpointer.CHAIN_LONG_MAX
+        rewritten.append(lengths.count(1))
+    assert min(map(first.leaf_bytes, range(16))) > 64 << 10  # or this would test nothing
+    assert sum(rewritten) > 16
+    assert max(rewritten) <= 16 // 2
+    with sk.restore(tmp_path) as again:
+        assert dict(again.value("texts", str).items()) == oracle
+
+
 def test_unchanged_leaves_are_referred_to_and_changes_are_small(tmp_path: Path) -> None:
     kv = sk.open("memory:")
     names = kv.value("names", str)

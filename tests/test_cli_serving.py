@@ -22,7 +22,7 @@ from statekit.cli import serving
 from statekit.cli.app import app
 from statekit.errors import StorageError
 from statekit.live.checkpointer import Checkpointer
-from statekit.migration.arrival import STRATEGIES
+from statekit.migration.strategies import STRATEGIES
 
 EXPECTED = {f"user-{number}": number for number in range(5000)}
 TOKEN = "a-token-of-some-length"

@@ -90,7 +90,7 @@ def test_the_small_checkpoint_is_good_and_small(compression: str | None) -> None
     assert read_all(files) == expected
     assert any(expected)
     assert len(files) == 3
-    assert 3_500 < sum(map(len, files.values())) < 8_000
+    assert 3_000 < sum(map(len, files.values())) < 8_000
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

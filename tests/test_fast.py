@@ -198,6 +198,7 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
         elif name == "again":
             same(quick, plain, "get", key)
             same(quick, plain, "get", key, given_)
+            same(quick, plain, "get", key, value.NO_DEFAULT)
         elif name == "words":
             same(quick, plain, "get", key=key, default=3)
             same(quick, plain, "discard", key=key)
@@ -403,6 +404,53 @@ def test_a_default_that_can_change_is_made_anew_each_time() -> None:
         clicks["a"].url = "changed"
         clicks.get("a").url = "changed"
         assert clicks["a"] == Click("d", 0)
+
+
+def test_a_handle_for_one_key_gives_the_default_of_the_state_or_none() -> None:
+    with sk.open("memory:") as kv:
+        kv.value("visits", int)
+        kv.value("names", str)
+        kv.value("scores", int, default=5)
+        kv.value("clicks", Click, default=Click("d", 0))
+        bob = kv.keyed("bob")
+        assert bob.visits.get() is None
+        assert bob.names.get() is None
+        assert bob.scores.get() == 5
+        assert bob.clicks.get() == Click("d", 0)
+        assert repr(bob.names) == "<'names' of 'bob': None>"
+
+
+def test_garbage_may_be_collected_while_bad_text_is_refused() -> None:
+    """A finalizer runs in the middle of a read, and reads something else, which is large."""
+    with sk.open("memory:") as kv:
+        names, large = kv.list("names", str), kv.map("large", str, bytes)
+        names._raw.put_encoded("a", b"\x91\xa1\xff")  # a list of one str that is no UTF-8
+        large["a"]["x"] = b"z" * 3_000_000
+        view, ran = names["a"], []
+
+        class Cyclic:
+            def __init__(self) -> None:
+                self.me = self
+
+            def __del__(self) -> None:
+                ran.append(len(large["a"]["x"]))
+
+        thresholds = gc.get_threshold()
+        gc.set_threshold(20, 10**9, 10**9)
+        try:
+            for objects in range(40):  # one of these makes the collection come in the call
+                gc.collect()
+                gc.disable()
+                Cyclic()
+                others = [[] for _ in range(objects)]
+                gc.enable()
+                with pytest.raises(UnicodeDecodeError):
+                    view[0]
+                del others
+        finally:
+            gc.enable()
+            gc.set_threshold(*thresholds)
+        assert set(ran) == {3_000_000}
 
 
 def test_a_missing_key_that_is_a_tuple_is_named_as_it_is() -> None:

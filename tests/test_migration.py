@@ -32,9 +32,9 @@ from statekit.errors import (
     PeerRefusedError,
     SchemaError,
 )
-from statekit.migration.arrival import STRATEGIES
 from statekit.migration.report import Reports
 from statekit.migration.shell import Credentials
+from statekit.migration.strategies import WHOLE as STRATEGIES
 from statekit.protocol.calls import (
     FetchCall,
     GiveBackCall,
@@ -906,6 +906,46 @@ def test_what_comes_after_several_barriers_is_in_the_new_owners_part_of_each(
         parts[number].append(source.checkpoint(tmp_path / f"s{number}", barrier=number))
         parts[number] += [job.wait(SECONDS_MAX) for job in target.late_parts(number)]
         assert whole(stack, parts[number]) == list(range(len(KEYS)))
+
+
+def test_nothing_is_added_to_a_checkpoint_that_is_over(stack: ExitStack, tmp_path: Path) -> None:
+    """Who began after the barrier looks like one that it has not passed yet."""
+    first = opened(stack, owned=[LOW])
+    for number in (1, 2):
+        first.checkpoint(tmp_path, barrier=number)
+    late = opened(stack, owned=[HIGH])  # the key-groups of somebody who died, say
+    address = late.serve().address
+    half = range(HIGH.start, HIGH.stop - 1)
+    first.fetch_from(address, key_groups=half).wait(SECONDS_MAX)
+    assert [len(first.late_parts(number)) for number in (1, 2)] == [1, 1]
+    for number in (1, 2):
+        first.late_parts(number)[0].wait(SECONDS_MAX)
+    first.end_barrier(2)
+    migration = first.fetch_from(address)
+    migration.wait(SECONDS_MAX)
+    assert migration.late_checkpoint is None
+    assert [len(first.late_parts(number)) for number in (1, 2)] == [1, 1]
+    assert [one.number for one in sk.checkpoints(tmp_path)] == [1, 2, 3, 4]
+    with pytest.raises(CheckpointError, match="barrier 2 cannot pass here: 2 has"):
+        first.checkpoint(tmp_path, barrier=2)
+    third = first.checkpoint(tmp_path, barrier=3)
+    assert third.key_groups == (range(GROUPS),)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "1", True, 1.0, None])
+def test_a_barrier_that_is_over_is_named_by_its_number(stack: ExitStack, wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"barrier is .*Pass its number: 1 or greater"):
+        opened(stack).end_barrier(wrong)
+
+
+def test_who_is_told_that_a_checkpoint_is_over_gives_nothing_to_it(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    first, late = opened(stack, owned=[LOW]), opened(stack, owned=[HIGH])
+    first.checkpoint(tmp_path, barrier=1)
+    late.end_barrier(1)
+    first.fetch_from(late.serve().address).wait(SECONDS_MAX)
+    assert first.late_parts(1) == ()
 
 
 # ---- Deltas

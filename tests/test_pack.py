@@ -30,6 +30,7 @@ from statekit.format.pack import (
 )
 from statekit.native.block import Block
 from statekit.native.digest import crc32c
+from statekit.native.frames import squeeze
 
 SEED = 4
 MUTANTS = 10_000
@@ -262,36 +263,46 @@ def read_crafted(frame: bytes) -> bytes:
     return read_segment(Files({ref.name: b"".join(parts)}).storage(), ref, segments[0])
 
 
+@pytest.mark.parametrize("is_squeezed", [False, True])
 @pytest.mark.parametrize("name", ["zstd", "lz4"])
-def test_compressed_frames_are_exactly_what_they_say(name: str) -> None:
+def test_compressed_frames_are_exactly_what_they_say(name: str, is_squeezed: bool) -> None:
     codec = compression.CODECS[name]
     block = blocks()[0]
     block = plain(block[: next(Block.each(block)).size])
-    payload = codec.compress(block)
-    assert payload is not None
-    assert read_crafted(envelope(payload, len(block), codec.number)) == block
+    inside = squeeze(block) if is_squeezed else block
+    assert inside is not None
+    number = codec.number + 2 * is_squeezed
+
+    def packed(data: bytes) -> bytes:
+        head = struct.pack("<Q", len(data)) if is_squeezed else b""
+        return head + (codec.compress(data) or b"")
+
+    payload = packed(inside)
+    if is_squeezed:
+        assert compression.compress(block, codec) == (number, payload)
+    assert read_crafted(envelope(payload, len(block), number)) == block
     padded = payload + bytes(8 + -len(payload) % 8)
     bad = {
         "other codec": envelope(payload, len(block), 3 - codec.number),
         "no codec": envelope(payload, len(block), 0),
-        "unknown codec": envelope(payload, len(block), 3),
-        "zero bytes": envelope(payload, len(block), codec.number | 1 << 40),
-        "smaller": envelope(payload, len(block) - 8, codec.number),
-        "larger": envelope(payload, len(block) + 8, codec.number),
-        "huge": envelope(payload, 2**63, codec.number),
-        "gigabytes": envelope(payload, 1 << 34, codec.number),
-        "nothing": envelope(payload, 0, codec.number),
-        "payload beyond": envelope(payload, len(block), codec.number, length=2**64 - 1),
-        "payload short": envelope(payload, len(block), codec.number, length=len(payload) - 1),
-        "no payload": envelope(b"", len(block), codec.number),
-        "padding": envelope(padded, len(block), codec.number, length=len(payload)),
-        "garbage": envelope(bytes(range(64)), len(block), codec.number),
-        "two blocks": envelope(codec.compress(block * 2) or b"", 2 * len(block), codec.number),
-        "no block": envelope(codec.compress(bytes(400)) or b"", 400, codec.number),
-        "a sealed block": envelope(
-            codec.compress(block[:4] + b"1234" + block[8:]) or b"", len(block), codec.number
-        ),
-        "a tail": envelope(payload + payload, len(block), codec.number),
+        "squeezed or not": envelope(payload, len(block), number - 2 if is_squeezed else number + 2),
+        "unknown codec": envelope(payload, len(block), 5),
+        "zero bytes": envelope(payload, len(block), number | 1 << 40),
+        "smaller": envelope(payload, len(block) - 8, number),
+        "larger": envelope(payload, len(block) + 8, number),
+        "huge": envelope(payload, 2**63, number),
+        "gigabytes": envelope(payload, 1 << 34, number),
+        "nothing": envelope(payload, 0, number),
+        "payload beyond": envelope(payload, len(block), number, length=2**64 - 1),
+        "payload short": envelope(payload, len(block), number, length=len(payload) - 1),
+        "no payload": envelope(b"", len(block), number),
+        "padding": envelope(padded, len(block), number, length=len(payload)),
+        "garbage": envelope(bytes(range(64)), len(block), number),
+        "two blocks": envelope(packed(inside * 2), 2 * len(block), number),
+        "no block": envelope(packed(bytes(400)), 400, number),
+        "a sealed block": envelope(packed(inside[:4] + b"1234" + inside[8:]), len(block), number),
+        "a tail": envelope(payload + payload, len(block), number),
+        "a longer one": envelope(packed(inside + b"x"), len(block), number),
     }
     for frame in bad.values():
         with pytest.raises(DamagedError):

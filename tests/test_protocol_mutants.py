@@ -116,18 +116,24 @@ MUTANTS = {
         "if known.state is PARTIAL:\n                    unfinished",
         "if False:\n                    unfinished",
     ),
+    "what is here when a checkpoint is over may go into it elsewhere": Mutant(
+        participant, "            if known.covered < number:\n", "            if False:\n"
+    ),
+    "what comes when a checkpoint is over may go into it elsewhere": Mutant(
+        new_owner, "covered = max(covered, self.ended)", "pass"
+    ),
     # ---- Beginning
     "a Begin is asked once": Mutant(
         participant, "[self._begin(migration) for migration in self._asks]", "[]"
     ),
     "a late Begin begins": Mutant(old_owner, "if at >= number and", "if at > number + 99 and"),
     "what is not wanted any more is taken": Mutant(
-        new_owner, "is_wanted = ask is None or ask.is_wanted", "is_wanted = True"
+        new_owner, "is_wanted = migration not in self._unwanted", "is_wanted = True"
     ),
     "what is not wanted any more is forgotten": Mutant(
         new_owner,
-        "self._asks[migration] = ask._replace(is_wanted=False)\n        return [",
-        "del self._asks[migration]\n        return [] and [",
+        "self._unwanted[migration] = None\n        if",
+        "del self._asks[migration]\n        return []\n        if",
     ),
     # ---- Reporting
     "that a leaf is here is said once": Mutant(
@@ -190,6 +196,7 @@ MUTANTS = {
         old_owner,
         "outgoing.stream, outgoing.sent, outgoing.credit = accept.stream, 0, 0",
         "outgoing.stream, outgoing.sent = accept.stream, 0",
+        first=7000,
     ),
     "credit is given once": Mutant(
         new_owner,

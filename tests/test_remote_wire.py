@@ -17,6 +17,7 @@ from statekit.protocol import calls
 from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
+    CopyCall,
     FetchCall,
     GiveBackCall,
     InstalledCall,
@@ -29,6 +30,8 @@ from statekit.protocol.calls import (
     ProposeCall,
     QueryCall,
     QueryReply,
+    ShadeCall,
+    ShadeReply,
     StreamCall,
 )
 from statekit.protocol.messages import Grant, Offer
@@ -60,8 +63,10 @@ leases = st.lists(
 ).map(tuple)
 begins = st.builds(
     BeginCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), numbers,
-    st.sampled_from((b"", bytes(range(32)))), numbers,
+    st.sampled_from((b"", bytes(range(32)))), numbers, numbers, st.just("") | names, leases,
 )  # fmt: skip
+shades = st.builds(ShadeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), st.booleans())
+copies = st.builds(CopyCall, names, numbers, leases, numbers, numbers)
 proposals = st.builds(ProposeCall, names, numbers, names, ranges(wire.KEY_GROUPS_MAX), names)
 state_names = names
 fetches = st.builds(FetchCall, names, numbers, leases)
@@ -91,6 +96,19 @@ pieces = st.lists(
 
 
 # ---- There and back
+
+
+@settings(max_examples=60, deadline=None)
+@given(shades, copies)
+def test_calls_about_shadows_come_back_as_they_were(shade: ShadeCall, copy: CopyCall) -> None:
+    assert wire.read_shade(wire.put_shade(shade)) == shade
+    assert wire.read_copy(wire.put_copy(copy)) == copy
+    assert pb.CopyRequest.FromString(wire.put_copy(copy)).pace == copy.pace
+
+
+def test_the_answer_about_a_shadow_comes_back_as_it_was() -> None:
+    reply = ShadeReply("alpha", 3, 128, 16, (VISITS,), 1 << 40)
+    assert wire.read_shade_reply(wire.put_shade_reply(reply)) == reply
 
 
 @settings(max_examples=60, deadline=None)

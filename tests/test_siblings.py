@@ -108,6 +108,9 @@ def test_a_budget_that_was_split_often_still_holds_an_entry(tmp_path: Path) -> N
         assert owner is not None
         owner["t"][key] = "y" * 5_000
         assert owner["t"][key] == "y" * 5_000
+        owner["t"][key] = "w" * 60_000  # which the whole budget has room for
+        assert owner["t"][key] == "w" * 60_000
+        owner["t"][key] = "y" * 5_000
         with pytest.raises(MemoryLimitError):
             owner["t"][key] = "z" * (1 << 20)
     for part in parts:

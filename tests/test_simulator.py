@@ -24,9 +24,20 @@ from statekit.protocol import (
     new_owner,
     old_owner,
     participant,
+    shadow,
 )
 
-MACHINES = [participant, old_owner, new_owner, machine, handover, coordinator, known, messages]
+MACHINES = [
+    participant,
+    old_owner,
+    new_owner,
+    machine,
+    handover,
+    coordinator,
+    known,
+    messages,
+    shadow,
+]
 
 IS_NIGHTLY = os.environ.get("STATEKIT_NIGHTLY") == "1"
 SEEDS = 1_000_000 if IS_NIGHTLY else 20_000

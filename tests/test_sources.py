@@ -1,6 +1,7 @@
 """Sources: which leaf comes from where, and who lets go of what."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -47,6 +48,9 @@ class Push(PushSource):
 
     def to_read(self) -> PullSource:
         return self.kept
+
+    def attaching(self) -> AbstractContextManager[bool]:
+        return nullcontext(False)
 
     def release(self) -> None:
         self.releases += 1

@@ -1,13 +1,17 @@
 """Short turns of the interpreter (statekit/turns.py): as long as they are needed, and no longer."""
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from interrupts import Run, each_point
 
 import statekit as sk
+from statekit import turns
 from statekit.turns import short_turns
 
 
@@ -54,6 +58,38 @@ def test_threads_may_come_and_go() -> None:
     for thread in threads:
         thread.join()
     assert now() == 0.005
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_of_fork_has_the_interval_of_the_program() -> None:
+    """The threads that want short turns, one of which may hold the lock, are not in the child."""
+    with short_turns(), turns._lock:
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            signal.alarm(20)  # ends a child that hangs
+            first = sys.getswitchinterval()
+            with short_turns():
+                second = sys.getswitchinterval()
+            os.write(writer, f"{first:.4f} {second:.4f} {sys.getswitchinterval():.4f}".encode())
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(pid, 0)
+        assert os.read(reader, 100) == b"0.0050 0.0001 0.0050"
+        os.close(reader)
+
+
+def test_after_an_interrupt_at_any_line_the_next_user_ends_it_all() -> None:
+    def take(_: None) -> None:
+        with short_turns():
+            pass
+
+    def check(_: None, run: Run) -> None:
+        with short_turns():
+            assert now() == 0.0001
+        assert now() == 0.005
+
+    ran = list(each_point(lambda: None, take, check, files=[turns], calls=True))
+    assert any(run.is_interrupted for run in ran)
 
 
 def test_a_checkpoint_takes_short_turns_and_ends_them(tmp_path: Path) -> None:

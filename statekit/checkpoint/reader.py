@@ -102,6 +102,13 @@ class Checkpoint:
             data = self.storage.read(self.manifest.name)  # another version wrote other bytes
         return _unpickled, (self.storage.url, self.manifest.name, data, self.seen)
 
+    def through(self, storage: Storage) -> "Checkpoint":
+        """The same checkpoint, read through another storage of the same place: one with copies."""
+        assert storage.url == self.storage.url
+        found = Checkpoint.__new__(Checkpoint)
+        found.__dict__.update(self.__dict__, storage=storage, _packs_checked=set())
+        return found
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented
@@ -245,6 +252,14 @@ class Checkpoint:
 
         The blocks of one step are of different states. There is no step if the leaf is empty.
         """
+        try:
+            return self._read_steps(leaf)
+        except DamagedError:
+            if not self.storage.drop_copies([name for name, _, _ in self.manifest.places(leaf)]):
+                raise
+            return self._read_steps(leaf)
+
+    def _read_steps(self, leaf: int) -> list[Data]:
         checked = self._packs_checked
         stored = []
         fresh = []

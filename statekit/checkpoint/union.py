@@ -104,15 +104,18 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
             )
 
 
-def unite(checkpoints: Sequence[Checkpoint], regroup: int | None = None) -> Union:
+def unite(
+    checkpoints: Sequence[Checkpoint], regroup: int | None = None, subgroups: int | None = None
+) -> Union:
     """The union of checkpoints. ArgumentError, OccupiedError or SchemaError if there is none.
 
     regroup: the number of key-groups that is wanted, whatever the checkpoints have.
+    subgroups: how many sub-groups each is to have at least. Leaves are cut, and never joined.
     """
     if not checkpoints:
         raise ArgumentError("there is no checkpoint to take. Name one place or more.")
     groups = _group_count(checkpoints, regroup)
-    leaves = max(groups, *(one.manifest.leaves for one in checkpoints))
+    leaves = max(_leaf_count(groups, subgroups), *(one.manifest.leaves for one in checkpoints))
     covered, torn = _coverage(checkpoints, leaves, leaves // groups)
     times = [one.watermark for one in checkpoints]
     known = [time for time in times if time is not None]
@@ -137,6 +140,19 @@ def _group_count(checkpoints: Sequence[Checkpoint], regroup: int | None) -> int:
             f"Pass a power of two, {_LEAVES_MAX} at most, as regroup."
         )
     return regroup
+
+
+def _leaf_count(groups: int, subgroups: int | None) -> int:
+    """How many leaves there are at least."""
+    if subgroups is None:
+        return groups
+    is_good = type(subgroups) is int and subgroups > 0 and not subgroups & (subgroups - 1)
+    if not is_good or groups * subgroups > _LEAVES_MAX:
+        raise ArgumentError(
+            f"there cannot be {shorten(subgroups)} sub-groups in each of {groups} key-groups. Pass "
+            f"a power of two, {_LEAVES_MAX // groups} at most, as subgroups."
+        )
+    return groups * subgroups
 
 
 def _coverage(

@@ -34,7 +34,7 @@ from statekit.cli.peers import (
 )
 from statekit.cli.places import expand, is_home, parse_directory
 from statekit.errors import ArgumentError, CheckpointError, MigrationError, StateKitError, shorten
-from statekit.migration.arrival import STRATEGIES
+from statekit.migration.strategies import ALIASES, STRATEGIES
 from statekit.offline.copying import check_empty
 from statekit.remote.security import TLS, check_server, parse_address
 
@@ -273,6 +273,13 @@ class _Serving:
 # ---- fetch
 
 
+class _Strategy(click.Choice[str]):
+    """One of the strategies, by its present name or its former one."""
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        return super().convert(ALIASES.get(value, value), *rest)
+
+
 @click.command()
 @click.argument("address")
 @click.option(
@@ -280,7 +287,7 @@ class _Serving:
 )
 @click.option(
     "--strategy",
-    type=click.Choice(STRATEGIES),
+    type=_Strategy(STRATEGIES),
     default="prioritised",
     show_default=True,
     help="How leaves come; fetch_from() explains them.",

@@ -4,6 +4,9 @@ The settings are fixed, so that the same blocks give the same bytes (with the sa
 compressing library). zstd: level 3, one frame with its content size and without a checksum of its
 own, since frames of packs have one. lz4: one raw block in the default mode, no size before it.
 
+A block is squeezed before it is compressed (csrc/squeeze.c), unless it is of a form that cannot be.
+Of 20,000 counts under keys of 13 bytes that leaves 103 KB after zstd, and 339 KB without.
+
 Bytes that are read may be anything. A payload is decompressed only if the codec can make the stated
 size of so few bytes at all. So a few bytes can never make us allocate all memory.
 """
@@ -12,20 +15,24 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from struct import Struct
 from typing import Any, NamedTuple
 
 from statekit.errors import ArgumentError, CheckpointError, shorten
+from statekit.native.frames import restore, squeeze
 
 _ZSTD_LEVEL = 3
 _ZSTD_RATIO_MAX = 1 << 16  # twice what zstd can reach: 128 KiB of one repeated byte take 4 bytes
 _LZ4_RATIO_MAX = 256  # a byte of a match's length stands for 255 bytes
+_SQUEEZED = 2  # what is added to the number of a codec if the block was squeezed
+_SIZE = Struct("<Q")  # of the squeezed block, before the payload
 _LZ4_BLOCK_MAX = 0x7E000000  # larger blocks are not compressed
 
 
 class Compressor(NamedTuple):
     """One way of compressing. Its functions are pure, and may run in several threads at once."""
 
-    number: int  # in a frame
+    number: int  # in a frame; of a squeezed block, 2 more
     name: str  # in a manifest, and for users
     package: str
     ratio_max: int  # no payload decompresses to more than this many times its length
@@ -101,7 +108,29 @@ def check_compression(name: Any) -> None:
     _package(CODECS[name])
 
 
-def decompress(payload: Any, number: int, size: int) -> bytes | None:
+def compress(block: Any, codec: Compressor) -> tuple[int, bytes | None]:
+    """What a frame has of a block: the number that says how it is compressed, and the payload."""
+    squeezed = squeeze(block)
+    if squeezed is None:
+        return codec.number, codec.compress(block)
+    payload = codec.compress(squeezed)
+    if payload is None:
+        return codec.number, None
+    return codec.number + _SQUEEZED, _SIZE.pack(len(squeezed)) + payload
+
+
+def decompress(payload: Any, number: int, size: int) -> bytes | bytearray | None:
+    """The block that was compressed; None if these are not `size` bytes."""
+    if not _SQUEEZED < number <= 2 * _SQUEEZED:
+        return _decompress(payload, number, size)
+    if len(payload) < _SIZE.size:
+        return None
+    (squeezed_size,) = _SIZE.unpack_from(payload)
+    squeezed = _decompress(payload[_SIZE.size :], number - _SQUEEZED, squeezed_size)
+    return None if squeezed is None else restore(squeezed, size)
+
+
+def _decompress(payload: Any, number: int, size: int) -> bytes | None:
     """The bytes that the codec of this number compressed; None if they are not `size` bytes."""
     codec = _BY_NUMBER.get(number)
     if codec is None or size > codec.ratio_max * len(payload):

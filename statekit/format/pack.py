@@ -19,7 +19,7 @@ A frame is one state's entries in one leaf: a block ("SKB1", csrc/block.h) or a 
       8      8  size of the frame, a multiple of 8
      16      8  size of the block inside
      24      8  length of the payload
-     32      1  codec: 1 = zstd, 2 = lz4 (compression.py)
+     32      1  codec: 1 = zstd, 2 = lz4; 3 and 4: the same of the squeezed block (compression.py)
      33      7  zero
      40      -  payload, then zeros up to the size. The block inside has checksum 0
 
@@ -54,7 +54,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from statekit._native import lib
 from statekit.errors import CorruptBlockError, DamagedError
-from statekit.format.compression import CODECS, decompress
+from statekit.format.compression import CODECS, compress, decompress
 from statekit.format.manifest import FORMAT_LATEST, PACK_HEADER, PackRef, Segment, damaged
 from statekit.native.block import Block
 from statekit.native.digest import xxh64
@@ -197,7 +197,7 @@ def _compressed(
             envelope = None
             if frame[:4] == _BLOCK:
                 checksum, frame[4:8] = bytes(frame[4:8]), bytes(4)
-                envelope = _envelope(codec.number, codec.compress(frame), size)
+                envelope = _envelope(*compress(frame, codec), size)
                 frame[4:8] = checksum
             out += frame if envelope is None else envelope
         moved.append(segment._replace(offset=start, length=len(out) - start))

@@ -288,7 +288,7 @@ class Ledger:
         if self._doubt is not None:
             self._resolve(is_reader=True)
         if leaf not in self._since:
-            if self.is_bare or (leaf, state) in self._hidden:
+            if self.is_bare or (self._hidden and (leaf, state) in self._hidden):
                 return None
             return self.home.get_one(leaf, state, key)
         if not self.is_bare:

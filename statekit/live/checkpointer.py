@@ -38,6 +38,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isqrt
 from time import sleep
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -78,10 +79,15 @@ J = TypeVar("J", CheckpointJob, PartJob)
 Metadata: TypeAlias = dict[str, Any] | Callable[[], dict[str, Any]] | None
 
 CHAIN_MAX = 8  # segments of a leaf; a longer chain costs more to read than it saves
+# Of a large leaf, see _chain_max(). C picks from chains of 32 at most (csrc/chain.c).
+CHAIN_LONG_MAX = 24
+_LARGE_BYTES = 64 << 10  # a leaf from that size on is large
+_SEGMENT_WORTH = 1500  # bytes of a leaf whose writing costs as much as half a segment more to read
 DELTA_SHARE = 0.5  # if deltas have more than this share of the full segment, write the leaf anew
 AHEAD_BYTES = 256 << 20  # how far writers may encode ahead of the disk before they have to wait
 _YIELD_SECONDS = 5e-5
 _WRITTEN_MAX = 8  # how many parts of a place are remembered until they are known to be published
+_TRACKED = "checkpoints"  # among those who need deltas (residence/tracking.py)
 _LINEAGES_MAX = 4  # directories; a forgotten one, the oldest, starts with a full checkpoint again
 _WHOLE, _PARTIAL, _AWAY = map(RESIDENCIES.index, ("whole", "partial", "away"))
 
@@ -148,7 +154,7 @@ class Checkpointer:
 
     def adopt(self, checkpoint: Checkpoint, epoch: int) -> None:
         """What is here came from a checkpoint. Changes after the epoch are changes to it."""
-        self._residence.store.track(epoch)
+        self._residence.tracking.hold(_TRACKED, epoch)
         self._remember(checkpoint, epoch)
 
     def came(self, leaves: Sequence[range]) -> None:
@@ -225,7 +231,7 @@ class Checkpointer:
         is_extra: bool = False,
     ) -> PartJob:
         """Like start(), but for a part of checkpoint `number`, which another process publishes."""
-        storage = open_storage(url)
+        storage = url if isinstance(url, Storage) else open_storage(url)
         check_compression(compression)
         if type(number) is not int:
             raise ArgumentError(f"{shorten(number)} is no number of a checkpoint. Pass an int.")
@@ -390,7 +396,7 @@ class Checkpointer:
                     lambda store: self._plan(store, lineage, holdings), AHEAD_BYTES, order.is_extra
                 )
                 if not self._lineages and not self._written:
-                    self._residence.store.track(frozen.snapshot.epoch)
+                    self._residence.tracking.hold(_TRACKED, frozen.snapshot.epoch)
                 descent = self._descent(order, holdings)
             failpoints.visit("checkpoint.frozen")
             with self._lock:
@@ -524,7 +530,7 @@ class Checkpointer:
         with self._lock:
             known = [one.epoch for one in self._lineages.values()]
             known += [one.epoch for some in self._written.values() for one in some]
-        self._residence.store.track(min(known))
+        self._residence.tracking.hold(_TRACKED, min(known))
 
     def _remember(
         self, checkpoint: Checkpoint, epoch: int, owned: tuple[range, ...] | None = None
@@ -833,5 +839,20 @@ def _worn_chains(manifest: Manifest) -> list[int]:
     return [
         leaf
         for leaf, (full, *changes) in manifest.changed()
-        if 1 + len(changes) >= CHAIN_MAX or sum(changes) > DELTA_SHARE * full
+        if 1 + len(changes) >= _chain_max(leaf, full) or sum(changes) > DELTA_SHARE * full
     ]
+
+
+def _chain_max(leaf: int, full: int) -> int:
+    """How long the chain of a leaf may be whose full segment has so many bytes.
+
+    Writing a leaf anew costs time by its size, and a segment more costs something at each reading.
+    With L segments that is full / L + L / 2 segments for each checkpoint, so the best L grows with
+    the root of the size. And large leaves that were all written at once, and all change with each
+    checkpoint, must not all be written anew at once: that checkpoint would take many times as long
+    as the others. So their limits differ, from leaf to leaf.
+    """
+    if full < _LARGE_BYTES:
+        return CHAIN_MAX
+    longest = min(CHAIN_LONG_MAX, max(CHAIN_MAX, isqrt(full // _SEGMENT_WORTH)))
+    return longest - leaf % (longest // 2)

@@ -8,6 +8,11 @@ departure.py    one hand-over as the old owner sees it: leaves are shut, and rea
 new_owner.py    the new owner's side
 going_on.py     what a home remembers of that, and how a later life goes on with it
 arrival.py      one hand-over as the new owner sees it
+strategies.py   when ownership moves, and how state follows: the names
+steps.py        hand-overs whose ownership moves in steps
+shadow.py       copies of leaves before they are taken over, as the new owner sees them
+shading.py      the same for the old owner: leaves are read out while they are used
+channels.py     connections that stay warm between hand-overs
 fetch.py        leaves that come because somebody needs them
 stream.py       leaves that come by themselves
 report.py       what the old owner is told

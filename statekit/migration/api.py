@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from statekit.assignment import KeyGroups, group_ranges, leaf_ranges
 from statekit.checkpoint.reader import Checkpoint
@@ -27,10 +27,13 @@ from statekit.errors import (
 )
 from statekit.homes.record import HomeArrival
 from statekit.keys import KeyType, key_codec
-from statekit.migration.arrival import Arrival, Strategy
+from statekit.migration.arrival import Arrival
 from statekit.migration.departure import Departure
 from statekit.migration.peer import TIMEOUT_S, Peer
+from statekit.migration.shadow import Shadow
 from statekit.migration.shell import Credentials
+from statekit.migration.steps import OnStep, SteppedDeparture, Steps
+from statekit.migration.strategies import STEPPED, Stepped, Strategy, Whole, canonical
 from statekit.native.columns import route
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import Limits
@@ -193,6 +196,32 @@ class PeerApi(ABC):
 
     # ---- Handing over
 
+    @overload
+    def fetch_from(
+        self,
+        peer: str,
+        *,
+        key_groups: KeyGroups | None = None,
+        strategy: Whole = "prioritised",
+        base: "str | Checkpoint | None" = None,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Arrival: ...
+    @overload
+    def fetch_from(
+        self,
+        peer: str,
+        *,
+        key_groups: KeyGroups | None = None,
+        strategy: Stepped,
+        step: int | None = None,
+        on_step: OnStep | None = None,
+        pace: int | None = None,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Steps: ...
     def fetch_from(
         self,
         peer: str,
@@ -200,17 +229,27 @@ class PeerApi(ABC):
         key_groups: KeyGroups | None = None,
         strategy: Strategy = "prioritised",
         base: "str | Checkpoint | None" = None,
+        step: int | None = None,
+        on_step: OnStep | None = None,
+        pace: int | None = None,
         tls: "TLS | None" = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Arrival:
-        """Takes key-groups over from another process. They are this provider's when it returns.
+    ) -> Arrival | Steps:
+        """Takes key-groups over from another process.
+
+        They are this provider's when it returns; with strategies in steps, some after the others.
 
         What is not here yet is fetched when it is touched, and the rest comes by itself.
         peer: the address that serve() gave there. key_groups: all that it has, unless told.
         strategy: "prioritised" fetches on demand and streams the rest, hot leaves first.
-        "on_demand" fetches what is touched only; "gradual" and "gradual_batched" only stream;
-        "all_at_once" returns when everything is here.
+        "on_demand" fetches what is touched only; "order_unaware" and "order_unaware_batched" only
+        stream; "all_at_once" returns when everything is here.
+        "fluid" and "batched" return at once, and take ownership of one or `step` key-groups at a
+        time: the result's `owned` tells which have come. The others are refused here, and served
+        there. "seamless" copies everything first (see shadow()), and takes it over in small steps.
+        on_step: called with the key-groups of each step, in a thread of its own.
+        pace: of "seamless", bytes a second; see shadow().
         base: a place of checkpoints that this side can read, under whatever name. If the newest one
         there is one that the peer took last in some place, only what changed since comes from it.
         timeout: seconds after which a peer that does not answer raises PeerLostError.
@@ -219,10 +258,64 @@ class PeerApi(ABC):
         """
         self._check_open()
         self._check_stays()
+        name, credentials = canonical(strategy), self._credentials(tls, token)
+        if name in STEPPED:
+            if base is not None:
+                raise ArgumentError(
+                    f"base= is for hand-overs of everything at once, and {name!r} moves ownership "
+                    "in steps. Leave base out, or use strategy='prioritised'."
+                )
+            self._check_bytes(pace=pace)
+            return self._as_peer().step_from(
+                peer, key_groups, name, step, on_step, credentials, timeout, pace or 0
+            )
+        if step is not None or on_step is not None or pace is not None:
+            raise ArgumentError(
+                f"step=, on_step= and pace= are for strategies in steps ({', '.join(STEPPED)}); "
+                f"{name!r} moves the ownership of everything at once. Leave them out."
+            )
         based = None if base is None else _open_base(base, self._residence.store.leaves)
-        return self._as_peer().fetch_from(
-            peer, key_groups, strategy, based, self._credentials(tls, token), timeout
+        return self._as_peer().fetch_from(peer, key_groups, name, based, credentials, timeout)
+
+    def shadow(
+        self,
+        peer: str,
+        *,
+        key_groups: KeyGroups | None = None,
+        pace: int | None = None,
+        memory: int | None = None,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Shadow:
+        """Copies key-groups of another process, which goes on using them; to be taken over later.
+
+        shadow.take() takes some of them over: what has changed since they were copied last is
+        little, and all of it is here when that returns. Before that nothing is this provider's, and
+        shadow.drop() is all it takes to want it no more.
+        pace: bytes a second; the old owner chooses unless told, so that its own work goes on.
+        memory: bytes that the copies may take; MemoryLimitError if they would take more. Unless
+        told, this provider's own limit, if it has one.
+        """
+        self._check_open()
+        self._check_stays()
+        self._check_bytes(pace=pace, memory=memory)
+        limit = memory if memory is not None else self._residence.budget or 0
+        return self._as_peer().shade_from(
+            peer, key_groups, pace or 0, self._credentials(tls, token), timeout, limit
         )
+
+    @staticmethod
+    def _check_bytes(**given: Any) -> None:
+        for name, value in given.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"{name}={shorten(value)} is no number of bytes.")
+
+    @property
+    def shadows(self) -> tuple[Shadow, ...]:
+        """Copies of other processes' key-groups that were not dropped."""
+        peer = self._peer
+        return () if peer is None else peer.shadows
 
     def _check_stays(self) -> None:
         """HomeError if what comes here is gone when this provider is closed."""
@@ -233,6 +326,28 @@ class PeerApi(ABC):
                 "over would be lost. Open the home itself: leave look out."
             )
 
+    @overload
+    def migrate(
+        self,
+        to: str,
+        *,
+        key_groups: KeyGroups,
+        strategy: Whole = "prioritised",
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Departure: ...
+    @overload
+    def migrate(
+        self,
+        to: str,
+        *,
+        key_groups: KeyGroups,
+        strategy: Stepped,
+        tls: "TLS | None" = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> SteppedDeparture: ...
     def migrate(
         self,
         to: str,
@@ -242,16 +357,18 @@ class PeerApi(ABC):
         tls: "TLS | None" = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Departure:
+    ) -> Departure | SteppedDeparture:
         """Hands key-groups over to another process, which serves at `to`; see fetch_from().
 
         Returns when it has taken them on: from then on they are refused here. Their state stays
-        here until it is there; wait() for that before you close this provider.
+        here until it is there; wait() for that before you close this provider. With a strategy in
+        steps, it returns when the other process has agreed to take them.
         """
         self._check_open()
+        name = canonical(strategy)
         peer = self._as_peer()
         groups = group_ranges(key_groups, self._residence.store.key_groups)
-        return peer.migrate(to, groups, strategy, self._credentials(tls, token), timeout)
+        return peer.migrate(to, groups, name, self._credentials(tls, token), timeout)
 
     def late_parts(self, barrier: int) -> "tuple[CheckpointJob | PartJob, ...]":
         """What was added to this provider's part of a checkpoint after its barrier had passed.
@@ -263,13 +380,27 @@ class PeerApi(ABC):
         self._check_open()
         return () if self._peer is None else self._peer.late_parts(barrier)
 
+    def end_barrier(self, barrier: int) -> None:
+        """Says that checkpoint n is complete, or was given up: nothing is added to it here.
+
+        Tell it to all providers. Without it, a provider that was opened after the barrier had
+        passed counts as one that the barrier has not passed yet, and what it hands over is added
+        to the new owner's part of n. Barriers up to n have passed here then, whether n was taken
+        here or not.
+        """
+        self._check_open()
+        if isinstance(barrier, bool) or not isinstance(barrier, int) or barrier < 1:
+            raise ArgumentError(f"barrier is {shorten(barrier)}. Pass its number: 1 or greater.")
+        with self._lock:
+            self._as_peer().end_barrier(barrier)
+
     @property
-    def migrations(self) -> tuple[Arrival | Departure, ...]:
-        """The hand-overs that are not done."""
+    def migrations(self) -> tuple[Arrival | Departure | Steps, ...]:
+        """The hand-overs that are not done; of those in steps, also the step that is taken now."""
         peer = self._peer
         if peer is None:
             return ()
-        return (*peer.arrivals, *(one for one in peer.departures if not one.done))
+        return (*peer.arrivals, *(one for one in peer.departures if not one.done), *peer.steps)
 
     def fence(self, generation: int) -> None:
         """Says that a later generation has begun elsewhere: this provider owns nothing any more."""

@@ -6,11 +6,13 @@
 
 Strategies say which of these there are:
 
-    prioritised      on demand; the stream, hot leaves first. It gives way to those who wait
-    on_demand        on demand only. Nothing comes that nobody asks for
-    gradual          the stream only, leaf after leaf in their order ("fluid")
-    gradual_batched  the stream only; leaves become usable in batches of a key-group's size
-    all_at_once      the stream only, and fetch_from() returns when everything is here
+    prioritised            on demand; the stream, hot leaves first. It gives way to those who wait
+    on_demand              on demand only. Nothing comes that nobody asks for
+    order_unaware          the stream only, leaf after leaf in their order
+    order_unaware_batched  the stream only; leaves become usable in batches of a key-group's size
+    all_at_once            the stream only, and fetch_from() returns when everything is here
+
+(Where ownership moves in steps, each step is an arrival: steps.py.)
 
 A leaf that has come is ours whatever happens to the old owner. One that has not is the old
 owner's, who keeps it, shut: nothing was written to it here, so that it can still be given back.
@@ -27,14 +29,16 @@ waits for what, and why nothing comes.
     locks    a leaf's lock (loading.py) is held while a leaf is taken in and the participant is
              told of it, all of these while leaves are given back: so a leaf that is given back
              is not being taken in. The shell's lock comes after these, and after `lock`.
+             `moving_in` comes after a leaf's lock and the residence's; no other is taken under it.
 """
 
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from statekit.assignment import show_groups
 from statekit.errors import ClosedError, FencedError, MigrationError, StateKitError
@@ -55,11 +59,6 @@ from statekit.turns import short_turns
 if TYPE_CHECKING:
     from statekit.migration.new_owner import NewOwnerShell
     from statekit.remote.channel import PeerChannel
-
-Strategy: TypeAlias = Literal[
-    "prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once"
-]
-STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
 CLOSE_SECONDS = 2.0  # to give back what has not come, when the provider is closed
 
@@ -88,9 +87,11 @@ class Arrival(PushSource):
         self.source_name = offer.source  # of its participant
         self.generation = offer.generation
         self.subgroups = reply.subgroups
+        self.watermark = reply.watermark  # of the source, when it shut the leaves
         self.state = state
         self.shell = shell
         self.channel = channel
+        self._has_channel = True
         self.pack_id = bytes.fromhex(offer.migration)  # what checksums are bound to
         self.base = base  # what the leaves were some time ago, where both sides can read it
         self.is_known = is_known  # the source has shown who it is
@@ -102,6 +103,8 @@ class Arrival(PushSource):
         self.timer_leaves = [
             leaf for part in reply.timer_leaves for leaf in part if leaf in state.missing
         ]
+        #: Held while a leaf comes as a whole store's leaf, and while somebody begins to read.
+        self.moving_in = threading.Lock()
         self.lock = threading.Condition()  # of all below; notified when `state` has changed
         self._waiting = 0  # threads that wait for a leaf that somebody else brings
         self._kept: list[Kept] = []
@@ -123,6 +126,11 @@ class Arrival(PushSource):
     def progress(self) -> HandOverProgress:
         done = self.state.done
         return HandOverProgress(done, done + len(self.state.missing), self.bytes_received)
+
+    @property
+    def owned(self) -> tuple[range, ...]:
+        """The key-groups that are this provider's: all of them, from the beginning."""
+        return self.key_groups
 
     @property
     def is_based(self) -> bool:
@@ -338,8 +346,18 @@ class Arrival(PushSource):
 
     def to_read(self) -> PullSource:
         kept = Kept(self)
-        self._kept.append(kept)
+        with self.moving_in:
+            self._kept.append(kept)
         return kept
+
+    @contextmanager
+    def attaching(self) -> Iterator[bool]:
+        """While a leaf is attached; whether a checkpoint that was begun before waits for it.
+
+        None begins meanwhile: it would find neither what the leaf was, nor the leaf.
+        """
+        with self.moving_in:
+            yield bool(self._kept)
 
     def unshare(self, kept: Kept) -> None:
         self._kept.remove(kept)
@@ -362,10 +380,16 @@ class Arrival(PushSource):
         if is_open:
             self.shell.return_at_end(self)
         self.shell.forget(self)
-        self.channel.close()
+        if self._is_cut_short:
+            self.channel.close()  # nobody waits for an answer any more
+        self.close_channel()
         if self.base is not None:
             self.base.release()
 
     def close_channel(self) -> None:
         """Nothing more is asked of the source."""
-        self.channel.close()
+        with self.lock:
+            is_ours, self._has_channel = self._has_channel, False
+            is_broken = self._is_cut_short or self._error is not None
+        if is_ours:
+            self.shell.channels.give_back(self.channel, is_broken)

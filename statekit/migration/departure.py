@@ -16,12 +16,14 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from hashlib import blake2b
 from itertools import chain, compress, count
 from time import monotonic
 from typing import NamedTuple
 
 from statekit.assignment import show_groups
-from statekit.native.frames import bind, seal
+from statekit.native.buffers import BufferSlice
+from statekit.native.frames import bind, seal, verify
 from statekit.native.kinds import residency_filter
 from statekit.native.states import State
 from statekit.protocol.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
@@ -30,6 +32,7 @@ from statekit.protocol.messages import Offer, runs_of
 from statekit.residence.residence import Residence
 from statekit.turns import short_turns
 
+ID_BYTES = 16  # of a migration or a shadow
 _YIELD_SECONDS_MAX = 0.0005  # that the stream holds still for those who wait
 _LEAF_BITS = 20
 _IS_NOT_WHOLE = residency_filter("partial", "absent", "away")
@@ -39,6 +42,25 @@ ENTRIES_PLACE = (1 << 64) - 1  # what the checksums of single entries are bound 
 def place_of(leaf: int, epoch: int) -> int:
     """What a leaf's checksums are bound to, beside the migration's id."""
     return (epoch << _LEAF_BITS | leaf) & (1 << 64) - 1
+
+
+def bound_to(name: str, base: int, source: str = "") -> bytes:
+    """What checksums of a copy are bound to beside its place: whose it is, and what it changes.
+
+    So a delta that was made against something else is found out as if it were damaged. Each delta
+    begins with it, since one that is empty has no checksums.
+    """
+    text = f"{name}/{base}/{source}"
+    return blake2b(text.encode(), digest_size=ID_BYTES).digest()
+
+
+def unbound(delta: bytes | BufferSlice, bound: bytes, place: int) -> bytes | None:
+    """The blocks of a delta; None if it is damaged, or was made against something else."""
+    data = bytes(delta)
+    blocks = data[ID_BYTES:]
+    if data[:ID_BYTES] != bound or (blocks and verify(blocks, bound, place) is not None):
+        return None
+    return blocks
 
 
 class HandOverProgress(NamedTuple):
@@ -126,6 +148,10 @@ class Departure:
 
     # ---- What the peer calls
 
+    def leases(self) -> tuple[tuple[int, int], ...]:
+        """What was offered."""
+        return tuple((leaf, one.epoch) for one in self.offer.grants for leaf in one.leaves)
+
     @cached_property
     def order(self) -> list[int]:
         """The leaves as the stream sends them: what was used most comes first."""
@@ -169,6 +195,16 @@ class Departure:
         since = 0 if self.since is None else self.since[leaf]
         blocks = self._encode(leaf, epoch, None, since)
         return self._pieces(leaf, epoch, blocks, is_delta=since > 0)
+
+    def read_changes(self, leaf: int, epoch: int, since: int) -> list[Piece]:
+        """What has changed in a leaf since an epoch, for a copy of that epoch.
+
+        Its checksums are bound to that epoch too: it completes nothing else.
+        """
+        bound = bound_to(self.id, since)
+        place = place_of(leaf, epoch)
+        blocks = bound + self._residence.encode_shut(leaf, None, since, bound, place)
+        return [*self._pieces(leaf, epoch, blocks, is_delta=True)]
 
     def pick(self, keys: Iterable[tuple[str, Sequence[bytes]]], leaves: Collection[int]) -> bytes:
         """Single entries of these leaves, which are whole here, as blocks that are of all leaves.

@@ -21,6 +21,7 @@ from statekit.errors import (
     StateKitError,
 )
 from statekit.migration.departure import ENTRIES_PLACE, place_of
+from statekit.migration.strategies import FETCHING
 from statekit.native import Block
 from statekit.native.block import block_pieces
 from statekit.native.buffers import BufferSlice, unpinned
@@ -45,7 +46,6 @@ ENTRIES_SHARE = 4
 ENTRY_BYTES = 128
 REQUEST_KEYS = 4096  # in one request
 LEASES_MAX = 65536  # in one request
-_FETCHING = ("prioritised", "on_demand")  # strategies in which touching a leaf asks for it
 _TRIES = 2  # for a leaf that arrives damaged: the old owner has it still
 
 
@@ -61,7 +61,7 @@ class Fetching:
     def bring(self, leaves: Sequence[int], loading: Loading) -> None:
         """See PushSource.bring()."""
         arrival = self._arrival
-        if arrival.strategy not in _FETCHING:
+        if arrival.strategy not in FETCHING:
             for leaf in leaves:
                 arrival.wait_streamed(leaf)
             return
@@ -90,7 +90,7 @@ class Fetching:
         count = sum(map(len, wanted.values()))
         size = sum(map(arrival.sizes.__getitem__, missing))
         is_worth_it = size > max(ENTRIES_FIRST_BYTES, ENTRIES_SHARE * ENTRY_BYTES * count)
-        if not is_worth_it or arrival.strategy not in _FETCHING:
+        if not is_worth_it or arrival.strategy not in FETCHING:
             self.bring(missing, loading)
             return
         for start in range(0, len(missing), LEASES_MAX):

@@ -21,16 +21,18 @@ from statekit.assignment import (
 from statekit.errors import (
     ArgumentError,
     CheckpointError,
+    NotOwnedError,
     OccupiedError,
     PeerError,
     PeerLostError,
     StateKitError,
-    shorten,
 )
 from statekit.homes.record import HomeArrival
 from statekit.live.job import CheckpointJob, PartJob
-from statekit.migration.arrival import CLOSE_SECONDS, STRATEGIES, Arrival
+from statekit.migration.arrival import CLOSE_SECONDS, Arrival
+from statekit.migration.fetch import Pieces
 from statekit.migration.going_on import Base, GoingOn
+from statekit.migration.shadow import Shadow
 from statekit.migration.shell import (
     AddLate,
     Credentials,
@@ -38,12 +40,16 @@ from statekit.migration.shell import (
     groups_of,
     leaves_of,
 )
+from statekit.migration.steps import OnStep, Steps
+from statekit.migration.strategies import step_size
 from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
     GiveBackCall,
     InstalledCall,
     PeerHello,
+    Piece,
+    PieceKind,
 )
 from statekit.protocol.messages import (
     Accept,
@@ -73,6 +79,11 @@ _log = logging.getLogger("statekit")
 
 LEASES_AT_END_MAX = 65536  # that a source is told of when the provider is closed
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
+# What may come in the answer to Begin: for one small key-group, that saves a thread, a stream
+# and a second call.
+INLINE_BYTES = 256 << 10
+INLINE_GROUPS = 1
+STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
 
 
 class _Asked(NamedTuple):
@@ -81,6 +92,13 @@ class _Asked(NamedTuple):
     address: str
     call: BeginCall
     credentials: Credentials
+
+
+class _Step(NamedTuple):
+    """A step of a hand-over: its content comes with the offer, where that is possible."""
+
+    shadow: Shadow | None = None
+    held: tuple[tuple[int, int], ...] = ()  # leaf, epoch of the source's store
 
 
 class _Passed(NamedTuple):
@@ -96,6 +114,9 @@ class NewOwnerShell(GoingOn):
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
         super().__init__(owner, residence, leases)
         self._arrivals: dict[str, Arrival] = {}
+        self._steps: list[Steps] = []  # that are not over
+        self._shadows: list[Shadow] = []  # that were not dropped
+        self._copied_in = 0  # bytes, for shadows that are not known any more
         self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
         self._parts: dict[int, _Passed] = {}  # by number: of the last checkpoints
@@ -120,11 +141,138 @@ class NewOwnerShell(GoingOn):
         timeout_s: float,
     ) -> Arrival:
         """Has key-groups handed over by another process; they are ours when this returns."""
-        check_strategy(strategy)
         arrival = self._take_on(address, key_groups, strategy, base, credentials, timeout_s)
         if strategy == "all_at_once":
             arrival.wait()
         return arrival
+
+    def step_from(
+        self,
+        address: str,
+        key_groups: KeyGroups | None,
+        strategy: str,
+        step: int | None,
+        on_step: OnStep | None,
+        credentials: Credentials,
+        timeout_s: float,
+        pace: int = 0,
+        memory: int = 0,
+    ) -> Steps:
+        """Has key-groups handed over in steps; returns before the first of them."""
+        size = step_size(strategy, step)
+        self._check_generation(self.generation, True)
+        groups = self._ask_who(address, key_groups, credentials, timeout_s)
+        made = Steps(
+            self,
+            address,
+            groups,
+            strategy,
+            size,
+            on_step,
+            credentials,
+            timeout_s,
+            pace,
+            memory or self._residence.budget or 0,
+        )
+        with self._lock:
+            self._check_open()
+            self._steps.append(made)
+        made.start()
+        return made
+
+    @property
+    def steps(self) -> tuple[Steps, ...]:
+        """Hand-overs in steps that are not over."""
+        return tuple(self._steps)
+
+    def steps_ended(self, steps: Steps) -> None:
+        with self._lock:
+            if steps in self._steps:
+                self._steps.remove(steps)
+
+    def take_step(
+        self,
+        address: str,
+        groups: tuple[range, ...],
+        credentials: Credentials,
+        timeout_s: float,
+        shadow: Shadow | None = None,
+        held: tuple[tuple[int, int], ...] = (),
+    ) -> Arrival:
+        """One step: key-groups are ours when this returns, and mostly here.
+
+        held: what a shadow has of them.
+        """
+        step = _Step(shadow, held)
+        return self._take_on(address, groups, "prioritised", None, credentials, timeout_s, "", step)
+
+    # ---- Shadows
+
+    def shade_from(
+        self,
+        address: str,
+        key_groups: KeyGroups | None,
+        pace: int,
+        credentials: Credentials,
+        timeout_s: float,
+        limit: int,
+    ) -> Shadow:
+        """Begins to copy key-groups of another process, to take them over later."""
+        self._check_generation(self.generation, True)
+        groups = self._ask_who(address, key_groups, credentials, timeout_s)
+        made = Shadow(self, address, groups, pace, credentials, timeout_s, limit)
+        with self._lock:
+            self._shadows.append(made)
+        made.open()
+        return made
+
+    @property
+    def event_time(self) -> int | None:
+        return self._residence.store.time("event")
+
+    @property
+    def clocks(self) -> dict[str, str]:
+        """By which clock entries expire, of states that have a time to live here."""
+        states = self._residence.store.states()
+        return {raw.name: raw.ttl_settings[1] for raw in states if raw.ttl_settings is not None}
+
+    @property
+    def shadows(self) -> tuple[Shadow, ...]:
+        """Those that were not dropped."""
+        return tuple(self._shadows)
+
+    def shadow_ended(self, shadow: Shadow) -> None:
+        with self._lock:
+            if shadow in self._shadows:
+                self._shadows.remove(shadow)
+                self._copied_in += shadow.progress.bytes
+
+    def _ask_who(
+        self,
+        address: str,
+        key_groups: KeyGroups | None,
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> tuple[range, ...]:
+        """Key-groups that are there, and that this process may take over."""
+        channel = self.channels.borrow(address, credentials, timeout_s)
+        is_broken = True
+        try:
+            hello = channel.hello()
+            if hello.generation > self.generation:
+                self._check_generation(hello.generation, credentials.knows_servers)  # raises
+            asked = hello.owned if key_groups is None else key_groups
+            groups = self._check_hello(hello, channel.address, asked)
+            self.channels.note(channel, hello)
+            is_broken = False
+        finally:
+            self.channels.give_back(channel, is_broken)
+        if missing := subtract(groups, hello.owned):
+            raise NotOwnedError(
+                f"{address} does not have key-groups {show_groups(missing)}. It has "
+                f"{show_groups(hello.owned)}."
+            )
+        return groups
 
     def _take_on(
         self,
@@ -135,21 +283,25 @@ class NewOwnerShell(GoingOn):
         credentials: Credentials,
         timeout_s: float,
         migration: str = "",
+        step: _Step | None = None,
     ) -> Arrival:
         self._check_generation(self.generation, True)  # who is fenced takes nothing over
-        channel = self.connect(address, credentials, timeout_s)
+        channel = self.channels.borrow(address, credentials, timeout_s)
+        before = self.arrivals
         try:
-            hello = channel.hello()
+            hello = self._hello(channel, key_groups)
             if hello.generation > self.generation:
                 self._check_generation(hello.generation, credentials.knows_servers)  # raises
             arrival = self._begin_any(
-                channel, hello, key_groups, strategy, base, credentials, migration
+                channel, hello, key_groups, strategy, base, credentials, migration, step
             )
         except BaseException:
-            if begun := [one for one in self.arrivals if one.channel is channel]:
+            if begun := [
+                one for one in self.arrivals if one.channel is channel and one not in before
+            ]:
                 begun[0].start()  # an interrupt came when it was ours already
                 raise
-            channel.close()
+            self.channels.give_back(channel, is_broken=True)
             if base is not None:
                 base[0].release()
             raise
@@ -157,6 +309,19 @@ class NewOwnerShell(GoingOn):
             base[0].release()
         arrival.start()
         return arrival
+
+    def _hello(self, channel: "PeerChannel", key_groups: KeyGroups | None) -> PeerHello:
+        """Who is there. On a warm channel, what it said last will do where nothing rests on it.
+
+        Somebody else may be there by now. Then the offer says so, or the call fails, as it does if
+        that happens after Hello.
+        """
+        known = self.channels.known(channel)
+        rests = key_groups is None or self.has_home or self._owner.interrupted()
+        if known is None or rests or any(self._asked):
+            known = channel.hello()
+            self.channels.note(channel, known)
+        return known
 
     def _begin_any(
         self,
@@ -167,6 +332,7 @@ class NewOwnerShell(GoingOn):
         base: Base | None,
         credentials: Credentials,
         migration: str,
+        step: _Step | None,
     ) -> Arrival:
         """Begins; or goes on with what was begun before, if that was not answered."""
         if not migration:
@@ -182,7 +348,7 @@ class NewOwnerShell(GoingOn):
             groups = group_ranges(asked, hello.key_groups)
             if (groups, digest) == (call.key_groups, call.base):
                 try:
-                    return self._begin(channel, one, strategy, base)
+                    return self._begin(channel, one, strategy, base, step=step)
                 except PeerLostError:
                     raise
                 except StateKitError:
@@ -192,19 +358,24 @@ class NewOwnerShell(GoingOn):
         if earlier:
             hello = channel.hello()
         groups = self._check_hello(hello, channel.address, key_groups)
-        number = migration or self._new_id()
+        number = migration or self.new_id()
         with self._lock:
             leaves = leaf_ranges(groups, self.subgroups)
             (begin,) = self._carry_out(self._participant.ask(number, hello.name, leaves))
             barrier = self._participant.barrier
         call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
+        if not migration:
+            # What was proposed is taken back if nothing is heard of it: nothing may have gone.
+            call = call._replace(inline_bytes=_inline_bytes(strategy, groups, step is not None))
+        if step is not None and step.shadow is not None:
+            call = call._replace(shadow=step.shadow.id, held=step.held)
         new = _Asked(channel.address, call, credentials)
         if self.has_home:
             told = "" if base is None else repr(base[0])
             entry = HomeArrival(groups, number, self.name, hello.name, channel.address)
             with self._owner.lock:
                 self._owner.record_asked(entry._replace(base=digest.hex(), base_shown=told))
-        return self._begin(channel, new, strategy, base, is_ours=not migration)
+        return self._begin(channel, new, strategy, base, is_ours=not migration, step=step)
 
     def _unanswered(self, address: str, source: str) -> list[_Asked]:
         """What was asked for there, and not answered."""
@@ -227,13 +398,9 @@ class NewOwnerShell(GoingOn):
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
     ) -> tuple[range, ...]:
-        store = self._residence.store
-        here, there = (store.key_groups, store.subgroups), (hello.key_groups, hello.subgroups)
+        here, there = self._geometry, (hello.key_groups, hello.subgroups)
         if here != there:
-            raise ArgumentError(
-                f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
-                f"{here[0]} x {here[1]}. Open both with the same numbers."
-            )
+            raise _other_geometry(address, there, here)
         groups = hello.owned if key_groups is None else group_ranges(key_groups, here[0])
         if not groups:
             raise ArgumentError(f"no key-groups to fetch from {address}: name some that it has.")
@@ -256,6 +423,7 @@ class NewOwnerShell(GoingOn):
         strategy: str,
         base: Base | None,
         is_ours: bool = True,
+        step: _Step | None = None,
     ) -> Arrival:
         """is_ours: whether it is our own idea, so that we are to know that it was not answered."""
         call = asked.call
@@ -263,6 +431,7 @@ class NewOwnerShell(GoingOn):
             self._asked[call.migration] = asked  # before: an interrupt may come
         try:
             reply = channel.begin(call)
+            self._check_geometry(channel, reply, call)
             granted = _check_offer(
                 reply, call.migration, call.key_groups, self.subgroups, channel.address
             )
@@ -306,7 +475,63 @@ class NewOwnerShell(GoingOn):
                     self._owner.forget_recorded(call.migration)
             raise
         self._asked.pop(call.migration, None)
+        self._take_inline(arrival, call, reply.pieces, None if step is None else step.shadow)
         return arrival
+
+    def _check_geometry(self, channel: "PeerChannel", reply: BeginReply, call: BeginCall) -> None:
+        """Another process may be there than the one that has said how many leaves it has.
+
+        Its leaves are others, though their numbers may be the same. They go back at once; the
+        participant has not heard of them.
+        """
+        here, there = self._geometry, (reply.key_groups, reply.subgroups)
+        if here == there:
+            return
+        leases = [(leaf, grant.epoch) for grant in reply.offer.grants for leaf in grant.leaves]
+        back = GiveBackCall(call.migration, reply.offer.generation, tuple(leases))
+        channel.give_back(back, timeout_s=CLOSE_SECONDS)
+        raise _other_geometry(channel.address, there, here)
+
+    @property
+    def _geometry(self) -> tuple[int, int]:
+        store = self._residence.store
+        return store.key_groups, store.subgroups
+
+    def _take_inline(
+        self, arrival: Arrival, call: BeginCall, given: Sequence[Piece], shadow: Shadow | None
+    ) -> None:
+        """Takes in what came with the offer. Whatever cannot be comes again, as all the rest."""
+        held = dict(call.held)
+        pieces = Pieces()
+        try:
+            for piece in given:
+                if piece.kind is PieceKind.HERE:
+                    with suppress(StateKitError):
+                        if pieces.add(piece, arrival.epoch_of(piece.leaf)):
+                            self._take_piece(arrival, piece, pieces, shadow, held)
+        finally:
+            if left := [one.leaf for one in given if one.leaf in arrival.state.missing]:
+                self.unanswered(arrival.id, left)
+                arrival.changed()
+
+    def _take_piece(
+        self,
+        arrival: Arrival,
+        piece: Piece,
+        pieces: Pieces,
+        shadow: Shadow | None,
+        held: dict[int, int],
+    ) -> None:
+        loading = self.loading
+        arrival.bytes_received += pieces.size
+        blocks = pieces.take()
+        if loading is None:
+            return
+        if piece.is_delta and not arrival.is_based:
+            if shadow is not None:
+                shadow.complete(arrival, piece, blocks, held.get(piece.leaf, 0), loading)
+            return
+        loading.fill(piece.leaf, arrival.fetching.steps(piece, blocks), arrival)
 
     def _return_unanswered(
         self, channel: "PeerChannel", asked: _Asked, timeout_s: float | None = None
@@ -402,6 +627,8 @@ class NewOwnerShell(GoingOn):
                 raise PeerError(
                     f"{channel.address} offers leaves at epochs that are over. Try again."
                 )
+            # Who touches what has come with the offer waits for it, and does not ask for it.
+            self.want(offer.migration, dict.fromkeys(one.leaf for one in reply.pieces))
             arrival = Arrival(self, channel, reply, state, granted, strategy, base, is_known)
             self._residence.expect(arrival, leaf_ranges(granted, self.subgroups), here or ())
             with self._lock:
@@ -546,7 +773,7 @@ class NewOwnerShell(GoingOn):
         loading = self.loading
         if loading is not None:
             loading.end()
-        arrival.close_channel()
+        arrival.close_channel()  # it stays warm for the next one
 
     def forget(self, arrival: Arrival) -> None:
         """An arrival is closed: with its provider, or because it was done and others ended it."""
@@ -593,9 +820,15 @@ class NewOwnerShell(GoingOn):
         leaves = (*part.leaves, *expected)
         return groups_of(leaves, self.subgroups)
 
+    def end_barrier(self, number: int) -> None:
+        """Nothing is added any more to our part of checkpoint n. The owner's lock is held."""
+        with self._lock:
+            self._participant.end(number)
+
     def _cover(self, arrival: Arrival, offer: Offer) -> None:
         """Key-groups that no part of a checkpoint has are added to ours, as they come."""
-        for number in [*self._parts]:
+        ended = self._participant.ended
+        for number in [one for one in self._parts if one > ended]:
             late = [leaf for one in offer.grants if one.covered < number for leaf in one.leaves]
             if late:
                 groups = groups_of(late, self.subgroups)
@@ -680,12 +913,19 @@ class NewOwnerShell(GoingOn):
         return [message.leaf for message in said]
 
 
-def check_strategy(strategy: str) -> None:
-    """ArgumentError if there is no such strategy."""
-    if strategy not in STRATEGIES:
-        raise ArgumentError(
-            f"{shorten(strategy)} is no strategy. Use one of {', '.join(STRATEGIES)}."
-        )
+def _inline_bytes(strategy: str, groups: tuple[range, ...], is_step: bool) -> int:
+    """How much of what is asked for may come with the offer."""
+    if is_step:
+        return STEP_INLINE_BYTES
+    is_small = sum(map(len, groups)) <= INLINE_GROUPS
+    return INLINE_BYTES if is_small and strategy in ("prioritised", "all_at_once") else 0
+
+
+def _other_geometry(address: str, there: tuple[int, int], here: tuple[int, int]) -> ArgumentError:
+    return ArgumentError(
+        f"{address} has {there[0]} key-groups x {there[1]} sub-groups; this provider has "
+        f"{here[0]} x {here[1]}. Open both with the same numbers."
+    )
 
 
 def _check_offer(

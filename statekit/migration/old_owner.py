@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import compress
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 from statekit.assignment import group_ranges, leaf_ranges, show_groups, subtract
 from statekit.errors import (
@@ -28,18 +29,22 @@ from statekit.errors import (
     LeaseError,
     MigrationError,
     NotOwnedError,
+    StateKitError,
 )
 from statekit.migration.departure import Departure
+from statekit.migration.shading import Shading
 from statekit.migration.shell import (
     Owner,
     Shell,
     check_id,
     groups_of,
 )
+from statekit.migration.steps import SteppedDeparture
 from statekit.native.kinds import residency_filter
 from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
+    CopyCall,
     FetchCall,
     GiveBackCall,
     InstalledCall,
@@ -47,6 +52,8 @@ from statekit.protocol.calls import (
     PickReply,
     Piece,
     PieceKind,
+    ShadeCall,
+    ShadeReply,
     StreamCall,
 )
 from statekit.protocol.messages import (
@@ -94,6 +101,9 @@ class OldOwnerShell(Shell):
         self._janitor: threading.Thread | None = None
         self._streams = 0  # that are being sent
         self._idle = threading.Condition()  # of the number of streams
+        self.shading = Shading(self, residence, self.name)
+        self.gone = threading.Condition()  # notified when a departure has changed, or begun
+        self._stepped: WeakSet[SteppedDeparture] = WeakSet()  # that are told of departures
 
     @property
     def departures(self) -> tuple[Departure, ...]:
@@ -107,7 +117,7 @@ class OldOwnerShell(Shell):
         check_id(call.migration)
         groups = group_ranges(call.key_groups, self._residence.store.key_groups)
         try:
-            return self._answer_begin(call, groups)
+            reply = self._answer_begin(call, groups)
         except BaseException:
             # Who asked is told so, and forgets it. The same call once more, which may be on its way
             # still, must not begin then.
@@ -115,6 +125,73 @@ class OldOwnerShell(Shell):
                 if call.migration not in self._departures:
                     self._participant.withdraw(call.migration, leaf_ranges(groups, self.subgroups))
             raise
+        return reply._replace(pieces=self._inline(call)) if call.inline_bytes else reply
+
+    def _inline(self, call: BeginCall) -> tuple[Piece, ...]:
+        """What may go with the offer, if all of it may. The target then need not ask for it.
+
+        Under none of the locks that the offer was made under. If it fails, the target asks.
+        """
+        departure = self._departures.get(call.migration)
+        if departure is None or self.has_home:
+            return ()
+        if call.shadow:
+            return self._inline_changes(departure, call)
+        if sum(departure.sizes) > call.inline_bytes:
+            return ()
+        fetch = FetchCall(call.migration, call.generation, departure.leases())
+        found: list[Piece] = []
+        size = 0
+        with suppress(StateKitError):
+            for piece in self.fetch(fetch):
+                found.append(piece)
+                size += len(piece.blocks)
+                if size > min(2 * call.inline_bytes, self.limits.message_bytes // 2):
+                    return ()
+        return tuple(found)
+
+    def _inline_changes(self, departure: Departure, call: BeginCall) -> tuple[Piece, ...]:
+        """What has changed in each leaf since the target copied it."""
+        most = min(call.inline_bytes, self.limits.message_bytes // 2)
+        epochs = dict(departure.leases())
+        found: list[Piece] = []
+        size = 0
+        for leaf, held in call.held:
+            epoch = epochs.get(leaf)
+            since = self.shading.since(call.target, call.shadow, call.generation, leaf, held)
+            if epoch is None or not since:
+                continue
+            fetch = Fetch(call.migration, call.generation, 0, leaf, epoch)
+            with self._lock:
+                actions = self._participant.on(call.target, fetch)
+            if not any(isinstance(action, Serve) for action in actions):
+                continue
+            with suppress(StateKitError):
+                pieces = departure.read_changes(leaf, epoch, since)
+                size += sum(len(piece.blocks) for piece in pieces)
+                if size > most:
+                    break  # all of these come, then
+                found += pieces
+        return tuple(found)
+
+    # ---- Shadows
+
+    def shade(self, call: ShadeCall) -> ShadeReply:
+        self._check_open()
+        self._check_generation(call.generation, self.credentials.knows_callers)
+        groups = group_ranges(call.key_groups, self._residence.store.key_groups)
+        with self._owner.lock:
+            size = self.shading.shade(call._replace(key_groups=groups), self._owner.owned())
+            schemas = tuple(self._owner.schemas())
+        store = self._residence.store
+        return ShadeReply(
+            self.name, self.generation, store.key_groups, store.subgroups, schemas, size
+        )
+
+    def copy(self, call: CopyCall) -> Iterator[Piece]:
+        self._check_open()
+        self._check_generation(call.generation, self.credentials.knows_callers)
+        yield from self.shading.copy(call)
 
     def _answer_begin(self, call: BeginCall, groups: tuple[range, ...]) -> BeginReply:
         store = self._residence.store
@@ -177,6 +254,9 @@ class OldOwnerShell(Shell):
             raise
         with self._lock:
             self._departures[call.migration] = departure
+            for stepped in [*self._stepped]:
+                stepped.note(departure)
+            self._departures_changed()
             done = [one.id for one in self._departures.values() if one.done]
             for migration in done[:-DEPARTURES_KEPT]:
                 old = self._departures.pop(migration)
@@ -431,6 +511,8 @@ class OldOwnerShell(Shell):
     def _departures_changed(self) -> None:
         for departure in [*self._departures.values()]:
             departure.changed()
+        with self.gone:
+            self.gone.notify_all()
 
     def _drop(self, action: Drop) -> None:
         self._free(action.leaf)

@@ -34,9 +34,11 @@ from statekit.errors import (
 )
 from statekit.metrics import MovedMetrics, StateCounters
 from statekit.migration.departure import Departure, pieces_of
-from statekit.migration.new_owner import NewOwnerShell, check_strategy
+from statekit.migration.new_owner import NewOwnerShell
 from statekit.migration.old_owner import OldOwnerShell
 from statekit.migration.shell import Credentials, Owner, check_id, leaves_of
+from statekit.migration.steps import SteppedDeparture
+from statekit.migration.strategies import STEPPED, canonical
 from statekit.native.states import State
 from statekit.protocol.calls import (
     Limits,
@@ -132,12 +134,13 @@ class Peer(OldOwnerShell, NewOwnerShell):
                     f"{open_ones} migrations that are not done."
                 )
             if generation > self.generation:
-                barrier = self._participant.barrier
+                barrier, ended = self._participant.barrier, self._participant.ended
                 owned = self._owner.owned()
                 leases = self.leases(owned)
                 self._participant = self._new_participant(generation)
                 leaves = leaves_of(owned, self.subgroups)
                 self._participant.own(leaves, barrier, leases=leases)
+                self._participant.end(ended)
 
     def migrate(
         self,
@@ -146,20 +149,27 @@ class Peer(OldOwnerShell, NewOwnerShell):
         strategy: str,
         credentials: Credentials,
         timeout_s: float,
-    ) -> Departure:
+    ) -> Departure | SteppedDeparture:
         """Asks another process to fetch key-groups from here; returns when it has begun."""
-        check_strategy(strategy)
         address = self.address
         self._check_owned(key_groups)
-        migration = self._new_id()
-        channel = self.connect(to, credentials, timeout_s)
+        migration = self.new_id()
+        stepped = SteppedDeparture(key_groups, to, self.gone, lambda: self.is_closed)
+        if strategy in STEPPED:
+            with self._lock:
+                self._stepped.add(stepped)  # before: the first step may begin at once
+        channel = self.channels.borrow(to, credentials, timeout_s)
+        is_broken = True
         try:
             channel.propose(ProposeCall(migration, self.generation, address, key_groups, strategy))
+            is_broken = False
         except StateKitError:
             self._withdraw(migration, key_groups)
             raise
         finally:
-            channel.close()
+            self.channels.give_back(channel, is_broken)
+        if strategy in STEPPED:
+            return stepped
         departure = self._departures.get(migration)  # the target began before it answered
         if departure is None:
             raise PeerError(f"{to} says that it has begun, and has not. Nothing was handed over.")
@@ -185,7 +195,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
     def propose(self, call: ProposeCall) -> None:
         """Somebody wants to hand over: fetches from there. Done when it has begun."""
         self._check_open()
-        check_strategy(call.strategy)
+        strategy = canonical(call.strategy)
         self._check_generation(call.generation, self.credentials.knows_callers)
         self._owner.check_stays()
         credentials = self.credentials
@@ -204,10 +214,16 @@ class Peer(OldOwnerShell, NewOwnerShell):
             done.result(2 * TIMEOUT_S)
             return
         try:
+            if strategy in STEPPED:
+                self.step_from(
+                    call.address, call.key_groups, strategy, None, None, credentials, TIMEOUT_S
+                )
+                done.set_result(None)
+                return
             self._take_on(
                 call.address,
                 call.key_groups,
-                call.strategy,
+                strategy,
                 None,
                 credentials,
                 TIMEOUT_S,
@@ -283,6 +299,10 @@ class Peer(OldOwnerShell, NewOwnerShell):
                 bytes_in=self._bytes_in + sum(one.bytes_received for one in arrivals),
                 bytes_out=self._bytes_out + sum(one.bytes_sent for one in departures),
                 leaves_fetched=self._leaves_fetched + sum(one.fetches for one in arrivals),
+                shadow_bytes=sum(one.progress.memory for one in self.shadows),
+                shadowed_by=len(self.shading),
+                copied_in=self._copied_in + sum(one.progress.bytes for one in self.shadows),
+                copied_out=self.shading.bytes_sent,
             )
 
     # ---- The end
@@ -294,6 +314,15 @@ class Peer(OldOwnerShell, NewOwnerShell):
         self.is_closed = True
         with self._idle:
             self._idle.notify_all()
+        with self.gone:
+            self.gone.notify_all()
+        for steps in (ending := self.steps):
+            steps.end()
+        for shadow in self.shadows:
+            shadow.drop()
+        self.shading.close()
+        for steps in ending:
+            steps.join()
         self.return_unanswered()
         for departure in self.departures:
             self._leave_behind(departure)
@@ -304,6 +333,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
                     self._free_handed_over(0)
             except HomeError as error:
                 _log.warning("what was handed over is not deleted at home: %s", error)
+        self.channels.close()
         if self._server is not None:
             self._server.close()
 

@@ -29,6 +29,7 @@ from statekit.errors import (
 )
 from statekit.homes.record import HomeArrival
 from statekit.live.job import CheckpointJob, PartJob
+from statekit.migration.channels import Channels
 from statekit.protocol.calls import (
     Limits,
 )
@@ -182,6 +183,7 @@ class Shell(ABC):
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.credentials = Credentials()
         self.limits = Limits()
+        self.channels = Channels(self.connect)
         self.is_closed = False
         self._lock = threading.RLock()
         self._participant = self._new_participant()
@@ -205,7 +207,7 @@ class Shell(ABC):
     def generation(self) -> int:
         return self._participant.generation
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
         return migration_id(self._life, next(self._numbers))
 
     def _check_open(self) -> None:

@@ -122,7 +122,7 @@ class Streaming:
         if not first and arrival.strategy != "prioritised":
             first = tuple(sorted(arrival.state.missing))
         batch: list[tuple[int, Steps]] = []
-        batch_size = arrival.subgroups if arrival.strategy == "gradual_batched" else 1
+        batch_size = arrival.subgroups if arrival.strategy == "order_unaware_batched" else 1
         # What waits counts as taken in. With a home it must not be more than memory is to hold.
         batch_bytes_max = BATCH_BYTES_MAX if arrival.shell.has_home else None
         batch_bytes = 0

@@ -29,6 +29,9 @@ Readable: TypeAlias = bytes | bytearray | memoryview
 Writable: TypeAlias = bytearray | memoryview
 
 _ID_BYTES = 16
+# A squeezed entry has 8 bytes or more: its key, or the lengths of key and value. It is restored to
+# three times that at most, a hash and two offsets of 8 bytes. A header is not squeezed.
+_RESTORED_MAX, _HEADER_MAX = 4, 1024
 
 
 class Head(NamedTuple):
@@ -159,3 +162,30 @@ def _checked(pack_id: bytes) -> bytes:
 def _expect(status: int) -> None:
     if status:
         raise native_error(status)
+
+
+def squeeze(block: Readable) -> bytes | None:
+    """A block in a form that compresses better; None if it has none (csrc/squeeze.c)."""
+    buffer = empty_buffer()
+    native = readable(block)
+    status = lib.sk_block_squeeze(native, len(native), buffer.ptr)
+    if status == lib.SK_OK:
+        return buffer.take(buffer.length)
+    push_buffer(buffer)
+    if status in (lib.SK_MISSING, lib.SK_CORRUPT):
+        return None
+    raise native_error(status)
+
+
+def restore(squeezed: Readable, size: int) -> bytearray | None:
+    """The block of so many bytes that was squeezed; None if there is none."""
+    native = readable(squeezed)
+    if size > len(native) * _RESTORED_MAX + _HEADER_MAX:
+        return None  # before memory is allocated
+    block = bytearray(size)
+    status = lib.sk_block_restore(native, len(native), ffi.from_buffer("uint8_t[]", block), size)
+    if status == lib.SK_CORRUPT:
+        return None
+    if status:
+        raise native_error(status)
+    return block

@@ -189,6 +189,14 @@ class State(InProcess):
             raise self._fault(fault, key, encoded) from None
         self.install_encoded(k, encoded, stamp)
 
+    def install_plain(self, key: bytes, encoded: bytes) -> bool:
+        """install_encoded() without a stamp; False if it must say why it cannot."""
+        try:
+            status = _install(self._ptr, self._id, key, len(key), encoded, len(encoded), NO_TIME)
+        except TypeError:  # closed
+            return False
+        return not status
+
     def install_encoded(self, key: bytes, encoded: bytes | None, stamp: int | None = None) -> None:
         """install() of a key that is encoded already."""
         try:

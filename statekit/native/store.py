@@ -738,6 +738,10 @@ class Store(InProcess):
         """From now on remember deletions, so that deltas since that epoch can be made."""
         self._expect(lib.sk_track(self._ptr, epoch))
 
+    def untrack(self) -> None:
+        """Nobody needs deltas: deletions are not remembered for them any more."""
+        self._expect(lib.sk_track(self._ptr, _EPOCH_MAX))
+
     def forget(self, leaf: int) -> None:
         """The leaf counts as changed in a way that no delta can tell: a full block comes next."""
         (leaf,) = _leaves(leaf)

@@ -106,3 +106,10 @@ class TimersState(State):
             raise closed_error(self.name)
         due: int = lib.sk_timers_next(self._ptr, self._id)
         return None if due == _NONE else due
+
+    def next_due_of(self, start: int, stop: int) -> int | None:
+        """The same of leaves [start, stop)."""
+        if self._ptr is None:
+            raise closed_error(self.name)
+        due: int = lib.sk_timers_next_of(self._ptr, self._id, start, stop)
+        return None if due == _NONE else due

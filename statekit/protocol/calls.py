@@ -72,6 +72,9 @@ class BeginCall(NamedTuple):
     barrier: int  # the last checkpoint the target has taken
     base: bytes = b""  # the digest of a checkpoint that the target can read; b"" if none
     above: int = 0  # the highest epoch at which the target has ever had one of these leaves
+    inline_bytes: int = 0  # so many bytes of blocks may come with the offer
+    shadow: str = ""  # a shadow of these leaves; "" if there is none
+    held: tuple[tuple[int, int], ...] = ()  # leaf, epoch of the source's store: what it has
 
 
 class BeginReply(NamedTuple):
@@ -84,6 +87,7 @@ class BeginReply(NamedTuple):
     timer_leaves: tuple[range, ...]  # leaves with timers: to be fetched early, or timers are late
     sizes: "array[int]"  # 'Q': about how many bytes each leaf has, in the order of the grants
     based: bool  # True: only what changed since the base comes
+    pieces: "tuple[Piece, ...]" = ()  # leaves that come with the offer
 
 
 class FetchCall(NamedTuple):
@@ -118,6 +122,7 @@ class PieceKind(IntEnum):
     IN_TRANSIT = 3
     NEVER = 4
     FENCED = 5
+    ROUND = 6  # all copies of a round were sent: so many (bytes_total), as of this epoch
 
 
 class Piece(NamedTuple):
@@ -141,6 +146,35 @@ class StreamCall(NamedTuple):
     migration: str
     generation: int
     first: tuple[int, ...] = ()  # these leaves before all others, in this order
+
+
+class ShadeCall(NamedTuple):
+    """Target: I shadow these key-groups. Or I do not any more."""
+
+    shadow: str
+    generation: int
+    target: str
+    key_groups: tuple[range, ...]
+    is_dropped: bool = False
+
+
+class ShadeReply(NamedTuple):
+    source: str  # this life of it: epochs of its store mean something in this life only
+    generation: int
+    key_groups: int
+    subgroups: int
+    schemas: tuple[StateSchema, ...]
+    bytes: int  # about how large the leaves are in memory
+
+
+class CopyCall(NamedTuple):
+    """Target: send what has changed in these leaves since these epochs; of 0, all of the leaf."""
+
+    shadow: str
+    generation: int
+    leases: tuple[tuple[int, int], ...]  # leaf, epoch of the source's store
+    round: int
+    pace: int = 0  # bytes a second; 0: the source chooses
 
 
 class InstalledCall(NamedTuple):
@@ -211,6 +245,11 @@ class PeerService(Protocol):
         credits: how many bytes of blocks may be sent in all. The number grows: next() waits for
         more, and ends (StopIteration) when the target has gone or wants no more.
         """
+
+    def shade(self, call: ShadeCall) -> ShadeReply: ...
+
+    def copy(self, call: CopyCall) -> Iterator[Piece]:
+        """The pieces of leaves that have changed, and a ROUND. It runs in a thread of its own."""
 
     def installed(self, call: InstalledCall) -> tuple[tuple[int, int], ...]:
         """The leases (leaf, epoch) that are released."""

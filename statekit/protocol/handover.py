@@ -16,7 +16,6 @@ class Ask(NamedTuple):
     source: str
     leaves: tuple[range, ...]
     above: int
-    is_wanted: bool = True  # False: what is offered is given back
 
 
 class Outgoing:

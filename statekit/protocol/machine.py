@@ -46,10 +46,12 @@ class Machine:
         self.window = window
         self.is_fenced = generation == OUTSIDE  # owns nothing before own() is called
         self.barrier = 0  # the last checkpoint that was taken here
+        self.ended = 0  # nothing is added any more to checkpoints up to this one
         self._leaves = KnownLeaves()
         self._outgoing: dict[str, Outgoing] = {}  # by migration, like the next two
         self._incoming: dict[str, Incoming] = {}
         self._asks: dict[str, Ask] = {}
+        self._unwanted: dict[str, None] = {}  # migrations: what is still offered is given back
         # By the number of a checkpoint that was taken here: leaves of our part that are written.
         self._parts: dict[int, dict[int, None]] = {}
         self._sequence = 0

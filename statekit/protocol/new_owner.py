@@ -39,6 +39,8 @@ from statekit.protocol.messages import (
     runs_of,
 )
 
+UNWANTED_MAX = 1024  # migrations of which is remembered that they are not wanted any more
+
 
 class NewOwner(Machine):
     """See Participant."""
@@ -50,6 +52,7 @@ class NewOwner(Machine):
         if migration not in self._asks:
             heard = [epoch for run in leaves for _, epoch in self.leases(run)]
             self._asks[migration] = Ask(source, tuple(leaves), max(heard, default=0))
+            self._unwanted.pop(migration, None)
         return [self._begin(migration)]
 
     def unask(self, migration: str) -> list[Action]:
@@ -57,10 +60,11 @@ class NewOwner(Machine):
 
         Whether it has begun is not known. So we ask once more, and give back what is offered then.
         """
-        ask = self._asks.get(migration)
-        if ask is None:
+        if migration not in self._asks:
             return []
-        self._asks[migration] = ask._replace(is_wanted=False)
+        self._unwanted[migration] = None
+        if len(self._unwanted) > UNWANTED_MAX:
+            del self._unwanted[next(iter(self._unwanted))]
         return [self._begin(migration)]
 
     def asks(self, source: str) -> list[str]:
@@ -96,8 +100,10 @@ class NewOwner(Machine):
 
     def _on_offer(self, sender: str, offer: Offer) -> list[Action]:
         migration, source = offer.migration, offer.source
-        ask = self._asks.pop(migration, None)
-        is_wanted = ask is None or ask.is_wanted
+        self._asks.pop(migration, None)
+        # Remembered beyond the first answer: an offer may be overtaken by a later one, of nothing,
+        # or by word that the hand-over is over.
+        is_wanted = migration not in self._unwanted
         expected: dict[int, int] = {}
         superseded: list[int] = []
         returned: list[tuple[int, int]] = []
@@ -116,6 +122,7 @@ class NewOwner(Machine):
                     for leaf in some:
                         self._end(leaf, known)
                     superseded += some
+                covered = max(covered, self.ended)
                 new = Known(EXPECTED, epoch, covered, source, migration, offer.version)
                 if is_wanted:
                     self._leaves.put(some, new)

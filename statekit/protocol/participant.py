@@ -166,6 +166,7 @@ class Participant(OldOwner, NewOwner):
         """Forgets everything: nothing of an earlier generation counts in this one."""
         self.generation = generation
         self.is_fenced = True
+        self.ended = 0
         self.version = 0
         self.owners = ()
         for outgoing in self._outgoing.values():
@@ -212,6 +213,22 @@ class Participant(OldOwner, NewOwner):
             self._failed.discard(oldest)
             self._askers.pop(oldest, None)
         return [WritePart(number, tuple(sorted(leaves)), tuple(sorted(unfinished)))]
+
+    def end(self, number: int) -> list[Action]:
+        """Checkpoint n is complete, or was given up: nothing here belongs into it any more.
+
+        Only an authority knows that. A participant that began after barrier n has not passed it
+        either, and what it hands over would be added to the part of whoever has passed it.
+        """
+        if number <= self.ended or self.is_fenced:
+            return []
+        for known, some in self._leaves.alike():
+            assert known is not None
+            if known.covered < number:
+                self._leaves.put(some, known._replace(covered=number))
+        self.ended = number
+        self.barrier = max(self.barrier, number)
+        return []
 
     def part_written(self, number: int, leaves: Iterable[int]) -> list[Action]:
         """These leaves are in our part of n, durably."""

@@ -7,7 +7,7 @@ checked for whether it can become this one.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from statekit.codecs import (
@@ -255,9 +255,15 @@ class Declaring(ABC):
 
     def timers(self, name: str, *, key: KeyType = str) -> TimersState:
         """Timers in event time under each key."""
+        return self._timers(name, key, None)
+
+    def _timers(self, name: str, key: KeyType, leaves: Iterable[int] | None) -> TimersState:
+        """timers(). leaves: only their timers must be here; of others, those of keys that somebody
+        touches. The caller knows that no timer of the others is due.
+        """
 
         def make(raw: Any, residence: Residence, schema: StateSchema) -> TimersState:
-            residence.load_state(raw, residence.leaves())
+            residence.load_state(raw, residence.leaves() if leaves is None else leaves)
             return TimersState(raw, residence, schema)
 
         return self._declare(name, "timers", key, "int", None, make)  # type: ignore[no-any-return]

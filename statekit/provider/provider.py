@@ -48,6 +48,7 @@ from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
 from statekit.schema import StateSchema, check_evolution
 from statekit.state.keyed import current_key
+from statekit.storage import Storage
 from statekit.uninterrupted import await_finalizers, finalize, uninterrupted
 
 #: Writes key-groups that belong into a checkpoint and come after its barrier.
@@ -445,7 +446,7 @@ class KVProvider(InProcess, Recording):
 
     def write_part(
         self,
-        url: str | PathLike[str],
+        url: str | PathLike[str] | Storage,
         *,
         number: int,
         base: Checkpoint | int | str | None = "auto",

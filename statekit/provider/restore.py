@@ -80,6 +80,7 @@ def restore(
     at: int | datetime | None = None,
     home: str = "memory:",
     regroup: int | None = None,
+    subgroups: int | None = None,
     missing: Literal["error", "ok"] = "error",
     replace: bool = False,
 ) -> KVProvider:
@@ -97,6 +98,8 @@ def restore(
     these key-groups. It is complete when this returns, unless lazy=True: then it needs the
     checkpoints until all of it is there, also when it is closed and opened again meanwhile.
     regroup: another number of key-groups, a power of two, in which key_groups counts then.
+    subgroups: how many sub-groups each key-group is to have at least, a power of two: for a state
+    that has grown. There may be more of them already, and it never has fewer leaves than it had.
     missing: "ok" restores several places also if they do not have all key-groups together. A single
     place may be that of one worker, so of that one nothing is missed.
     replace: whatever the home holds of these key-groups is deleted.
@@ -127,7 +130,7 @@ def restore(
                 "Restore into the home itself: leave look out."
             )
         budget = home_of(parsed)[1] if is_memory else None  # before anything is pinned
-        plan, mine, source = _open_source(places, at, regroup, key_groups, is_strict)
+        plan, mine, source = _open_source(places, at, regroup, subgroups, key_groups, is_strict)
         if is_memory:
             return _restore_here(plan, mine, source, budget, is_lazy, background, is_abandoned)
         try:
@@ -144,6 +147,7 @@ def _open_source(
     places: Sequence[Place],
     at: int | datetime | None,
     regroup: int | None,
+    subgroups: int | None,
     key_groups: KeyGroups | None,
     is_strict: bool,
 ) -> "tuple[Union, tuple[range, ...], CheckpointSource]":
@@ -153,7 +157,7 @@ def _open_source(
         for place in places:
             pinned.append(open_pinned(place, at))
             undo.callback(pinned[-1][1].release)
-        plan = unite([checkpoint for checkpoint, _ in pinned], regroup)
+        plan = unite([checkpoint for checkpoint, _ in pinned], regroup, subgroups)
         if is_strict:
             plan.check_whole(
                 "Name the checkpoints that have them too, or say which key-groups are wanted "

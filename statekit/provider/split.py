@@ -203,6 +203,7 @@ class Splitting(Declaring, PeerApi):
         store.mark(0, store.leaves, "away")
         own = self._residence
         residence = Residence(store, own.ledger, budget)
+        residence.whole_budget = own.whole_budget
         if own.loading is not None:
             residence.share_source(own)
         ours = self._recorded

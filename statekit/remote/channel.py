@@ -40,6 +40,7 @@ from statekit.protocol.calls import (
     PROTOCOL,
     BeginCall,
     BeginReply,
+    CopyCall,
     FetchCall,
     GiveBackCall,
     InstalledCall,
@@ -53,6 +54,8 @@ from statekit.protocol.calls import (
     QueryCall,
     QueryReply,
     ScanCall,
+    ShadeCall,
+    ShadeReply,
     StreamCall,
 )
 from statekit.remote import wire
@@ -146,8 +149,8 @@ class PeerChannel:
         self._methods = {
             name: self._quick.unary_unary(_METHOD + name)
             for name in (
-                "Hello", "Begin", "Fetch", "Pick", "Installed", "GiveBack", "Propose", "Query",
-                "Figures",
+                "Hello", "Begin", "Fetch", "Pick", "Shade", "Installed", "GiveBack", "Propose",
+                "Query", "Figures",
             )
         }  # fmt: skip
 
@@ -168,7 +171,9 @@ class PeerChannel:
     def begin(self, call: BeginCall, *, timeout_s: float | None = None) -> BeginReply:
         what = f"to begin migration {call.migration!r}"
         reply = self._read(
-            wire.read_begin_reply, self._ask("Begin", wire.put_begin(call), what, timeout_s)
+            wire.read_begin_reply,
+            self._ask("Begin", wire.put_begin(call), what, timeout_s),
+            self.limits.leaf_bytes,
         )
         self._leaves = reply.key_groups * reply.subgroups
         return reply
@@ -229,6 +234,43 @@ class PeerChannel:
     def stream(self, call: StreamCall, *, credit: int = 0) -> "PeerStream":
         """Opens the background stream; credit: bytes of blocks that may come at once."""
         return PeerStream(self, call, credit)
+
+    def shade(self, call: ShadeCall, *, timeout_s: float | None = None) -> ShadeReply:
+        """PeerRefusedError if the peer is of a version that knows no shadows."""
+        what = f"for a shadow of key-groups {show_groups(call.key_groups)}"
+        reply = self._read(
+            wire.read_shade_reply, self._ask("Shade", wire.put_shade(call), what, timeout_s)
+        )
+        self._leaves = reply.key_groups * reply.subgroups
+        return reply
+
+    def copy(
+        self,
+        call: CopyCall,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        timeout_s: float | None = None,
+    ) -> Iterator[Piece]:
+        """The pieces of one round, as they come. Never repeated: the next round brings the rest.
+
+        Each message has timeout_s. What the source may send is not limited here: whoever reads
+        stops when it has had enough. is_over: looked at with each message; a source that sends
+        nothing for a while sends empty ones.
+        """
+        what = f"for round {call.round} of shadow {call.shadow!r}"
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        messages = self._many("Copy", iter((wire.put_copy(call),)))
+        began = time.monotonic()
+        try:
+            while (data := self._next(messages, limit_s)) is not None and not is_over():
+                yield from self._read_pieces(data)[0]
+                began = time.monotonic()
+        except grpc.RpcError as error:
+            failed = self.fail(error, what)
+            seconds = time.monotonic() - began
+            raise failed or _given_up(self.address, what, seconds, error) from None
+        finally:
+            messages.cancel()
 
     def installed(
         self, call: InstalledCall, *, timeout_s: float | None = None
@@ -298,6 +340,10 @@ class PeerChannel:
         )
 
     # ---- Ending it
+
+    def rest(self) -> None:
+        """Nobody uses it for now. Whether somebody answered before does not matter then."""
+        self._was_reached = False
 
     def close(self) -> None:
         """Ends the connections, and all calls that run: they raise ClosedError."""

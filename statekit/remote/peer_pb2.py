@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astatekit/remote/peer.proto\x12\x0bstatekit.v1\" \n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\xa2\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x12\n\nkey_groups\x18\x06 \x01(\r\x12\x11\n\tsubgroups\x18\x07 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x08 \x01(\x0c\"\x93\x01\n\x0c\x42\x65ginRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x03(\r\x12\x0f\n\x07\x62\x61rrier\x18\x05 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x08 \x01(\x0c\x12\r\n\x05\x61\x62ove\x18\t \x01(\x04J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"\x9a\x02\n\nBeginReply\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x12\n\nfirst_leaf\x18\x05 \x03(\r\x12\x0e\n\x06leaves\x18\x06 \x03(\r\x12\r\n\x05\x65poch\x18\x07 \x03(\x04\x12\x0f\n\x07\x63overed\x18\x08 \x03(\x04\x12\r\n\x05sizes\x18\t \x03(\x04\x12\x0f\n\x07\x62\x61rrier\x18\n \x01(\x04\x12\x12\n\nkey_groups\x18\x0b \x01(\r\x12\x11\n\tsubgroups\x18\x0c \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\r \x01(\x0c\x12\x14\n\x0ctimer_leaves\x18\x0e \x03(\r\x12\r\n\x05\x62\x61sed\x18\x0f \x01(\x08\"R\n\x0c\x46\x65tchRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\"\x93\x01\n\x0bPickRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\x12\r\n\x05state\x18\x05 \x03(\t\x12\x0c\n\x04keys\x18\x06 \x03(\x07\x12\x11\n\tkey_bytes\x18\x07 \x03(\x07\x12\x10\n\x08key_data\x18\x08 \x01(\x0c\",\n\tPickReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x0c\x12\x0f\n\x07refused\x18\x02 \x03(\x07\"\x86\x01\n\x06Pieces\x12\x0c\n\x04head\x18\x01 \x03(\x07\x12\x0c\n\x04leaf\x18\x02 \x03(\x07\x12\r\n\x05\x65poch\x18\x03 \x03(\x06\x12\x13\n\x0b\x62ytes_total\x18\x04 \x03(\x06\x12\x0e\n\x06\x62locks\x18\x05 \x03(\x0c\x12\n\n\x02to\x18\x06 \x03(\t\x12\x12\n\ngeneration\x18\x07 \x03(\x06\x12\x0c\n\x04more\x18\x08 \x01(\x08\"Z\n\rStreamRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x03(\x07\x12\x13\n\x0b\x62ytes_total\x18\x04 \x01(\x04\"S\n\rLeasesRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\"*\n\x0bLeasesReply\x12\x0c\n\x04leaf\x18\x01 \x03(\x07\x12\r\n\x05\x65poch\x18\x02 \x03(\x06\"n\n\x0eProposeRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x03(\r\x12\x10\n\x08strategy\x18\x05 \x01(\t\"\x06\n\x04\x44one\"*\n\x0cQueryRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x03(\x0c\"?\n\nQueryReply\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x03(\x08\x12\r\n\x05value\x18\x03 \x03(\x0c\"!\n\x0bScanRequest\x12\x12\n\nkey_groups\x18\x01 \x03(\r\"\x10\n\x0e\x46iguresRequest\"\x1f\n\x0c\x46iguresReply\x12\x0f\n\x07\x66igures\x18\x01 \x01(\x0c\x32\xe3\x05\n\x04Peer\x12;\n\x05Hello\x12\x19.statekit.v1.HelloRequest\x1a\x17.statekit.v1.HelloReply\x12;\n\x05\x42\x65gin\x12\x19.statekit.v1.BeginRequest\x1a\x17.statekit.v1.BeginReply\x12\x37\n\x05\x46\x65tch\x12\x19.statekit.v1.FetchRequest\x1a\x13.statekit.v1.Pieces\x12=\n\tFetchLong\x12\x19.statekit.v1.FetchRequest\x1a\x13.statekit.v1.Pieces0\x01\x12\x38\n\x04Pick\x12\x18.statekit.v1.PickRequest\x1a\x16.statekit.v1.PickReply\x12=\n\x06Stream\x12\x1a.statekit.v1.StreamRequest\x1a\x13.statekit.v1.Pieces(\x01\x30\x01\x12\x41\n\tInstalled\x12\x1a.statekit.v1.LeasesRequest\x1a\x18.statekit.v1.LeasesReply\x12\x39\n\x08GiveBack\x12\x1a.statekit.v1.LeasesRequest\x1a\x11.statekit.v1.Done\x12\x39\n\x07Propose\x12\x1b.statekit.v1.ProposeRequest\x1a\x11.statekit.v1.Done\x12;\n\x05Query\x12\x19.statekit.v1.QueryRequest\x1a\x17.statekit.v1.QueryReply\x12\x37\n\x04Scan\x12\x18.statekit.v1.ScanRequest\x1a\x13.statekit.v1.Pieces0\x01\x12\x41\n\x07\x46igures\x12\x1b.statekit.v1.FiguresRequest\x1a\x19.statekit.v1.FiguresReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astatekit/remote/peer.proto\x12\x0bstatekit.v1\" \n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\xa2\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x12\n\nkey_groups\x18\x06 \x01(\r\x12\x11\n\tsubgroups\x18\x07 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x08 \x01(\x0c\"\xe0\x01\n\x0c\x42\x65ginRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x03(\r\x12\x0f\n\x07\x62\x61rrier\x18\x05 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x08 \x01(\x0c\x12\r\n\x05\x61\x62ove\x18\t \x01(\x04\x12\x14\n\x0cinline_bytes\x18\n \x01(\x04\x12\x0e\n\x06shadow\x18\x0b \x01(\t\x12\x11\n\theld_leaf\x18\x0c \x03(\x07\x12\x12\n\nheld_epoch\x18\r \x03(\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"\xaa\x02\n\nBeginReply\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x12\n\nfirst_leaf\x18\x05 \x03(\r\x12\x0e\n\x06leaves\x18\x06 \x03(\r\x12\r\n\x05\x65poch\x18\x07 \x03(\x04\x12\x0f\n\x07\x63overed\x18\x08 \x03(\x04\x12\r\n\x05sizes\x18\t \x03(\x04\x12\x0f\n\x07\x62\x61rrier\x18\n \x01(\x04\x12\x12\n\nkey_groups\x18\x0b \x01(\r\x12\x11\n\tsubgroups\x18\x0c \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\r \x01(\x0c\x12\x14\n\x0ctimer_leaves\x18\x0e \x03(\r\x12\r\n\x05\x62\x61sed\x18\x0f \x01(\x08\x12\x0e\n\x06pieces\x18\x10 \x01(\x0c\"R\n\x0c\x46\x65tchRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\"\x93\x01\n\x0bPickRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\x12\r\n\x05state\x18\x05 \x03(\t\x12\x0c\n\x04keys\x18\x06 \x03(\x07\x12\x11\n\tkey_bytes\x18\x07 \x03(\x07\x12\x10\n\x08key_data\x18\x08 \x01(\x0c\",\n\tPickReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x0c\x12\x0f\n\x07refused\x18\x02 \x03(\x07\"\x86\x01\n\x06Pieces\x12\x0c\n\x04head\x18\x01 \x03(\x07\x12\x0c\n\x04leaf\x18\x02 \x03(\x07\x12\r\n\x05\x65poch\x18\x03 \x03(\x06\x12\x13\n\x0b\x62ytes_total\x18\x04 \x03(\x06\x12\x0e\n\x06\x62locks\x18\x05 \x03(\x0c\x12\n\n\x02to\x18\x06 \x03(\t\x12\x12\n\ngeneration\x18\x07 \x03(\x06\x12\x0c\n\x04more\x18\x08 \x01(\x08\"Z\n\rStreamRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x03(\x07\x12\x13\n\x0b\x62ytes_total\x18\x04 \x01(\x04\"g\n\x0cShadeRequest\x12\x0e\n\x06shadow\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x03(\r\x12\x0f\n\x07\x64ropped\x18\x05 \x01(\x08\"z\n\nShadeReply\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x12\n\nkey_groups\x18\x03 \x01(\r\x12\x11\n\tsubgroups\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\x0c\x12\x0c\n\x04size\x18\x06 \x01(\x04\"k\n\x0b\x43opyRequest\x12\x0e\n\x06shadow\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x0c\n\x04pace\x18\x06 \x01(\x04\"S\n\rLeasesRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04leaf\x18\x03 \x03(\x07\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\"*\n\x0bLeasesReply\x12\x0c\n\x04leaf\x18\x01 \x03(\x07\x12\r\n\x05\x65poch\x18\x02 \x03(\x06\"n\n\x0eProposeRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nkey_groups\x18\x04 \x03(\r\x12\x10\n\x08strategy\x18\x05 \x01(\t\"\x06\n\x04\x44one\"*\n\x0cQueryRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x03(\x0c\"?\n\nQueryReply\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x03(\x08\x12\r\n\x05value\x18\x03 \x03(\x0c\"!\n\x0bScanRequest\x12\x12\n\nkey_groups\x18\x01 \x03(\r\"\x10\n\x0e\x46iguresRequest\"\x1f\n\x0c\x46iguresReply\x12\x0f\n\x07\x66igures\x18\x01 \x01(\x0c\x32\xd9\x06\n\x04Peer\x12;\n\x05Hello\x12\x19.statekit.v1.HelloRequest\x1a\x17.statekit.v1.HelloReply\x12;\n\x05\x42\x65gin\x12\x19.statekit.v1.BeginRequest\x1a\x17.statekit.v1.BeginReply\x12\x37\n\x05\x46\x65tch\x12\x19.statekit.v1.FetchRequest\x1a\x13.statekit.v1.Pieces\x12=\n\tFetchLong\x12\x19.statekit.v1.FetchRequest\x1a\x13.statekit.v1.Pieces0\x01\x12\x38\n\x04Pick\x12\x18.statekit.v1.PickRequest\x1a\x16.statekit.v1.PickReply\x12=\n\x06Stream\x12\x1a.statekit.v1.StreamRequest\x1a\x13.statekit.v1.Pieces(\x01\x30\x01\x12;\n\x05Shade\x12\x19.statekit.v1.ShadeRequest\x1a\x17.statekit.v1.ShadeReply\x12\x37\n\x04\x43opy\x12\x18.statekit.v1.CopyRequest\x1a\x13.statekit.v1.Pieces0\x01\x12\x41\n\tInstalled\x12\x1a.statekit.v1.LeasesRequest\x1a\x18.statekit.v1.LeasesReply\x12\x39\n\x08GiveBack\x12\x1a.statekit.v1.LeasesRequest\x1a\x11.statekit.v1.Done\x12\x39\n\x07Propose\x12\x1b.statekit.v1.ProposeRequest\x1a\x11.statekit.v1.Done\x12;\n\x05Query\x12\x19.statekit.v1.QueryRequest\x1a\x17.statekit.v1.QueryReply\x12\x37\n\x04Scan\x12\x18.statekit.v1.ScanRequest\x1a\x13.statekit.v1.Pieces0\x01\x12\x41\n\x07\x46igures\x12\x1b.statekit.v1.FiguresRequest\x1a\x19.statekit.v1.FiguresReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -26,37 +26,43 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_HELLOREPLY']._serialized_start=78
   _globals['_HELLOREPLY']._serialized_end=240
   _globals['_BEGINREQUEST']._serialized_start=243
-  _globals['_BEGINREQUEST']._serialized_end=390
-  _globals['_BEGINREPLY']._serialized_start=393
-  _globals['_BEGINREPLY']._serialized_end=675
-  _globals['_FETCHREQUEST']._serialized_start=677
-  _globals['_FETCHREQUEST']._serialized_end=759
-  _globals['_PICKREQUEST']._serialized_start=762
-  _globals['_PICKREQUEST']._serialized_end=909
-  _globals['_PICKREPLY']._serialized_start=911
-  _globals['_PICKREPLY']._serialized_end=955
-  _globals['_PIECES']._serialized_start=958
-  _globals['_PIECES']._serialized_end=1092
-  _globals['_STREAMREQUEST']._serialized_start=1094
-  _globals['_STREAMREQUEST']._serialized_end=1184
-  _globals['_LEASESREQUEST']._serialized_start=1186
-  _globals['_LEASESREQUEST']._serialized_end=1269
-  _globals['_LEASESREPLY']._serialized_start=1271
-  _globals['_LEASESREPLY']._serialized_end=1313
-  _globals['_PROPOSEREQUEST']._serialized_start=1315
-  _globals['_PROPOSEREQUEST']._serialized_end=1425
-  _globals['_DONE']._serialized_start=1427
-  _globals['_DONE']._serialized_end=1433
-  _globals['_QUERYREQUEST']._serialized_start=1435
-  _globals['_QUERYREQUEST']._serialized_end=1477
-  _globals['_QUERYREPLY']._serialized_start=1479
-  _globals['_QUERYREPLY']._serialized_end=1542
-  _globals['_SCANREQUEST']._serialized_start=1544
-  _globals['_SCANREQUEST']._serialized_end=1577
-  _globals['_FIGURESREQUEST']._serialized_start=1579
-  _globals['_FIGURESREQUEST']._serialized_end=1595
-  _globals['_FIGURESREPLY']._serialized_start=1597
-  _globals['_FIGURESREPLY']._serialized_end=1628
-  _globals['_PEER']._serialized_start=1631
-  _globals['_PEER']._serialized_end=2370
+  _globals['_BEGINREQUEST']._serialized_end=467
+  _globals['_BEGINREPLY']._serialized_start=470
+  _globals['_BEGINREPLY']._serialized_end=768
+  _globals['_FETCHREQUEST']._serialized_start=770
+  _globals['_FETCHREQUEST']._serialized_end=852
+  _globals['_PICKREQUEST']._serialized_start=855
+  _globals['_PICKREQUEST']._serialized_end=1002
+  _globals['_PICKREPLY']._serialized_start=1004
+  _globals['_PICKREPLY']._serialized_end=1048
+  _globals['_PIECES']._serialized_start=1051
+  _globals['_PIECES']._serialized_end=1185
+  _globals['_STREAMREQUEST']._serialized_start=1187
+  _globals['_STREAMREQUEST']._serialized_end=1277
+  _globals['_SHADEREQUEST']._serialized_start=1279
+  _globals['_SHADEREQUEST']._serialized_end=1382
+  _globals['_SHADEREPLY']._serialized_start=1384
+  _globals['_SHADEREPLY']._serialized_end=1506
+  _globals['_COPYREQUEST']._serialized_start=1508
+  _globals['_COPYREQUEST']._serialized_end=1615
+  _globals['_LEASESREQUEST']._serialized_start=1617
+  _globals['_LEASESREQUEST']._serialized_end=1700
+  _globals['_LEASESREPLY']._serialized_start=1702
+  _globals['_LEASESREPLY']._serialized_end=1744
+  _globals['_PROPOSEREQUEST']._serialized_start=1746
+  _globals['_PROPOSEREQUEST']._serialized_end=1856
+  _globals['_DONE']._serialized_start=1858
+  _globals['_DONE']._serialized_end=1864
+  _globals['_QUERYREQUEST']._serialized_start=1866
+  _globals['_QUERYREQUEST']._serialized_end=1908
+  _globals['_QUERYREPLY']._serialized_start=1910
+  _globals['_QUERYREPLY']._serialized_end=1973
+  _globals['_SCANREQUEST']._serialized_start=1975
+  _globals['_SCANREQUEST']._serialized_end=2008
+  _globals['_FIGURESREQUEST']._serialized_start=2010
+  _globals['_FIGURESREQUEST']._serialized_end=2026
+  _globals['_FIGURESREPLY']._serialized_start=2028
+  _globals['_FIGURESREPLY']._serialized_end=2059
+  _globals['_PEER']._serialized_start=2062
+  _globals['_PEER']._serialized_end=2919
 # @@protoc_insertion_point(module_scope)

@@ -32,7 +32,7 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., version: _Optional[str] = ..., generation: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base", "above")
+    __slots__ = ("migration", "generation", "target", "key_groups", "barrier", "base", "above", "inline_bytes", "shadow", "held_leaf", "held_epoch")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,10 @@ class BeginRequest(_message.Message):
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     ABOVE_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    HELD_LEAF_FIELD_NUMBER: _ClassVar[int]
+    HELD_EPOCH_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     target: str
@@ -47,10 +51,14 @@ class BeginRequest(_message.Message):
     barrier: int
     base: bytes
     above: int
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base: _Optional[bytes] = ..., above: _Optional[int] = ...) -> None: ...
+    inline_bytes: int
+    shadow: str
+    held_leaf: _containers.RepeatedScalarFieldContainer[int]
+    held_epoch: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base: _Optional[bytes] = ..., above: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., shadow: _Optional[str] = ..., held_leaf: _Optional[_Iterable[int]] = ..., held_epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based")
+    __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based", "pieces")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +74,7 @@ class BeginReply(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TIMER_LEAVES_FIELD_NUMBER: _ClassVar[int]
     BASED_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     sequence: int
@@ -81,7 +90,8 @@ class BeginReply(_message.Message):
     description: bytes
     timer_leaves: _containers.RepeatedScalarFieldContainer[int]
     based: bool
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., source: _Optional[str] = ..., first_leaf: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., covered: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., timer_leaves: _Optional[_Iterable[int]] = ..., based: bool = ...) -> None: ...
+    pieces: bytes
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., source: _Optional[str] = ..., first_leaf: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., covered: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., timer_leaves: _Optional[_Iterable[int]] = ..., based: _Optional[bool] = ..., pieces: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("migration", "generation", "leaf", "epoch")
@@ -141,7 +151,7 @@ class Pieces(_message.Message):
     to: _containers.RepeatedScalarFieldContainer[str]
     generation: _containers.RepeatedScalarFieldContainer[int]
     more: bool
-    def __init__(self, head: _Optional[_Iterable[int]] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[bytes]] = ..., to: _Optional[_Iterable[str]] = ..., generation: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
+    def __init__(self, head: _Optional[_Iterable[int]] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[bytes]] = ..., to: _Optional[_Iterable[str]] = ..., generation: _Optional[_Iterable[int]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StreamRequest(_message.Message):
     __slots__ = ("migration", "generation", "first", "bytes_total")
@@ -154,6 +164,52 @@ class StreamRequest(_message.Message):
     first: _containers.RepeatedScalarFieldContainer[int]
     bytes_total: int
     def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., bytes_total: _Optional[int] = ...) -> None: ...
+
+class ShadeRequest(_message.Message):
+    __slots__ = ("shadow", "generation", "target", "key_groups", "dropped")
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    shadow: str
+    generation: int
+    target: str
+    key_groups: _containers.RepeatedScalarFieldContainer[int]
+    dropped: bool
+    def __init__(self, shadow: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., dropped: _Optional[bool] = ...) -> None: ...
+
+class ShadeReply(_message.Message):
+    __slots__ = ("source", "generation", "key_groups", "subgroups", "description", "size")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SUBGROUPS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    generation: int
+    key_groups: int
+    subgroups: int
+    description: bytes
+    size: int
+    def __init__(self, source: _Optional[str] = ..., generation: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+
+class CopyRequest(_message.Message):
+    __slots__ = ("shadow", "generation", "leaf", "epoch", "round", "pace")
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    shadow: str
+    generation: int
+    leaf: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    round: int
+    pace: int
+    def __init__(self, shadow: _Optional[str] = ..., generation: _Optional[int] = ..., leaf: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., pace: _Optional[int] = ...) -> None: ...
 
 class LeasesRequest(_message.Message):
     __slots__ = ("migration", "generation", "leaf", "epoch")

@@ -234,13 +234,19 @@ class PeerServer:
             "Begin": self._begin,
             "Fetch": self._fetch,
             "Pick": self._pick,
+            "Shade": self._shade,
             "Installed": self._installed,
             "GiveBack": self._give_back,
             "Propose": self._propose,
             "Query": self._query,
             "Figures": self._show_figures,
         }
-        streams = {"FetchLong": self._fetch_long, "Stream": self._stream, "Scan": self._scan}
+        streams = {
+            "FetchLong": self._fetch_long,
+            "Stream": self._stream,
+            "Scan": self._scan,
+            "Copy": self._copy,
+        }
         return {
             **{
                 f"/{SERVICE}/{name}": _handler(self._answering(name, answer), is_stream=False)
@@ -349,7 +355,7 @@ class PeerServer:
         return wire.put_hello(hello)
 
     def _begin(self, data: bytes) -> bytes:
-        reply = self._service.begin(wire.read_begin(data, self._key_groups))
+        reply = self._service.begin(wire.read_begin(data, self._key_groups, self._leaves))
         self._learn(reply.key_groups, reply.subgroups)
         return wire.put_begin_reply(reply)
 
@@ -410,6 +416,13 @@ class PeerServer:
     def _scan(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
         call = wire.read_scan(_receive(self._opening, requests, context), self._key_groups)
         return self._send(self._service.scan(call))
+
+    def _shade(self, data: bytes) -> bytes:
+        return wire.put_shade_reply(self._service.shade(wire.read_shade(data, self._key_groups)))
+
+    def _copy(self, requests: _Requests, context: _Context) -> Iterator[bytes]:
+        call = wire.read_copy(_receive(self._opening, requests, context), self._leaves)
+        return self._send(self._service.copy(call))
 
     def _send(self, pieces: Iterator[Piece]) -> Iterator[bytes]:
         return _Outbox(pieces).messages(min(_BEAT_S, self.limits.call_s / 3), self.limits.call_s)

@@ -29,6 +29,7 @@ from statekit.protocol.calls import (
     RANGES_MAX,
     BeginCall,
     BeginReply,
+    CopyCall,
     FetchCall,
     GiveBackCall,
     InstalledCall,
@@ -41,6 +42,8 @@ from statekit.protocol.calls import (
     QueryCall,
     QueryReply,
     ScanCall,
+    ShadeCall,
+    ShadeReply,
     StreamCall,
 )
 from statekit.protocol.messages import Grant, Offer
@@ -67,7 +70,7 @@ DIGEST_BYTES = 32  # SHA-256
 ITEMS_MAX = 65536
 DESCRIPTION_BYTES_MAX = 4 << 20
 
-_KINDS = (None, *PieceKind, None, None)  # by the lowest three bits of a head
+_KINDS = (None, *PieceKind, None)  # by the lowest three bits of a head
 _FLAGS = tuple((bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(8))  # by the next three
 _new_piece: Callable[[Iterable[Any]], Piece] = partial(tuple.__new__, Piece)  # twice as fast
 _BLOCKS = 5  # the field of Pieces
@@ -142,7 +145,10 @@ def _read_ranges(ends: Sequence[int], most: int, what: str) -> tuple[range, ...]
 
 def _read_leases(found: Fields, field: int, leaves: int) -> Leases:
     """The leaves in one field, with their epochs in the next field."""
-    leaf, epoch = found.column32(field), found.column64(field + 1)
+    return _leases_of(found.column32(field), found.column64(field + 1), leaves)
+
+
+def _leases_of(leaf: Sequence[int], epoch: Sequence[int], leaves: int) -> Leases:
     n = len(leaf)
     if len(epoch) != n or n > ITEMS_MAX:
         _bad(f"{n} leaves with {len(epoch)} epochs")
@@ -242,10 +248,16 @@ def put_begin(call: BeginCall) -> bytes:
         barrier=call.barrier,
         base=call.base,
         above=call.above,
+        inline_bytes=call.inline_bytes,
+        shadow=call.shadow,
+        held_leaf=[leaf for leaf, _ in call.held],
+        held_epoch=[epoch for _, epoch in call.held],
     )
 
 
-def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
+def read_begin(
+    data: bytes, key_groups: int = KEY_GROUPS_MAX, leaves: int = LEAVES_MAX
+) -> BeginCall:
     found = _parse(pb.BeginRequest, data)
     return BeginCall(
         _name(found.migration, "a migration"),
@@ -255,6 +267,9 @@ def read_begin(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> BeginCall:
         _number(found.barrier, "a checkpoint"),
         _digest(found.base),
         _number(found.above, "an epoch"),
+        _number(found.inline_bytes, "bytes of a reply"),
+        _name(found.shadow, "a shadow", least=0),
+        _leases_of(found.held_leaf, found.held_epoch, leaves),
     )
 
 
@@ -277,10 +292,11 @@ def put_begin_reply(reply: BeginReply) -> bytes:
         description=_put_description(reply.schemas, watermark=reply.watermark),
         timer_leaves=_put_ranges(reply.timer_leaves),
         based=reply.based,
+        pieces=put_pieces(reply.pieces) if reply.pieces else b"",
     )
 
 
-def read_begin_reply(data: bytes) -> BeginReply:
+def read_begin_reply(data: bytes, leaf_bytes: int = NUMBER_MAX) -> BeginReply:
     found = _parse(pb.BeginReply, data)
     leaves = _geometry(found.key_groups, found.subgroups)
     grants = _read_grants(found, leaves)
@@ -303,6 +319,7 @@ def read_begin_reply(data: bytes) -> BeginReply:
         _read_ranges(found.timer_leaves, leaves, "leaves"),
         array("Q", found.sizes),
         found.based,
+        tuple(read_pieces(found.pieces, leaves, leaf_bytes)[0]),
     )
 
 
@@ -491,6 +508,80 @@ def put_credit(bytes_total: int) -> bytes:
 
 def read_credit(data: bytes) -> int:
     return _number(fields.read(data, "StreamRequest").number(4), "a credit")
+
+
+# ---- Shadows
+
+
+def put_shade(call: ShadeCall) -> bytes:
+    return _put(
+        pb.ShadeRequest,
+        shadow=call.shadow,
+        generation=call.generation,
+        target=call.target,
+        key_groups=_put_ranges(call.key_groups),
+        dropped=call.is_dropped,
+    )
+
+
+def read_shade(data: bytes, key_groups: int = KEY_GROUPS_MAX) -> ShadeCall:
+    found = _parse(pb.ShadeRequest, data)
+    return ShadeCall(
+        _name(found.shadow, "a shadow"),
+        _number(found.generation, "a generation"),
+        _name(found.target, "a target"),
+        _read_ranges(found.key_groups, key_groups, "key-groups"),
+        found.dropped,
+    )
+
+
+def put_shade_reply(reply: ShadeReply) -> bytes:
+    return _put(
+        pb.ShadeReply,
+        source=reply.source,
+        generation=reply.generation,
+        key_groups=reply.key_groups,
+        subgroups=reply.subgroups,
+        description=_put_description(reply.schemas),
+        size=reply.bytes,
+    )
+
+
+def read_shade_reply(data: bytes) -> ShadeReply:
+    found = _parse(pb.ShadeReply, data)
+    _geometry(found.key_groups, found.subgroups)
+    description = _read_description(found.description, found.key_groups)
+    return ShadeReply(
+        _name(found.source, "a source"),
+        _number(found.generation, "a generation"),
+        found.key_groups,
+        found.subgroups,
+        description.schemas,
+        _number(found.size, "the bytes of leaves"),
+    )
+
+
+def put_copy(call: CopyCall) -> bytes:
+    return _message(
+        "CopyRequest",
+        (fields.text, 1, call.shadow),
+        (fields.number, 2, call.generation),
+        (fields.column32, 3, [leaf for leaf, _ in call.leases]),
+        (fields.column64, 4, [epoch for _, epoch in call.leases]),
+        (fields.number, 5, call.round),
+        (fields.number, 6, call.pace),
+    )
+
+
+def read_copy(data: bytes, leaves: int = LEAVES_MAX) -> CopyCall:
+    found = fields.read(data, "CopyRequest")
+    return CopyCall(
+        _name(found.text(1), "a shadow"),
+        _number(found.number(2), "a generation"),
+        _read_leases(found, 3, leaves),
+        _number(found.number(5), "a round"),
+        _number(found.number(6), "a pace"),
+    )
 
 
 # ---- Leases

@@ -32,6 +32,7 @@ from statekit.errors import (
 )
 from statekit.homes import Row
 from statekit.homes.ledger import Ledger
+from statekit.homes.rows import NUMBER_KINDS, STAMP_MARK
 from statekit.native.columns import Column, route
 from statekit.native.states import State
 from statekit.residence.assemble import bad_row, read_row
@@ -99,27 +100,33 @@ class Fetching(WriteBack):
                 self.fetch_one(raw, raw.codec.encode(key))
                 fetches += 1
             else:
-                self.make_room(awaited)  # raises if there is none to be made
+                try:
+                    self.make_room(awaited)
+                except MemoryLimitError:  # there is none to be made
+                    if self.ledger is None or self._bytes_max >= (self.whole_budget or 0):
+                        raise
+                    # The budget was split. What fitted before that must fit still.
+                    return self._call_beyond(self.whole_budget or 0, raw, call, *args)
             try:
                 return call(*args)
             except AWAITED as error:
                 awaited = error
         # The room that was made may have been that of the entry itself, over and over.
+        return self._call_beyond(0, raw, call, *args)
+
+    def _call_beyond(self, limit: int, raw: State, call: Callable[..., T], *args: Any) -> T:
+        """Does an operation under another limit of memory (0: none), and makes room after it."""
         with self._lock:
-            self.store.limit(0)
+            self.store.limit(limit)
             try:
-                return self._call_unlimited(raw, call, *args)
+                return call(*args)
+            except UnknownEntryError as unknown:
+                (key,) = unknown.keys
+                self.fetch_one(raw, raw.codec.encode(key))
+                return call(*args)
             finally:
                 self._limit()
                 self._trim()
-
-    def _call_unlimited(self, raw: State, call: Callable[..., T], *args: Any) -> T:
-        try:
-            return call(*args)
-        except UnknownEntryError as unknown:
-            (key,) = unknown.keys
-            self.fetch_one(raw, raw.codec.encode(key))
-            return call(*args)
 
     @contextmanager
     def gathered(self, raw: State, keys: Column, needs_values: bool) -> Iterator[None]:
@@ -177,18 +184,25 @@ class Fetching(WriteBack):
 
     # ---- From the home
 
-    def fetch_one(self, raw: State, key: bytes) -> None:
-        """fetch() of one entry, for the single-key path."""
+    def fetch_one(self, raw: State, key: bytes, leaf: int | None = None) -> None:
+        """fetch() of one entry, for the single-key path. leaf: of the key, if that is known."""
         home = self.ledger
         if home is not None:
             began = perf_counter()
-            leaf = raw.leaf_of_encoded(key)
+            if leaf is None:
+                leaf = raw.leaf_of_encoded(key)
             if self.loading is not None:
                 self.load_leaves((leaf,))
             evictions = self._evictions
             value = home.get_one(leaf, self.numbers[raw.name], key)
+            plain = value  # what most rows are: as the store takes it, so in fewer steps
+            if value is None or raw.kind in NUMBER_KINDS or value[:2] == STAMP_MARK:
+                plain = None
             with self._lock:
-                if evictions == self._evictions and self._installs(raw, key, value):
+                if evictions == self._evictions and (
+                    (plain is not None and raw.install_plain(key, plain))
+                    or self._installs(raw, key, value)
+                ):
                     if value is None:
                         self._asked_in_vain(raw, home, leaf)
                     self.counters[raw.name].fetched(1, perf_counter() - began)

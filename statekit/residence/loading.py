@@ -46,6 +46,7 @@ from statekit.errors import (
     HomeError,
     MemoryLimitError,
     NotOwnedError,
+    OccupiedError,
     SchemaError,
     StateKitError,
     StorageError,
@@ -218,6 +219,34 @@ class Loading:
             with self._watched(leaf):
                 self._take_in_from(leaf, steps, source)
                 source.taken(leaf, steps)
+
+    def take_over(self, leaf: int, twin: Store, source: PushSource) -> None:
+        """Takes in a leaf as fill() does, out of a store that has all of it.
+
+        No entry is touched, if nothing has come before, nobody reads what comes (a checkpoint that
+        was begun before), and the types are those that are here.
+        """
+        with self._leaf_locks[leaf % LEAF_LOCKS]:
+            if not self._is_from(leaf, source) or self.is_here(leaf):
+                return
+            try:
+                with self._filling[leaf % LEAF_LOCKS]:
+                    steps = self._move_in_whole(leaf, twin, source)
+            except (SchemaError, OccupiedError, MemoryLimitError):
+                steps = [twin.encode_leaf(leaf)]
+                with self._watched(leaf):
+                    self._take_in_from(leaf, steps, source)
+            source.taken(leaf, steps)
+
+    def _move_in_whole(self, leaf: int, twin: Store, source: PushSource) -> list[bytes]:
+        """Puts a leaf of another store in place of one of which nothing is here.
+
+        Returns what it was, if somebody reads that.
+        """
+        with source.attaching() as is_read:
+            steps = [twin.encode_leaf(leaf)] if is_read else []
+            twin.move(self._store, leaf, leaf + 1)
+        return steps
 
     def _take_in_from(
         self, leaf: int, steps: Sequence[bytes | BufferSlice], source: PushSource

@@ -40,11 +40,12 @@ from typing import Any
 
 from statekit.errors import ClosedError
 from statekit.homes.ledger import Ledger
+from statekit.native import Store
 from statekit.native.block import Block, block_pieces
 from statekit.native.buffers import BufferSlice
 from statekit.residence.assemble import Assembly
 from statekit.residence.loading import LEAF_LOCKS, STOP_SECONDS_MAX, Loading
-from statekit.residence.sources import Sources, Wanted
+from statekit.residence.sources import PushSource, Sources, Wanted
 from statekit.residence.writeback import WriteBack
 
 
@@ -111,6 +112,11 @@ class MovingIn(Loading):
             self._residence.note_timerless(leaf)  # before anybody can see the leaf
         self._residence.open_moved_in(leaf)
         self._opening.discard(leaf)
+
+    def _move_in_whole(self, leaf: int, twin: Store, source: PushSource) -> list[bytes]:
+        steps = [twin.encode_leaf(leaf)]
+        self._take_in(leaf, steps)
+        return steps
 
     def open_rest(self) -> None:
         """Opens what an interrupt has left unopened. All leaves have moved in."""

@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -124,6 +125,10 @@ class PushSource(ABC):
     @abstractmethod
     def to_read(self) -> PullSource:
         """For a checkpoint: the leaves that have not come, as they are when they come."""
+
+    @abstractmethod
+    def attaching(self) -> AbstractContextManager[bool]:
+        """While a leaf is put in place as a whole: nobody begins to read. Whether somebody has."""
 
     @abstractmethod
     def release(self) -> None:

@@ -22,6 +22,7 @@ from statekit.native import Block, Store
 from statekit.residence.assemble import Assembly, RowsByKey
 from statekit.residence.freeze import Frozen, Guard
 from statekit.residence.loading import Loading
+from statekit.residence.tracking import Tracking
 from statekit.schema import StateSchema
 
 _BUDGET_MIN = 16 << 10  # of bytes, however often a budget was split: an entry must fit
@@ -38,7 +39,9 @@ class WriteBack:
         self.store = store
         self.ledger = ledger  # of the home, which siblings share; None without a home
         self.home = None if ledger is None else ledger.home  # has what is not here; None: all is
+        self.tracking = Tracking(store)
         self.budget = budget  # bytes of memory; None for no limit
+        self.whole_budget = budget  # before it was split: an entry that fits into it is taken
         self.keeper: object = None  # the provider, which lives as long as one of its states
         self.loading: Loading | None = None  # while a source has what is not here
         self.schemas: Sequence[StateSchema] = ()  # of all states that are stored
@@ -90,6 +93,7 @@ class WriteBack:
         """Changes how much memory may hold."""
         with self._lock:
             self.budget = budget
+            self.whole_budget = max(budget, self.whole_budget or 0)
             self._limit()
             self._trim()
 

@@ -7,6 +7,8 @@ routing.py      which task has which key, computed by the JVM
 task.py         one range of key-groups in a worker
 rows.py         the rows of a key
 cursor.py       the states of a key
+due.py          which timers a batch must read
+geometry.py     into how many leaves the state is cut
 output.py       output rows as files, and their reader
 dataframes.py   register(): states of checkpoints as DataFrames
 reader.py       the data source, as PySpark 4 wants it

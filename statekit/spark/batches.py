@@ -15,6 +15,7 @@ if a crash comes between 5 and Spark's record, again.
 A version is a checkpoint (checkpoint/parts.py) with the metadata
 
     spark: {query, batch, digest, files, rows, ...}    of whose batch it is, and its output
+           {due}                                       when its timers are due next (due.py)
 
 Of a query that is run from its beginning, batch b is version b + 1. Nothing else rests between two
 batches, neither in the driver nor in the workers; on Spark Connect, where the function is unpickled
@@ -60,6 +61,8 @@ from statekit.errors import (
 )
 from statekit.failpoints import register, visit
 from statekit.format.manifest import number_of
+from statekit.spark.due import merge, noted, times_of
+from statekit.spark.geometry import subgroups_of
 from statekit.spark.output import OutputFile, attachments_of, log_output, read_files
 from statekit.spark.query import QueryBatch
 from statekit.spark.routing import plan_routing, route
@@ -275,8 +278,10 @@ def run_batch(
     keep: int,
     schema: Any,
     ship: Any,
+    is_output_wanted: bool = True,
 ) -> Any:
-    """Makes the version of a batch, unless it is there. Returns the batch's output, a DataFrame.
+    """Makes the version of a batch, unless it is there. Returns the batch's output, a DataFrame;
+    None if that is not wanted.
 
     batch: what the tasks are told, but for the base and number, which are found here.
     """
@@ -298,7 +303,7 @@ def run_batch(
     if note["output_path"] is not None:  # where it was when the version was made
         output = open_storage(note["output_path"])
         log_output(output, version.number, files, schema)
-    return read_files(df.sparkSession, output, files, schema)
+    return read_files(df.sparkSession, output, files, schema) if is_output_wanted else None
 
 
 def _make(
@@ -313,14 +318,22 @@ def _make(
     base = standing.base
     if base is not None:
         _check_geometry(storage, base, batch)
+    subgroups = subgroups_of(base, batch.subgroups, batch.key_groups)
+    if base is not None and subgroups != base.subgroups:
+        _log.info(
+            "batch %d: the state of %r has grown to %d bytes. Its key-groups are cut into %d "
+            "sub-groups, for which all of it is written once",
+            wanted.batch, storage.shown, base.bytes, subgroups,
+        )  # fmt: skip
     visit("spark.base")
     started = perf_counter()
-    batch = replace(batch, base=base, number=standing.number)
+    before = None if base is None else _note(base)
+    times = times_of(base, before, batch.key_groups)
+    batch = replace(batch, base=base, number=standing.number, subgroups=subgroups, due=times)
     reports = compute(df, batch, assign(batch.key_groups, parallelism), ship)
     visit("spark.computed")
     computed = perf_counter()
     outputs = [one.output for one in reports if one.output is not None]
-    before = None if base is None else _note(base)
     backfills = [] if before is None else before["backfills"]
     if wanted.query == BACKFILL:
         backfills = [*backfills, wanted.digest]
@@ -334,6 +347,10 @@ def _make(
         "rows": sum(one.rows for one in outputs),
         "parallelism": parallelism,
         "backfills": backfills,
+        "due": noted(
+            merge(times, (one.due for one in reports), batch.key_groups),
+            [Part.from_json(one.part).file for one in reports],
+        ),
         "statekit": __version__,
     }
     try:
@@ -406,12 +423,15 @@ def _refused(
 
 
 def _check_geometry(storage: Storage, base: Checkpoint, batch: Batch) -> None:
-    found = base.key_group_count, base.subgroups
-    if found != (batch.key_groups, batch.subgroups):
+    wanted = batch.subgroups
+    if base.key_group_count != batch.key_groups or wanted not in (None, base.subgroups):
+        given = "" if wanted is None else f" of {wanted}"
+        also = "" if wanted is None else f" and subgroups={base.subgroups} (or leave that out)"
         raise StatefulOpError(
-            f"the state in {storage.shown!r} has {found[0]} key-groups of {found[1]} sub-groups; "
-            f"this op has {batch.key_groups} of {batch.subgroups}. Pass key_groups={found[0]} and "
-            f"subgroups={found[1]}, or `statekit regroup` the state while the query is stopped."
+            f"the state in {storage.shown!r} has {base.key_group_count} key-groups of "
+            f"{base.subgroups} sub-groups; this op has {batch.key_groups}{given}. Pass "
+            f"key_groups={base.key_group_count}{also}, or `statekit regroup` the state while the "
+            "query is stopped."
         )
     if hidden := subtract((range(batch.key_groups),), base.key_groups):
         raise StatefulOpError(

@@ -15,7 +15,7 @@ is decoded anew, so changing it changes no state, as everywhere in statekit. Onl
 as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from statekit.exact import VALUE_FAULTS
 from statekit.native.columns import column
 from statekit.native.ttl import as_ttl
 from statekit.spark.rows import keys_of
-from statekit.state import TimersState, ValueState
+from statekit.state import ValueState
 from statekit.state.value import NO_DEFAULT, NumberValueState
 
 RESERVED = frozenset({"key", "watermark", "batch_id"})
@@ -77,11 +77,19 @@ def check_states(states: Any) -> dict[str, State | Timers]:
     return found
 
 
-def declare(kv: Any, states: Mapping[str, State | Timers], key_type: str) -> None:
-    """Declares the states of an op on a provider."""
+def declare(
+    kv: Any,
+    states: Mapping[str, State | Timers],
+    key_type: str,
+    timer_leaves: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """Declares the states of an op on a provider.
+
+    timer_leaves: of each state of timers, the leaves whose timers may be due; all unless told.
+    """
     for name, spec in states.items():
         if isinstance(spec, Timers):
-            kv.timers(name, key=key_type)
+            kv._timers(name, key_type, None if timer_leaves is None else timer_leaves[name])
         elif spec.default is not ...:
             kv.value(name, spec.type, default=spec.default, key=key_type, ttl=spec.ttl)
         else:
@@ -331,9 +339,8 @@ def make_cursor(
         state = kv[name]
         life = as_ttl(spec.ttl) if isinstance(spec, State) else None
         is_read_alone = life is not None and life.refresh == "read"
-        if is_read_alone or isinstance(state, TimersState):
+        if is_read_alone:
             # An entry that lives longer when it is read must not be read for keys that do not ask.
-            # Timers are in memory.
             members[name] = member(lambda st, state=state: state._bind(st.key))
         elif isinstance(state, ValueState):
             cell = _cell(state)

@@ -20,6 +20,7 @@ from statekit.spark.query import QueryBatch, read_batch
 from statekit.spark.routing import plan_routing
 from statekit.spark.task import Batch, Functions
 from statekit.storage import open_storage
+from statekit.storage.cached import CACHE_BYTES
 from statekit.version import __version__
 
 Parallelism: TypeAlias = int | Callable[[int], int] | None
@@ -45,12 +46,17 @@ class StatefulOp:
     path: where the state is kept: a directory or URL that the driver and all executors reach.
     output_path: where the output is kept for ever, for read_output(). Unless given, output is kept
         as long as the version of the state.
-    key_groups, subgroups: powers of two. The parallelism can be at most key_groups.
+    key_groups: a power of two. The parallelism can be at most that.
+    subgroups: into how many leaves each key-group is cut, a power of two. Unless told, one, and
+        more when the state has grown (geometry.py).
     event_time: the column with a row's time. Rows at or before the watermark are late: they are
         dropped (late="drop"), or not (late="keep").
     null_keys: "error", or "drop" to leave out rows with a null in their key.
     keep: how many versions are kept; as many as Spark keeps batches
         (spark.sql.streaming.minBatchesToRetain) unless told.
+    cache, cache_bytes: if the path is not on a file system, each executor's host keeps copies of
+        packs in this directory of its own (of temporary files, unless told), at most so many bytes.
+        cache_bytes=0 keeps none.
     """
 
     def __init__(
@@ -65,12 +71,14 @@ class StatefulOp:
         on_timer: Any = None,
         output_path: "str | os.PathLike[str] | None" = None,
         key_groups: int = 128,
-        subgroups: int = 1,
+        subgroups: int | None = None,
         event_time: str | None = None,
         late: Literal["drop", "keep"] = "drop",
         null_keys: Literal["error", "drop"] = "error",
         keep: int | None = None,
         compression: str | None = None,
+        cache: "str | os.PathLike[str] | None" = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.functions = _functions(function, on_batch, on_timer)
         self.key = (key,) if isinstance(key, str) else tuple(key) if _is_listing(key) else ()
@@ -103,8 +111,14 @@ class StatefulOp:
             raise ArgumentError(f"keep={shorten(keep)} is too little. Keep 2 versions or more.")
         self.keep = keep
         self.compression = compression
+        self.cache = None if cache is None else os.path.abspath(cache)
+        if type(cache_bytes) is not int or cache_bytes < 0:
+            raise ArgumentError(
+                f"cache_bytes={shorten(cache_bytes)} is no size. Pass an int, 0 to keep no copies."
+            )
+        self.cache_bytes = cache_bytes
         # Finds what is wrong with the states here, and not in a worker.
-        with open_provider("memory:", key_groups=key_groups, subgroups=subgroups) as kv:
+        with open_provider("memory:", key_groups=key_groups, subgroups=subgroups or 1) as kv:
             declare(kv, self.states, "s" if len(self.key) == 1 else f"({'s' * len(self.key)})")
 
     @property
@@ -168,7 +182,12 @@ class StatefulOp:
         return self._process(df, wanted, parallelism, batches.Accepts())
 
     def _process(
-        self, df: Any, wanted: QueryBatch, parallelism: Parallelism, accepts: batches.Accepts
+        self,
+        df: Any,
+        wanted: QueryBatch,
+        parallelism: Parallelism,
+        accepts: batches.Accepts,
+        is_output_wanted: bool = True,
     ) -> Any:
         spark = df.sparkSession
         schema, arrow = _schemas(spark, self.output)
@@ -184,7 +203,7 @@ class StatefulOp:
             number=0,
             base=None,
             key_groups=self.key_groups,
-            subgroups=self.subgroups,
+            subgroups=self.subgroups,  # None: by size
             ranges=(),
             is_empty=False,
             batch_id=wanted.batch,
@@ -194,12 +213,16 @@ class StatefulOp:
             null_keys=self.null_keys,
             compression=self.compression,
             output_path=self.output_path,
+            cache=self.cache,
+            cache_bytes=self.cache_bytes,
         )
         tasks = self._tasks(spark, parallelism, wanted.batch)
         keep = self.keep
         if keep is None:
             keep = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100")) + 1
-        return batches.run_batch(df, wanted, batch, tasks, accepts, keep, schema, _ship)
+        return batches.run_batch(
+            df, wanted, batch, tasks, accepts, keep, schema, _ship, is_output_wanted
+        )
 
     def _tasks(self, spark: Any, parallelism: Parallelism, batch_id: int) -> int:
         if parallelism is None:
@@ -231,7 +254,8 @@ class ForeachBatch:
 
     def __call__(self, df: Any, batch_id: int) -> None:
         wanted = read_batch(df.sparkSession, self.checkpoint, batch_id)
-        output = self.op._process(df, wanted, self.parallelism, self.accepts)
+        is_wanted = self.sink is not None  # else no DataFrame is made, which takes some 10 ms
+        output = self.op._process(df, wanted, self.parallelism, self.accepts, is_wanted)
         visit("spark.sink")
         if self.sink is not None:
             self.sink(output, batch_id)

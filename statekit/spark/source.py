@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 NAME = "statekit"
-_PARTITION_BYTES = 16 << 20  # of a checkpoint, for one task, unless the user says how many
+_PARTITION_BYTES = 64 << 20  # of a checkpoint, for one task, unless the user says how many
 _PARTITIONS_LEAST = 2
 _OPTIONS = ("path", "state", "version", "partitions", "ttl", "text", "stamps", "batch_rows")
 

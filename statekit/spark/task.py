@@ -1,6 +1,7 @@
 """A task: one range of key-groups, one micro-batch. What runs in Spark's Python workers.
 
-    1. the provider    restored from the base, lazily: only what the batch touches is read
+    1. the provider    restored from the base, lazily: only what the batch touches is read, and
+                       timers that may be due (due.py)
     2. the rows        grouped by key; the function is called for each key
     3. the timers      that are due at the watermark, on empty batches too
     4. the output      one file
@@ -31,8 +32,11 @@ from statekit.checkpoint.parts import Part
 from statekit.checkpoint.reader import Checkpoint
 from statekit.errors import MissingFileError, StatefulOpError, shorten
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, declare, make_cursor, set_key
+from statekit.spark.due import NEVER, Reported, Times, leaves_of, slices_to_read, times_after
 from statekit.spark.output import OutputFile, batches_to_table, rows_to_table, write_output
 from statekit.spark.rows import Grouped, Rows, count_nulls, drop_nulls, split_late
+from statekit.storage import Storage, open_storage
+from statekit.storage.cached import CACHE_BYTES, CachedStorage, host_directory
 
 REPORT_SCHEMA = "report string"
 
@@ -60,7 +64,7 @@ class Batch:
     number: int  # of the checkpoint that is being made
     base: Checkpoint | None
     key_groups: int
-    subgroups: int
+    subgroups: Any  # int; None in the driver, before it is chosen by size
     ranges: tuple[range, ...]  # of key-groups, one for each partition
     is_empty: bool  # the partitions have no rows of the batch
     batch_id: int
@@ -70,6 +74,9 @@ class Batch:
     null_keys: str
     compression: str | None
     output_path: str | None
+    due: Times = field(default_factory=dict)  # of the base: when timers are due next
+    cache: str | None = None  # where each host keeps copies of packs; None: in its usual place
+    cache_bytes: int = CACHE_BYTES
 
 
 @dataclass
@@ -82,6 +89,7 @@ class Report:
     output: OutputFile | None = None
     host: str = ""
     figures: dict[str, float] = field(default_factory=dict)
+    due: Reported = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)
@@ -117,9 +125,18 @@ def run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Report:
     """One range of key-groups. Everything but Spark."""
     report = Report(groups.start, host=socket.gethostname())
+    storage = _storage(batch)
     try:
-        with _provider(batch, groups) as kv:
-            _Run(batch, kv, report).run(pieces)
+        slices = _slices_to_read(batch, groups)
+        with _provider(batch, groups, storage, slices) as kv:
+            _Run(batch, kv, report, storage).run(pieces)
+            report.due = {
+                name: times_after(
+                    kv[name]._raw, batch.due.get(name), was_read, groups, batch.key_groups,
+                    batch.subgroups,
+                )
+                for name, was_read in slices.items()
+            }  # fmt: skip
     except StatefulOpError as error:
         report.error = str(error)
     except MissingFileError as error:
@@ -132,14 +149,39 @@ def run_range(batch: Batch, groups: range, pieces: list[pa.RecordBatch]) -> Repo
     return report
 
 
-def _provider(batch: Batch, groups: range) -> Any:
+def _storage(batch: Batch) -> Storage:
+    """Where the state is. Of a storage that is not here, with copies on this host."""
+    storage = open_storage(batch.place)
+    if storage.is_local or not batch.cache_bytes:
+        return storage
+    return CachedStorage(storage, batch.cache or host_directory(), batch.cache_bytes)
+
+
+def _slices_to_read(batch: Batch, groups: range) -> dict[str, set[int]]:
+    """Of each state of timers: where some may be due. Without a base there are none, which are as
+    good as read.
+    """
+    watermark = NEVER if batch.base is None else batch.watermark
+    return {
+        name: slices_to_read(batch.due.get(name), groups, batch.key_groups, watermark)
+        for name, spec in batch.states.items()
+        if isinstance(spec, Timers)
+    }
+
+
+def _provider(batch: Batch, groups: range, storage: Storage, slices: dict[str, set[int]]) -> Any:
     if batch.base is None:
         kv = sk.open(
             "memory:", key_groups=batch.key_groups, subgroups=batch.subgroups, owned=groups
         )
     else:
-        kv = sk.restore(batch.base, key_groups=groups, background=False)
-    declare(kv, batch.states, batch.key_type)
+        base = batch.base.through(storage)
+        kv = sk.restore(base, key_groups=groups, subgroups=batch.subgroups, background=False)
+    leaves = {
+        name: leaves_of(some, groups, batch.key_groups, batch.subgroups)
+        for name, some in slices.items()
+    }
+    declare(kv, batch.states, batch.key_type, leaves)
     if batch.watermark is not None:
         kv.advance_watermark(batch.watermark)
     return kv
@@ -148,8 +190,9 @@ def _provider(batch: Batch, groups: range) -> Any:
 class _Run:
     """What is done with the provider of a range."""
 
-    def __init__(self, batch: Batch, kv: Any, report: Report) -> None:
+    def __init__(self, batch: Batch, kv: Any, report: Report, storage: Storage) -> None:
         self.batch = batch
+        self.storage = storage
         self.kv = kv
         self.report = report
         self.figures: dict[str, float] = {}
@@ -174,7 +217,7 @@ class _Run:
                 table, batch.place, batch.output_path, batch.number, at
             )
             part: Part = self.kv.write_part(
-                batch.place, number=batch.number, compression=batch.compression
+                self.storage, number=batch.number, compression=batch.compression
             )
         finally:
             if hasattr(instance, "close"):
@@ -182,6 +225,9 @@ class _Run:
         self.report.part = part.to_json()
         self.figures["bytes"] = part.bytes
         self.figures["output_rows"] = table.num_rows
+        if isinstance(self.storage, CachedStorage):
+            self.figures["cache_hits"] = self.storage.hits
+            self.figures["cache_misses"] = self.storage.misses
         self.report.figures = {
             **self.figures,
             "process_seconds": processed - started,

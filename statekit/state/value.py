@@ -10,6 +10,7 @@ from collections.abc import Callable
 from numbers import Number
 from typing import Any, Generic, TypeVar, overload
 
+from statekit import _fast
 from statekit._native import lib
 from statekit.codecs import Codec
 from statekit.errors import (
@@ -40,7 +41,7 @@ _get: Callable[..., int] = lib.sk_get
 _value_status: Callable[[], int] = lib.sk_value_status
 _MISSING: int = lib.SK_MISSING
 _UNKNOWN: int = lib.SK_UNKNOWN
-NO_DEFAULT: Any = object()
+NO_DEFAULT: Any = _fast.NO_DEFAULT  # C must know it, too
 
 
 class ValueState(KeyedState[V]):

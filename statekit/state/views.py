@@ -123,7 +123,7 @@ class View(Place, InProcess):
                 raise closed_error(state.name) from None
             if length != -_IS_UNKNOWN or is_fetched:
                 break
-            state._residence.fetch_one(state._raw, k)
+            state._residence.fetch_one(state._raw, k, buffer.length)  # its leaf
             is_fetched = True
         if length >= 0:
             if wants_bytes:

@@ -3,6 +3,7 @@
 storage.py   what a storage is: durable names, exclusive creation, locks and pins
 local.py     a directory of this machine, with every fsync
 fsspec.py    anything that fsspec reaches: S3, HDFS, memory://
+cached.py    one of these, with copies of packs on this host
 url.py       which of them a path or a URL names
 """
 

@@ -106,6 +106,13 @@ class Storage(ABC):
         """Several parts of a file: offset and length of each. Otherwise like read()."""
         return [self.read(name, offset, length) for offset, length in parts]
 
+    def drop_copies(self, names: "Sequence[str]") -> bool:
+        """Forgets copies of files that are kept nearer; whether there were any (cached.py).
+
+        To be called when a file seems to be damaged: perhaps it was the copy.
+        """
+        return False
+
     @abstractmethod
     def size(self, name: str) -> int:
         """The size of a file in bytes; MissingFileError if there is none."""

@@ -149,6 +149,15 @@ static void check_next(const world *w) {
             if (w->is_set[k][d] && due_of(d) < next) next = due_of(d);
     CHECK_EQ(sk_timers_next(w->store, w->id), next);
     CHECK_EQ(sk_value_status(), SK_OK);
+    int64_t least = INT64_MAX;
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
+        int64_t due = sk_timers_next_of(w->store, w->id, leaf, leaf + 1);
+        if (due < least) least = due;
+    }
+    CHECK_EQ(least, next);
+    CHECK_EQ(sk_timers_next_of(w->store, w->id, 1, 1), INT64_MAX);
+    CHECK_EQ(sk_timers_next_of(w->store, w->id, 0, LEAVES + 1), INT64_MIN);
+    CHECK(sk_value_status() != SK_OK);
 }
 
 /* Leaves leave and come back: as blocks, as a snapshot, or moved as they are. */

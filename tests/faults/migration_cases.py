@@ -283,7 +283,10 @@ class Case:
         self.source, self.target = Side("source", source), Side("target", target)
         self.source.open(range(KEY_GROUPS - 1))
         self.target.open([KEY_GROUPS - 1], home)
-        streams = {"streamed_requests": ("Stream",), "streamed_replies": ("Stream", "FetchLong")}
+        streams = {
+            "streamed_requests": ("Stream",),
+            "streamed_replies": ("Stream", "FetchLong", "Copy"),
+        }
         self.to_source = Proxy(self.source.address, seed=seed, **streams)
         self.to_target = Proxy(self.target.address, seed=seed + 1, **streams)
         self.source("be_at", self.to_source.address)
@@ -460,4 +463,15 @@ def proposed(case: Case) -> list[int]:
     return [0, 1]
 
 
-MIGRATIONS = {each.__name__: each for each in (on_demand, stream, proposed)}
+def seamless(case: Case) -> list[int]:
+    """Leaves are copied while they are used, and taken over key-group by key-group."""
+    for group in (0, 1):
+        case.hand_overs[group] = case.hand_overs.get(group, 0) + 1
+    address = case.to_source.address
+    passing = errors.NotOwnedError, errors.OccupiedError, errors.MigrationError, errors.ClosedError
+    case.again(lambda: case.target("seamless", address, [0, 1], TIMEOUT_S), *passing)
+    case.finish()
+    return [0, 1]
+
+
+MIGRATIONS = {each.__name__: each for each in (on_demand, stream, proposed, seamless)}

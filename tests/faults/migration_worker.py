@@ -126,6 +126,19 @@ class Node:
         self.arrivals[arrival.id] = arrival
         return arrival.id
 
+    def seamless(self, address: str, groups: Sequence[int], timeout: float) -> None:
+        """Copies key-groups, and takes over one after the other."""
+        if not (left := sorted({*groups} - {*self.groups()})):
+            return
+        steps = self.kv.fetch_from(
+            address, key_groups=left, strategy="seamless", step=1, timeout=timeout
+        )
+        try:
+            steps.wait(SECONDS_MAX)
+        except BaseException:
+            steps.stop()
+            raise
+
     def migrate(self, address: str, groups: Sequence[int], strategy: str, timeout: float) -> str:
         departure = self.kv.migrate(address, key_groups=groups, strategy=strategy, timeout=timeout)
         return departure.id

@@ -41,6 +41,7 @@ METHODS = {
     "on_demand": ("Hello", "Begin", "Fetch", "FetchLong", "Pick", "Installed", "GiveBack"),
     "stream": ("Stream",),
     "proposed": ("Propose",),
+    "seamless": ("Shade", "Copy", "Begin"),
 }
 POINTS = [
     (name, method, direction, fault)

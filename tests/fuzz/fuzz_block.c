@@ -151,6 +151,27 @@ static void frames(const uint8_t *data, size_t len) {
     free(copy);
 }
 
+/* A block that is squeezed is restored to the same bytes; a good one is squeezed; and any bytes as
+ * a squeezed block are refused, or restored to a block with a good header. */
+static void squeeze(const uint8_t *data, size_t len, int check) {
+    sk_buf buf = {0};
+    sk_block_info info;
+    int status = sk_block_squeeze(data, len, &buf);
+    EXPECT(status == SK_OK || status == SK_MISSING || status == SK_CORRUPT);
+    if (check == SK_OK && sk_load64(data + 8) == len) EXPECT(status == SK_OK);
+    uint8_t *block = malloc(len + 4096);
+    if (status == SK_OK) {
+        EXPECT(sk_block_restore(buf.data, buf.len, block, len) == SK_OK);
+        EXPECT(memcmp(block, data, len) == 0);
+    }
+    for (size_t size = 56; size < len + 4096; size += 8)
+        if (size % 512 == 0 || size < 256 || size / 8 == len / 4)
+            if (sk_block_restore(data, len, block, size) == SK_OK)
+                EXPECT(sk_block_read(block, size, &info) == SK_OK);
+    free(block);
+    sk_buf_free(&buf);
+}
+
 static void run(const uint8_t *data, size_t len) {
     sk_block_info info;
     sk_buf value = {0};
@@ -158,6 +179,7 @@ static void run(const uint8_t *data, size_t len) {
     int check = sk_block_check(data, len);
     EXPECT(check == SK_OK || check == SK_CORRUPT);
     EXPECT(read == SK_OK || check != SK_OK);
+    squeeze(data, len, check);
     sk_block_verify(data, len, 0);
     sk_block_find(data, len, data, len < 8 ? len : 8, &value);
     if (read == SK_OK && info.entries > 0) { /* keys that are there, if the block is good */

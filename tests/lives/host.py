@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -194,6 +195,7 @@ class Worker:
         self.kvs: dict[str, Any] = {}
         self.specs: dict[str, dict[str, Spec]] = {}  # declared, by provider
         self.moves: dict[str, Any] = {}
+        self.shadows: dict[str, Any] = {}
         self.jobs: dict[str, Any] = {}
 
     def do(self, command: Command) -> Any:
@@ -403,13 +405,34 @@ class Worker:
             if not found:
                 raise NoCheckpointError(f"checkpoint {number} of {url} was collected")
             settings["base"] = found[0]
-        self.moves[move] = self.kvs[pid].fetch_from(address, key_groups=groups, **settings)
-        return bool(self.moves[move].is_based)
+        made = self.moves[move] = self.kvs[pid].fetch_from(address, key_groups=groups, **settings)
+        if hasattr(made, "owned") and hasattr(made, "stop"):  # in steps
+            made.wait(ANSWER_SECONDS_MAX / 2)
+            return False
+        return bool(made.is_based)
+
+    def shadow(self, pid: str, sid: str, address: str, groups: list[int]) -> None:
+        self.shadows[sid] = self.kvs[pid].shadow(address, key_groups=groups, timeout=60.0)
+
+    def take(
+        self, pid: str, move: str, address: str, groups: list[int], settings: dict[str, Any]
+    ) -> None:
+        """Whether the copies are any good then depends on what has happened to both meanwhile."""
+        shadow = self.shadows[settings["sid"]]
+        if settings["waits"]:
+            with suppress(sk.StateKitError):  # it was dropped
+                shadow.wait(ANSWER_SECONDS_MAX / 2)
+        self.moves[move] = shadow.take(groups)
+
+    def drop_shadow(self, pid: str, sid: str) -> None:
+        self.shadows.pop(sid).drop()
 
     def migrate(
         self, pid: str, move: str, address: str, groups: list[int], settings: dict[str, Any]
     ) -> None:
-        self.moves[move] = self.kvs[pid].migrate(address, key_groups=groups, **settings)
+        made = self.moves[move] = self.kvs[pid].migrate(address, key_groups=groups, **settings)
+        if hasattr(made, "departures"):  # in steps
+            made.wait(ANSWER_SECONDS_MAX / 2)
 
     def finish(self, pid: str) -> None:
         """Waits until everything on its way here has come, and the old owners know it."""

@@ -140,6 +140,7 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
         yield from (("flush", 2), ("reopen", 3), ("kill", 1.5), ("close", 0.7), ("commit", 6))
         yield from (("rollback", 4), ("beside", 2), ("doomed", 2))
         yield from (("split", 3), ("merge", 4), ("begin_move", 5), ("finish_move", 4))
+        yield from (("copy_ahead", 2.5), ("take_over", 4))
         yield from (("undo_move", 2.5), ("torn_move", 2.5), ("barrier", 2))
         yield from (("checkpoint", 5), ("parts", 3), ("look_back", 4), ("collect", 2))
         yield ("restart", 1.5)
@@ -394,7 +395,8 @@ class Life(DurabilitySteps, PointSteps, MoveSteps):
             if min(numbers) < 0 or figures["hits"] > figures["operations"]:
                 raise Wrong(f"{kv}: metrics of {name}: {figures}")
             spec = self.world.specs[name]
-            if kv.home is None and spec.ttl is None and not self.world.moves_of(kv):
+            is_moving = self.world.moves_of(kv) or self.world.has_entries_of_others(kv)
+            if kv.home is None and spec.ttl is None and not is_moving:
                 count = len(self.world.alive(spec, self.world.content, kv.owned))
                 if figures["entries"] != count and not self.call(kv, "loading"):
                     raise Wrong(f"{kv}: metrics of {name} count {figures['entries']}, not {count}")

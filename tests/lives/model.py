@@ -107,6 +107,16 @@ class Move:
 
 
 @dataclass(eq=False)
+class Copies:
+    """Key-groups of one provider that another copies ahead: a shadow."""
+
+    sid: str
+    source: Kv
+    target: Kv
+    groups: set[int]  # that were not taken over
+
+
+@dataclass(eq=False)
 class Point:
     """A checkpoint."""
 
@@ -151,6 +161,7 @@ class World:
         self.kvs: list[Kv] = []
         self.homes: list[HomeModel] = []
         self.moves: list[Move] = []
+        self.copies: list[Copies] = []
         self.torn_moves: list[Move] = []  # into homes whose process was killed
         self.places: list[Place] = []
         self._hashes: dict[tuple[str, Any], int] = {}
@@ -189,6 +200,10 @@ class World:
 
     def moves_of(self, kv: Kv) -> list[Move]:
         return [move for move in self.moves if kv in (move.source, move.target)]
+
+    def has_entries_of_others(self, kv: Kv) -> bool:
+        """Whether it may hold, shut, what another process is still to fetch."""
+        return any(move.source is kv for move in (*self.moves, *self.torn_moves))
 
     # ---- Entries
 

@@ -4,13 +4,15 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .model import Cut, HomeModel, Kv, Move, Place, Point, World, copied
+from .model import Copies, Cut, HomeModel, Kv, Move, Place, Point, World, copied
 
 if TYPE_CHECKING:
     from .life import Life
 
-STRATEGIES = ("prioritised", "on_demand", "gradual", "gradual_batched", "all_at_once")
+STRATEGIES = ("prioritised", "on_demand", "order_unaware", "gradual_batched", "all_at_once")
+STEPPED = ("fluid", "batched", "seamless")
 PROVIDERS_MAX = 6
+COPIES_MAX = 3
 
 
 class MoveSteps:
@@ -107,7 +109,10 @@ class MoveSteps:
         if able:
             self.begin_move(self.rng.choice(able))
 
-    def begin_move(self: "Life", source: Kv, may_migrate: bool = True) -> Move | None:
+    def begin_move(
+        self: "Life", source: Kv, may_migrate: bool = True, ahead: Copies | None = None
+    ) -> Move | None:
+        """ahead: key-groups that were copied, and are taken over now."""
         world, rng = self.world, self.rng
         if self.knows("1.1") and source.home and len(world.users_of(source.home)) > 1:
             return None
@@ -122,14 +127,17 @@ class MoveSteps:
             targets = [self.open_provider(None if kind == "memory" else self.new_home(kind), ())]
         if not targets:
             return None
-        target = rng.choice(targets)
-        groups = set(rng.sample(sorted(source.owned), rng.randrange(1, len(source.owned) + 1)))
-        strategy = rng.choice(STRATEGIES)
+        target = rng.choice(targets) if ahead is None else ahead.target
+        able = source.owned if ahead is None else source.owned & ahead.groups
+        groups = set(rng.sample(sorted(able), rng.randrange(1, len(able) + 1)))
+        strategy = rng.choice((*STRATEGIES, *STEPPED) if may_migrate else STRATEGIES)
+        strategy = strategy if ahead is None else "taken"
         settings: dict[str, Any] = {"strategy": strategy, "timeout": 60.0}
         bases = [place for place in world.places if place.owner is source and place.points]
         base = None
-        by_source = may_migrate and rng.random() < 0.3
-        if bases and rng.random() < 0.6 and not by_source:
+        by_source = may_migrate and rng.random() < 0.3 and ahead is None
+        is_plain = strategy in STRATEGIES
+        if bases and rng.random() < 0.6 and not by_source and is_plain:
             place = rng.choice(bases)
             settings["base"], base = place.url, (place.url, place.points[-1].number)
         move = Move(
@@ -154,6 +162,9 @@ class MoveSteps:
         for one in (source, target):
             one.address = one.address or self.call(one, "serve")
         command = "migrate" if by_source else "fetch"
+        if ahead is not None:
+            command, settings = "take", {"sid": ahead.sid, "waits": rng.random() < 0.7}
+            ahead.groups -= groups
         for _ in range(30 if self.knows("1.12") else 1):
             kinds = ("SchemaError", "PeerError", "MigrationError") if refused else ()
             if self.knows("1.12"):
@@ -180,9 +191,57 @@ class MoveSteps:
                 target.home.settle(group, world.content[group])
         world.moves.append(move)
         self.check_owned()
-        if strategy == "all_at_once" and not by_source:
+        if strategy in STEPPED or (strategy == "all_at_once" and not by_source):
             self.finish_move(move)
         return move
+
+    # ---- Copying ahead
+
+    def step_copy_ahead(self: "Life") -> None:
+        """A provider begins to copy key-groups of another, which goes on with them."""
+        world, rng = self.world, self.rng
+        pairs = [
+            (source, target)
+            for source in world.kvs
+            for target in world.kvs
+            if source.owned
+            and target is not source
+            and (target.home is None or (target.home is not source.home))
+            and not (target.home is not None and target.home.is_torn)
+        ]
+        if not pairs or len(world.copies) >= COPIES_MAX:
+            return
+        source, target = rng.choice(pairs)
+        groups = set(rng.sample(sorted(source.owned), rng.randrange(1, len(source.owned) + 1)))
+        refused = any(target.stored.get(n, v) < v for n, v in source.stored.items())
+        source.address = source.address or self.call(source, "serve")
+        ahead = Copies(self.name("copies"), source, target, groups)
+        self.say(f"{target}: copies {sorted(groups)} of {source} as {ahead.sid}")
+        call = lambda: self.call(target, "shadow", ahead.sid, source.address, sorted(groups))  # noqa: E731
+        if self.refused(("SchemaError",) if refused else (), call) != refused:
+            raise AssertionError(f"{source} has states {source.stored}, {target} {target.stored}")
+        if not refused:
+            world.take_in(target, (), source.stored)
+            world.copies.append(ahead)
+        self.check_owned()
+
+    def step_take_over(self: "Life") -> None:
+        """Some of what was copied ahead is taken over; or the copies are dropped."""
+        world, rng = self.world, self.rng
+        world.copies = [
+            one for one in world.copies if one.source in world.kvs and one.target in world.kvs
+        ]
+        if not world.copies:
+            return
+        ahead = rng.choice(world.copies)
+        for _ in range(rng.randrange(3)):
+            self.step_ops()
+        if ahead.groups & ahead.source.owned and rng.random() < 0.9:
+            self.begin_move(ahead.source, ahead=ahead)
+        else:
+            self.say(f"{ahead.target}: {ahead.sid} is dropped")
+            self.call(ahead.target, "drop_shadow", ahead.sid)
+            world.copies.remove(ahead)
 
     def step_torn_move(self: "Life") -> None:
         """A process is killed into whose home leaves are coming from another process."""
@@ -398,6 +457,8 @@ class MoveSteps:
             kv = rng.choice(waiting)
             parts.append(self._pass(kv, number, taken))
             passed.append(kv)
+        for kv in world.kvs:  # but not those that are opened later
+            self.call(kv, "call", "end_barrier", number)
         if set(taken) != {group for kv in world.kvs for group in kv.owned}:
             raise AssertionError(f"the model of the barrier is wrong: {sorted(taken)}")
         versions: dict[str, set[int]] = {}

@@ -8,6 +8,7 @@ faults.py       how likely each fault is
 run.py          a run with coordinators, from one seed
 peers.py        a run without any: hand-overs that are asked for directly
 script.py       one migration, with crashes at chosen events
+shadows.py      a run in which leaves are copied ahead
 transitions.py  counts which transitions were visited
 """
 
@@ -15,9 +16,10 @@ from typing import Any
 
 from .peers import PeerRun
 from .run import Run
+from .shadows import ShadowRun
 from .world import Violation, World
 
-__all__ = ["PeerRun", "Run", "Violation", "World", "explain", "run_of"]
+__all__ = ["PeerRun", "Run", "ShadowRun", "Violation", "World", "explain", "run_of"]
 
 
 def run_of(seed: int, **arguments: Any) -> Run:

@@ -9,19 +9,23 @@ generation: the source of records goes back for those leaves alone.
 from typing import Any
 
 from statekit.protocol.messages import migration_id, runs_of
-from statekit.protocol.participant import EXPECTED, NUMBERS_MAX, OFFERED, OWNED
+from statekit.protocol.participant import EXPECTED, NONE, NUMBERS_MAX, OFFERED, OWNED
 
 from .run import CALM_ROUNDS_MAX, CALM_STEPS_MAX, Run
 from .worker import Copy, Worker
 from .world import Violation
 
+WORKERS_MAX = 8
+
 
 class PeerRun(Run):
     first_generation = 0
     migrations = 0
+    over = 0  # checkpoints up to this one are complete, or given up
 
     def __init__(self, seed: int, **arguments: Any) -> None:
         self.subgroups = 1 + seed // 4 % 2  # leaves of a key-group
+        self.givers: set[str] = set()  # who passed key-groups on
         super().__init__(seed, **arguments)
 
     def boot(self) -> None:
@@ -55,18 +59,86 @@ class PeerRun(Run):
     def tick(self, worker: Worker) -> None:
         self.step("says again", worker.name, "")
         era = self.world.era
-        if worker.participant.barrier < era and self.world.is_aligned(era):
-            self.step("barrier", worker.name, era)
-            worker.act(worker.participant.take(era))
+        is_due = worker.participant.barrier < era and self.world.is_aligned(era)
+        if is_due and (era > self.over or self.rng.random() < 0.1):
+            self.pass_barrier(worker, era)
         for outgoing in [*worker.participant._outgoing.values()]:
             if outgoing.target not in self.workers:  # it died right after its Begin: tell again
                 self.step("is told dead", worker.name, outgoing.target)
                 self.world.abandoned = self.world.era  # as docs/protocol.md asks of engines
                 worker.act(worker.participant.declare_dead(outgoing.target)[0])
+        for incoming in [*worker.participant._incoming.values()]:
+            if incoming.source not in self.workers and incoming.returned:  # its offer came late
+                worker.act(worker.participant.declare_dead(incoming.source)[0])
         worker.tick()
+
+    def pass_barrier(self, worker: Worker, number: int) -> None:
+        if number > self.over:
+            super().pass_barrier(worker, number)
+        else:  # who began after it, or was not told
+            self.step("is told over", worker.name, self.over)
+            worker.act(worker.participant.end(self.over))
+
+    def _end_barrier(self, likely: float) -> None:
+        """Checkpoints that are complete or given up are over: some hear of that, the others not."""
+        world = self.world
+        is_whole = len(world.disk.get(world.era, {})) == world.leaves
+        if world.era <= world.abandoned or (self._is_taken(world.era) and is_whole):
+            self.over = world.era
+        for worker in self.workers.values():
+            if self.rng.random() < likely and worker.participant.ended < self.over:
+                self.step("is told over", worker.name, self.over)
+                worker.act(worker.participant.end(self.over))
+
+    def _pass_on(self) -> str:
+        """Key-groups go to another provider of the process, as split() and merge() do it: its name.
+
+        It may have begun after the last barrier. Then either it is told that the checkpoint
+        is over, or all others know it.
+        """
+        rng, world = self.rng, self.world
+        if self.over < world.era or len(self.workers) < 2:
+            return ""
+        if len(self.workers) < WORKERS_MAX and rng.random() < 0.3:
+            self.start_worker(f"v{len(self.incarnations)}")
+        giver, taker = rng.choice([*self.workers.values()][:-1]), [*self.workers.values()][-1]
+        others = [one for one in self.workers.values() if one is not taker]
+        is_told = any(one.participant.ended < self.over for one in others) or rng.random() < 0.5
+        is_first = rng.random() < 0.5
+        if is_told and is_first:
+            taker.act(taker.participant.end(self.over))
+        known = giver.participant._leaves
+        leaves = [
+            leaf
+            for leaf, one in known.items()
+            if one.state is OWNED
+            and one.is_closed
+            and taker.participant.state_of(leaf) is NONE
+            and world.opener[leaf] is giver
+        ]
+        groups = {leaf // self.subgroups for leaf in leaves}
+        group = rng.choice(sorted(groups)) if groups else -1
+        some = [leaf for leaf in leaves if leaf // self.subgroups == group]
+        if len(some) < self.subgroups or not groups:
+            return ""
+        self.step("passes on", giver.name, (taker.name, some))
+        self.givers.add(giver.name)
+        leases = giver.participant.disown(some)
+        taker.participant.own(some, taker.participant.barrier, leases=leases)
+        for leaf in some:
+            copy = taker.copies[leaf] = giver.copies.pop(leaf)
+            world.opener[leaf] = None
+            world.opened(taker, leaf, copy.content, copy.is_whole)
+        if is_told and not is_first:
+            taker.act(taker.participant.end(self.over))
+        return taker.name
 
     def _order(self) -> None:
         rng, world = self.rng, self.world
+        if rng.random() < 0.2:
+            self._end_barrier(rng.choice((0.3, 1)))
+            self._pass_on()
+            return
         if rng.random() < 0.25:
             if world.era == world.abandoned or self._is_taken(world.era):
                 self.step("checkpoint", "", world.era + 1)
@@ -87,6 +159,10 @@ class PeerRun(Run):
         groups = sorted({leaf // self.subgroups for leaf in free})
         if self.faults.is_to_and_fro:
             groups = [group for group in groups if group == 0]
+        self._ask(source, target, groups)
+
+    def _ask(self, source: Worker, target: Worker, groups: list[int]) -> None:
+        rng = self.rng
         if groups:
             some = rng.sample(groups, rng.randint(1, len(groups)))
             size = self.subgroups
@@ -131,7 +207,12 @@ class PeerRun(Run):
         return self.workers.get(worker.participant._leaves[leaf].peer)
 
     def _may_die(self, worker: Worker) -> bool:
-        """Whether nothing would be lost with it that then only a checkpoint has."""
+        """Whether nothing would be lost with it that then only a checkpoint has.
+
+        Nor would anybody wait for its answer for ever: it may have nothing left, and still owe one.
+        """
+        if worker.name in self.givers:
+            return False
         participant = worker.participant
         for leaf in participant.held():
             known = participant._leaves[leaf]
@@ -172,8 +253,9 @@ class PeerRun(Run):
             other.act(actions)
 
     def calm(self, is_boot: bool = False) -> None:
+        """Everything comes to rest; and once more, when a late-comer hands over what it has."""
         world = self.world
-        steps, number = 0, 0
+        steps, number, is_late = 0, 0, False
         for _ in range(CALM_ROUNDS_MAX):
             busy = True
             while busy:
@@ -194,7 +276,16 @@ class PeerRun(Run):
                 elif self._is_taken(number) and not any(w.jobs for w in self.workers.values()):
                     if len(world.disk.get(number, {})) != world.leaves:
                         raise Violation(f"I5: checkpoint {number} lacks leaves")
-                    return
+                    if is_late:
+                        return
+                    is_late = True
+                    self._end_barrier(self.rng.choice((0, 1)))
+                    source = self.workers.get(self._pass_on())
+                    target = self.rng.choice([*self.workers.values()])
+                    if source is None or source is target:
+                        return
+                    held = {leaf // self.subgroups for leaf in source.participant.held()}
+                    self._ask(source, target, sorted(held))
             for worker in list(self.workers.values()):
                 self.tick(worker)
         raise Violation("I9: faults have stopped, and it does not settle")

@@ -22,6 +22,7 @@ class Stage:
     first_generation = OUTSIDE
     subgroups = 1
     is_calm = False  # nothing fails any more
+    worker_class: Any = Worker
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Stage:
     def start_worker(self, worker: str) -> None:
         incarnation = self.incarnations.get(worker, 0) + 1
         self.incarnations[worker] = incarnation
-        started = Worker(self, worker, incarnation)
+        started = self.worker_class(self, worker, incarnation)
         self.workers[started.name] = started
         self.step("starts", started.name, "")
 
@@ -198,6 +199,10 @@ class Stage:
         assert self.world.stored is not None
         return self.world.stored.owners[leaf]
 
+    def pass_barrier(self, worker: Worker, number: int) -> None:
+        self.step("barrier", worker.name, number)
+        worker.act(worker.participant.take(number))
+
     def process_record(self, leaf: int) -> None:
         """The next record of the leaf, wherever it is: it counts, waits there, or is sent on."""
         world = self.world
@@ -221,8 +226,7 @@ class Stage:
             if era > participant.barrier:
                 if not world.is_aligned(era):
                     return
-                self.step("barrier", name, era)
-                worker.act(participant.take(era))  # the barrier, in the stream of records
+                self.pass_barrier(worker, era)  # in the stream of records
                 if not worker.is_alive:
                     return
                 if participant.barrier < era:

@@ -70,11 +70,12 @@ typedef struct sk_py_codec {
     int scalar;       /* sk_py_scalar */
     PyObject *encode; /* value -> bytes */
     PyObject *decode; /* bytes -> value */
-    /* Of a class of records, whose exact instances need only be packed; else NULL. */
-    PyTypeObject *cls;
-    PyObject *pack;
+    /* Exact values of these need only be packed (fit.py): records, lists and dicts. */
+    PyObject *pack;    /* else NULL */
+    PyTypeObject *cls; /* of records, or list, or dict */
     int field_count;
     sk_py_field fields[SK_PY_FIELDS_MAX];
+    struct sk_py_codec *key, *item; /* of lists (item) and dicts */
 } sk_py_codec;
 
 /* How the parts of a live container are encoded: the keys of a map or the members of a set, and the
@@ -219,7 +220,8 @@ PyObject *sk_py_unpack(int scalar, const uint8_t *p, size_t len);
 int64_t sk_py_bin(const uint8_t *p, size_t len, size_t *head);
 /* What the codec's encode gives: bytes, or NULL with an exception. */
 PyObject *sk_py_encode_any(sk_py_codec *codec, PyObject *value);
-/* sk_py_unpack, or else the codec's decode. NULL with an exception. */
+/* The value of a codec from a part of a container: made here, or else by the codec's decode. NULL
+ * with an exception. */
 PyObject *sk_py_decode(sk_py_codec *codec, const uint8_t *p, size_t len);
 
 /* ---- Views (py_view.c) ---- */

@@ -136,8 +136,27 @@ PyObject *sk_py_unpack(int scalar, const uint8_t *p, size_t len) {
     return value;
 }
 
+/* A list of scalars; NULL without an exception for the codec. What is stored in a container was
+ * checked when it came in, so an item ends where its head says. */
+static PyObject *unpack_list(const sk_py_codec *codec, const uint8_t *p) {
+    sk_mp_head head = sk_mp_head_of(p);
+    if (head.type != SK_MP_ARRAY) return NULL;
+    PyObject *list = PyList_New((Py_ssize_t)head.count);
+    p += head.head_len;
+    for (Py_ssize_t i = 0; list != NULL && i < (Py_ssize_t)head.count; i++) {
+        const uint8_t *next = sk_mp_next(p);
+        PyObject *item = sk_py_unpack(codec->item->scalar, p, (size_t)(next - p));
+        if (item == NULL) Py_CLEAR(list);
+        if (item != NULL) PyList_SetItem(list, i, item);
+        p = next;
+    }
+    if (list == NULL) PyErr_Clear();
+    return list;
+}
+
 PyObject *sk_py_decode(sk_py_codec *codec, const uint8_t *p, size_t len) {
-    PyObject *value = sk_py_unpack(codec->scalar, p, len);
+    bool is_list = codec->cls == &PyList_Type && codec->item->scalar != SK_PY_OTHER && len > 0;
+    PyObject *value = is_list ? unpack_list(codec, p) : sk_py_unpack(codec->scalar, p, len);
     if (value != NULL) return value;
     PyObject *data = PyBytes_FromStringAndSize((const char *)p, (Py_ssize_t)len);
     if (data == NULL) return NULL;
@@ -146,32 +165,80 @@ PyObject *sk_py_decode(sk_py_codec *codec, const uint8_t *p, size_t len) {
     return value;
 }
 
-/* ---- Records ---- */
+/* ---- Exact values ---- */
 
-/* Whether a value is an exact record: its class, and those of its fields, are the declared ones.
- * False with an exception if one was raised that is no VALUE_FAULT. */
+static bool is_exact(const sk_py_codec *codec, PyObject *value);
+
+/* The same for an object that only a container holds: what is tested may run code that takes it out
+ * of there. */
+static bool is_exact_part(const sk_py_codec *codec, PyObject *part) {
+    Py_INCREF(part);
+    bool fits = is_exact(codec, part);
+    Py_DECREF(part);
+    return fits;
+}
+
+static bool is_exact_int(PyObject *value) {
+    int overflow;
+    if (!PyLong_CheckExact(value)) return false;
+    PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0;
+}
+
+static bool is_exact_scalar(int scalar, PyObject *value) {
+    switch (scalar) {
+    case SK_PY_INT:
+        return is_exact_int(value);
+    case SK_PY_FLOAT:
+        return PyFloat_CheckExact(value);
+    case SK_PY_BOOL:
+        return value == Py_True || value == Py_False;
+    case SK_PY_STR:
+        return PyUnicode_CheckExact(value);
+    case SK_PY_BYTES:
+        return PyBytes_CheckExact(value);
+    default:
+        return false;
+    }
+}
+
+static bool is_exact_field(const sk_py_field *field, PyObject *part) {
+    if (field->cls == &PyLong_Type) return is_exact_int(part);
+    if (field->cls != NULL) return Py_TYPE(part) == field->cls;
+    PyObject *answer = PyObject_CallFunctionObjArgs(field->test, part, NULL);
+    bool fits = answer == Py_True;
+    if (answer == NULL) sk_py_clear_fault();
+    Py_XDECREF(answer);
+    return fits;
+}
+
 static bool is_exact_record(const sk_py_codec *codec, PyObject *value) {
-    if (codec->cls == NULL || Py_TYPE(value) != codec->cls) return false;
     for (int i = 0; i < codec->field_count; i++) {
-        const sk_py_field *field = &codec->fields[i];
-        PyObject *part = PyObject_GetAttr(value, field->name);
-        if (part == NULL) {
-            sk_py_clear_fault(); /* the encoder says what is missing */
-            return false;
-        }
-        bool fits;
-        if (field->cls == NULL) {
-            PyObject *answer = PyObject_CallFunctionObjArgs(field->test, part, NULL);
-            fits = answer == Py_True;
-            if (answer == NULL) sk_py_clear_fault();
-            Py_XDECREF(answer);
-        } else {
-            int overflow = 0;
-            fits = Py_TYPE(part) == field->cls;
-            if (fits && field->cls == &PyLong_Type) PyLong_AsLongLongAndOverflow(part, &overflow);
-            fits &= overflow == 0;
-        }
-        Py_DECREF(part);
+        PyObject *part = PyObject_GetAttr(value, codec->fields[i].name);
+        if (part == NULL) sk_py_clear_fault(); /* the encoder says what is missing */
+        bool fits = part != NULL && is_exact_field(&codec->fields[i], part);
+        Py_XDECREF(part);
+        if (!fits) return false;
+    }
+    return true;
+}
+
+/* Whether a value is exact: it and all its parts are of the declared classes. False with an
+ * exception if one was raised that is no VALUE_FAULT. */
+static bool is_exact(const sk_py_codec *codec, PyObject *value) {
+    if (codec->scalar != SK_PY_OTHER) return is_exact_scalar(codec->scalar, value);
+    if (codec->pack == NULL || Py_TYPE(value) != codec->cls) return false;
+    if (codec->item == NULL) return is_exact_record(codec, value);
+    if (codec->key == NULL) {
+        for (Py_ssize_t i = 0; i < PyList_Size(value); i++)
+            if (!is_exact_part(codec->item, PyList_GetItem(value, i))) return false;
+        return true;
+    }
+    PyObject *key, *item;
+    for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item);) {
+        Py_INCREF(item);
+        bool fits = is_exact_part(codec->key, key) && is_exact(codec->item, item);
+        Py_DECREF(item);
         if (!fits) return false;
     }
     return true;
@@ -181,7 +248,7 @@ PyObject *sk_py_encode_any(sk_py_codec *given, PyObject *value) {
     /* Code of the user's runs, which may let go of the codec. */
     sk_py_codec *codec = (sk_py_codec *)Py_NewRef((PyObject *)given);
     PyObject *data = NULL;
-    if (is_exact_record(codec, value)) {
+    if (codec->pack != NULL && is_exact(codec, value)) {
         data = PyObject_CallFunctionObjArgs(codec->pack, value, NULL);
         if (data == NULL) sk_py_clear_fault(); /* the encoder says what is wrong */
     }
@@ -200,6 +267,8 @@ static int codec_clear(PyObject *object) {
     Py_CLEAR(self->decode);
     Py_CLEAR(self->pack);
     Py_CLEAR(self->cls);
+    Py_CLEAR(self->key);
+    Py_CLEAR(self->item);
     for (int i = 0; i < SK_PY_FIELDS_MAX; i++) {
         Py_CLEAR(self->fields[i].name);
         Py_CLEAR(self->fields[i].cls);
@@ -262,6 +331,8 @@ static int codec_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->decode);
     Py_VISIT(self->pack);
     Py_VISIT((PyObject *)self->cls);
+    Py_VISIT((PyObject *)self->key);
+    Py_VISIT((PyObject *)self->item);
     for (int i = 0; i < self->field_count; i++) {
         Py_VISIT((PyObject *)self->fields[i].cls);
         Py_VISIT(self->fields[i].test);
@@ -296,7 +367,25 @@ static PyObject *codec_unpack(PyObject *object, PyObject *data) {
     return value;
 }
 
+/* _of_parts(pack, key, item): of lists (key None) or dicts whose parts have these Codecs. */
+static PyObject *codec_of_parts(PyObject *object, PyObject *args) {
+    sk_py_codec *self = (sk_py_codec *)object;
+    PyObject *pack, *key, *item;
+    if (!PyArg_ParseTuple(args, "OOO!", &pack, &key, sk_py_codec_type, &item)) return NULL;
+    if (self->pack != NULL || (key != Py_None && !PyObject_TypeCheck(key, sk_py_codec_type))) {
+        PyErr_SetString(PyExc_TypeError, "_of_parts() is for Codecs, and once");
+        return NULL;
+    }
+    self->cls =
+        (PyTypeObject *)Py_NewRef((PyObject *)(key == Py_None ? &PyList_Type : &PyDict_Type));
+    self->key = key == Py_None ? NULL : (sk_py_codec *)Py_NewRef(key);
+    self->item = (sk_py_codec *)Py_NewRef(item);
+    self->pack = Py_NewRef(pack);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"_of_parts", codec_of_parts, METH_VARARGS, "(pack, key, item)"},
     {"pack", codec_pack, METH_O, "The MessagePack of a scalar; None for the codec to encode."},
     {"unpack", codec_unpack, METH_O, "The scalar; None for the codec to decode."},
     {NULL, NULL, 0, NULL}};

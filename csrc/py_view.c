@@ -148,7 +148,7 @@ static int64_t read_at(sk_keyed *state, const sk_py_key *encoded, int op, const 
 }
 
 /* What a codec makes of scratch: the value, or NULL with an exception. Python code may run in a
- * collection of garbage, too: for the exception that bad UTF-8 raises. */
+ * collection of garbage, too: for a list, or the exception that bad UTF-8 raises. */
 static PyObject *decode_scratch(sk_py_codec *codec) {
     PyObject *owner = Py_NewRef((PyObject *)codec);
     sk_buf taken = scratch;

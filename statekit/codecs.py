@@ -288,6 +288,10 @@ def make_shape(hint: Any) -> Shape:
             shape.codec = make_codec(hint)
             return shape
     shape.codec = Codec(hint, kind, encode, _container_decoder(hint, shape), fit)
+    if fit is not None and isinstance(shape, ListShape):
+        shape.codec.native._of_parts(pack, None, shape.item.codec.native)
+    elif fit is not None and isinstance(shape, MapShape):
+        shape.codec.native._of_parts(pack, shape.key.native, shape.value.codec.native)
     return shape
 
 

@@ -1,9 +1,8 @@
 """List, map, set and nested state: a container under each key, changed in place."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statekit._native import lib
 from statekit.codecs import Codec, ListShape, MapShape, Shape, ValueShape
 from statekit.errors import KindError, where
 from statekit.keys import KEY_FAULTS
@@ -21,8 +20,6 @@ V = TypeVar("V")
 W = TypeVar("W")  # the view
 D = TypeVar("D")
 
-_contains: Callable[..., int] = lib.sk_contains
-_MISSING: int = lib.SK_MISSING
 _NATIVE = {"str": "s", "int": "i", "float": "f"}  # items that a batch encodes in C
 
 
@@ -51,16 +48,7 @@ class ContainerState(KeyedState[V]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The view if something is there, else the default."""
-        encode = self._encode
-        try:
-            k = encode(key)
-            status = _contains(self._ptr, self._id, k, len(k))
-        except KEY_FAULTS as fault:
-            raise self._raw._fault(fault, key) from None
-        if status and (status == _MISSING or not self._when_here(self._raw.contains, key)):
-            return default
-        cls, shape, root = self._rooted
-        return new_view(cls, self, key, k, b"", shape, root)
+        return self._view(key) if key in self else default
 
     def copy(self, key: Any) -> V:
         """A plain copy of what is under a key; empty if nothing is there."""

@@ -1,8 +1,9 @@
 """Value state: one value of any type under each key.
 
 ints and floats live in the slots of the native store, eight bytes each; every other type is
-encoded (codecs.py). The methods for one key are written for speed: they call C themselves and
-hand everything but the expected answer to `_when_here`. See statekit/native/states.py.
+encoded (codecs.py). The states that a provider makes have C in front (fast.py): the methods here
+are for what C cannot do at once. Those that may meet an entry at home call C themselves, and hand
+everything but the expected answer to `_when_here`. See statekit/native/states.py.
 """
 
 from collections.abc import Callable
@@ -280,15 +281,6 @@ class NumberValueState(ValueState[N]):
     def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         if default is NO_DEFAULT:
             default = None if self._default is NO_DEFAULT else self._default
-        if default.__class__ is self._type:
-            encode, read = self._encode, self._native_value_or
-            try:
-                k = encode(key)
-                value = read(self._ptr, self._id, k, len(k), default)
-            except KEY_FAULTS:
-                return self._read(key, default)  # tells a bad key from a default that does not fit
-            if value == value and value != _NO_NUMBER:
-                return value
         return self._read(key, default)
 
     def __setitem__(self, key: Any, value: N) -> None:

@@ -4,6 +4,9 @@ items.py     what travels in a channel: records, watermarks, barriers, marks, th
 sender.py    who gets what, and what is sent besides records when the routing changes
 align.py     the order of records at a receiver, across moves and barriers
 turns.py     barriers and moves take turns
+records.py   records as Arrow batches: their key-groups, and who gets which
+frames.py    items as bytes
+channel.py   the sockets between tasks, bounded by credit
 
-These four are pure: no sockets, threads or clocks. tests/engine/ordering.py drives them.
+The first four are pure: no sockets, threads or clocks. tests/engine/ordering.py drives them.
 """

@@ -221,6 +221,11 @@ class Receiver:
         here = self._channels[channel]
         return not here.is_ended and not here.barrier and here.bytes <= self.parked_max
 
+    def is_ended(self, channel: str) -> bool:
+        """Whether the end of a channel was taken. (It may have come, and be held by a barrier.)"""
+        here = self._channels[channel]
+        return here.is_ended or any(isinstance(item, End) for item in here.held)
+
     @property
     def is_moving(self) -> bool:
         """Whether a move is unsettled here."""

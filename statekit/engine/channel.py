@@ -26,6 +26,10 @@ _NAME_MAX = 255
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
+class ChannelLostError(EngineError):
+    """The task at the other end has gone, or its machine does not let us reach it."""
+
+
 def listen(address: str) -> socket.socket:
     """address: a path for a Unix socket, or "127.0.0.1:0"."""
     place = _tcp(address)
@@ -71,7 +75,7 @@ def _tcp(address: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
-def _read(made: socket.socket, size: int) -> bytearray | None:
+def read_bytes(made: socket.socket, size: int) -> bytearray | None:
     """So many bytes; None if the stream ends before the first of them."""
     data = bytearray(size)
     view, have = memoryview(data), 0
@@ -79,16 +83,18 @@ def _read(made: socket.socket, size: int) -> bytearray | None:
         try:
             count = made.recv_into(view[have:])
         except OSError as error:
-            raise EngineError(f"a channel broke: {error.strerror or error}.") from None
+            raise ChannelLostError(f"a channel broke: {error.strerror or error}.") from None
         if not count:
             if have:
-                raise EngineError(f"a channel ended in the middle of a frame ({have} of {size}).")
+                raise ChannelLostError(
+                    f"a channel ended in the middle of a frame ({have} of {size})."
+                )
             return None
         have += count
     return data
 
 
-def _write(made: socket.socket, buffers: list[Any]) -> None:
+def write_buffers(made: socket.socket, buffers: list[Any]) -> None:
     views = [memoryview(one).cast("B") for one in buffers if memoryview(one).nbytes]
     try:
         while views:
@@ -98,7 +104,7 @@ def _write(made: socket.socket, buffers: list[Any]) -> None:
             if views:
                 views[0] = views[0][sent:]
     except OSError as error:
-        raise EngineError(f"a channel broke: {error.strerror or error}.") from None
+        raise ChannelLostError(f"a channel broke: {error.strerror or error}.") from None
 
 
 class Outgoing:
@@ -111,38 +117,38 @@ class Outgoing:
         self._schema: pa.Schema | None = None
         encoded = name.encode()
         assert 0 < len(encoded) <= _NAME_MAX
-        _write(made, [bytes([len(encoded)]), encoded])
+        write_buffers(made, [bytes([len(encoded)]), encoded])
 
     def send(self, item: Watermark | Barrier | Mark | End) -> None:
-        _write(self._socket, frames.pack(item))
+        write_buffers(self._socket, frames.pack(item))
 
     def send_records(self, batch: pa.RecordBatch) -> None:
         """Waits for credit if the receiver is too far behind."""
         if self._schema is None or not batch.schema.equals(self._schema):
             self._schema = batch.schema
-            _write(self._socket, frames.pack_schema(batch.schema))
+            write_buffers(self._socket, frames.pack_schema(batch.schema))
         packed = frames.pack_records(batch)
         size = packed[1].size
         while self._ahead >= self._window:
             self._take_credit(self._receive())
         self._ahead += size
-        _write(self._socket, packed)
+        write_buffers(self._socket, packed)
 
     def finish(self) -> None:
         """After the end was sent: waits until the receiver has it."""
         self._socket.shutdown(socket.SHUT_WR)
-        while (head := _read(self._socket, frames.HEADER.size)) is not None:
+        while (head := read_bytes(self._socket, frames.HEADER.size)) is not None:
             self._take_credit(head)
         self.close()
 
     def _receive(self) -> bytearray:
-        if (head := _read(self._socket, frames.HEADER.size)) is None:
-            raise EngineError("the receiver of a channel has gone.")
+        if (head := read_bytes(self._socket, frames.HEADER.size)) is None:
+            raise ChannelLostError("the receiver of a channel has gone.")
         return head
 
     def _take_credit(self, head: bytearray) -> None:
         kind, size = frames.header(head)
-        data = _read(self._socket, size)
+        data = read_bytes(self._socket, size)
         if kind != frames.CREDIT or data is None:
             raise EngineError(
                 f"{frames.NAMES[kind]} came from a receiver, which gives credit only."
@@ -164,8 +170,8 @@ class Incoming:
         self._step = window // 4  # credit is given back in steps, not for each batch
         self._taken = 0
         self._schema: pa.Schema | None = None
-        length = _read(made, 1)
-        name = _read(made, length[0]) if length and length[0] else None
+        length = read_bytes(made, 1)
+        name = read_bytes(made, length[0]) if length and length[0] else None
         try:
             self.name = name.decode() if name else ""
         except UnicodeDecodeError:
@@ -179,13 +185,13 @@ class Incoming:
     def receive(self) -> pa.RecordBatch | Watermark | Barrier | Mark | End | None:
         """The next item; waits for it. None if the sender has gone."""
         while True:
-            head = _read(self._socket, frames.HEADER.size)
+            head = read_bytes(self._socket, frames.HEADER.size)
             if head is None:
                 return None
             kind, size = frames.header(head)
-            data = _read(self._socket, size)
+            data = read_bytes(self._socket, size)
             if data is None:
-                raise EngineError("a channel ended in the middle of a frame.")
+                raise ChannelLostError("a channel ended in the middle of a frame.")
             if kind == frames.SCHEMA:
                 self._schema = frames.unpack_schema(data)
                 continue
@@ -197,7 +203,9 @@ class Incoming:
     def give_credit(self) -> None:
         """What was received has been taken: the sender may send more."""
         if self._taken >= self._step:
-            _write(self._socket, frames.frame(frames.CREDIT, self._taken.to_bytes(8, "little")))
+            write_buffers(
+                self._socket, frames.frame(frames.CREDIT, self._taken.to_bytes(8, "little"))
+            )
             self._taken = 0
 
     def close(self) -> None:

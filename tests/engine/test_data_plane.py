@@ -251,7 +251,7 @@ def test_credit_that_was_not_owed_is_an_error(pair: Any) -> None:
     batch = batch_of(random.Random(2), 100)
     outgoing = Outgoing(pair[0], "s", window=1)
     outgoing.send_records(batch)
-    channel._write(pair[1], frames.frame(frames.CREDIT, (1 << 40).to_bytes(8, "little")))
+    channel.write_buffers(pair[1], frames.frame(frames.CREDIT, (1 << 40).to_bytes(8, "little")))
     with pytest.raises(EngineError, match="and was sent"):
         outgoing.send_records(batch)
 

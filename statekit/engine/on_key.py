@@ -28,7 +28,7 @@ from statekit.spark.cursor import (
     set_key,
 )
 from statekit.spark.output import rows_to_table
-from statekit.spark.rows import Grouped, Rows
+from statekit.spark.rows import Grouped, Rows, column_of
 
 if TYPE_CHECKING:
     from statekit.provider.provider import KVProvider
@@ -93,7 +93,7 @@ class _OnKey(KeyedOperator):
         keys: dict[Any, int] = {}
         for _, _, key in due:
             keys.setdefault(key, len(keys))
-        column = _column([*keys], key_type_text(self.key.type))
+        column = column_of([*keys], key_type_text(self.key.type))
         calls = [(key, Fired(name, at), keys[key]) for at, name, key in due]
         return self._call(self._on_timer, column, calls)
 
@@ -119,13 +119,3 @@ class _OnKey(KeyedOperator):
         if not made:
             return None
         return rows_to_table(made, self._output).combine_chunks().to_batches()[0]
-
-
-def _column(keys: list[Any], key_type: str) -> Any:
-    types = {"s": pa.string(), "b": pa.binary(), "i": pa.int64()}
-    if key_type in types:
-        return pa.array(keys, types[key_type])
-    parts = zip(*keys, strict=True)
-    return tuple(
-        pa.array(part, types[letter]) for letter, part in zip(key_type[1:-1], parts, strict=True)
-    )

@@ -1,10 +1,12 @@
 """Jobs end to end, in real processes: every count of every word must come out once, in order."""
 
 import os
+import random
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,19 @@ def test_a_process_is_killed(run: Callable[[], Running], tmp_path: Path, victim:
     first = job.checkpoint()
     os.kill(job.pids[victim], signal.SIGKILL)
     assert job.checkpoint() > first  # the one that is cut off by the kill is taken afterwards
+    finish(job, tmp_path)
+
+
+def test_processes_are_killed_again_and_again(run: Callable[[], Running], tmp_path: Path) -> None:
+    rng = random.Random(7)
+    job = run()
+    for _ in range(4):
+        checkpoint = ThreadPoolExecutor(1).submit(job.checkpoint)  # a kill may come before its end
+        wait([checkpoint], rng.random() * 3)
+        pids = job.pids
+        with suppress(ProcessLookupError):  # it belongs to a generation that has just ended
+            os.kill(pids[rng.choice(sorted(pids))], signal.SIGKILL)
+        assert checkpoint.result(TIMEOUT_S) > 0
     finish(job, tmp_path)
 
 

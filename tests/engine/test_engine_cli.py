@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,44 @@ def test_what_cannot_be_done_is_one_message(
     assert done.exit_code == 1
     assert text in done.output
     assert "Traceback" not in done.output
+
+
+def children(pid: int) -> list[int]:
+    found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in found for child in text.split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_coordinator_is_killed_and_the_job_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    command = [sys.executable, "-m", "statekit", "run", JOB, "--folder", str(folder)]
+    command += ["--checkpoint-every", "0.2"]
+    environment = {**os.environ, "WORDCOUNT_FOLDER": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as job:
+        try:
+            while not [*folder.glob("job-*.json")]:
+                assert job.poll() is None
+                select.select([], [], [], 0.05)
+            tasks = children(job.pid)
+            assert len(tasks) >= 5
+        finally:
+            job.kill()
+    while any(map(is_alive, tasks)):  # none is left behind: they notice by themselves
+        select.select([], [], [], 0.05)
+    (tmp_path / "enough").write_text("")
+    for _ in range(2):  # the second time it has ended already
+        assert call_in_process(command, environment) == 0
+        check(tmp_path)
+
+
+def call_in_process(command: list[str], environment: dict[str, str]) -> int:
+    return subprocess.run(command, env=environment, check=False, timeout=TIMEOUT_S).returncode
 
 
 def test_a_job_is_run_and_scaled_from_the_command_line(tmp_path: Path) -> None:

@@ -172,6 +172,29 @@ def test_two_stages_are_scaled_and_a_process_is_killed(
     }
 
 
+def test_windows_fire_once_and_complete_while_a_stage_is_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that fires early lacks records, and a record that comes after it fires it again."""
+    monkeypatch.setenv("WORDCOUNT_FOLDER", str(tmp_path))
+    with start(f"{JOB}:windows", tmp_path / "job") as job:
+        for workers in (3, 1, 2):
+            job.scale("count", workers)
+        (tmp_path / "enough").write_text("")
+        job.wait(TIMEOUT_S)
+    expected: Counter[tuple[str, int]] = Counter()
+    size = wordcount.WINDOW_MS
+    for task in range(2):
+        for number in range(int((tmp_path / f"read-{task}").read_text())):
+            batch = wordcount.clicks(task, number)
+            for word, at in zip(batch["word"].to_pylist(), batch["at"].to_pylist(), strict=True):
+                expected[word, at // size * size + size] += 1
+    found = [
+        tuple(row.values()) for b in read_results(tmp_path / "results") for row in b.to_pylist()
+    ]
+    assert sorted(found) == sorted((word, end, n) for (word, end), n in expected.items())
+
+
 def test_what_cannot_be_scaled_says_why(run: Callable[[], Running], tmp_path: Path) -> None:
     job = run()
     for stage, workers, strategy, text in (

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from statekit.engine.items import Watermark
 from statekit.engine.job import Job, KeyedOperator
+from statekit.engine.on_key import on_key
+from statekit.spark import Timers
 
 FOLDER = Path(os.environ.get("WORDCOUNT_FOLDER", "."))
 BATCHES = int(os.environ.get("WORDCOUNT_BATCHES", "40"))  # at least so many from each source
@@ -82,6 +84,54 @@ two = (
     .map(lengths)
     .key_by("length", key=int, key_groups=16)
     .process(Total, parallelism=2, name="total")
+    .sink(FOLDER / "results")
+)
+
+WINDOW_MS = 50
+
+
+def clicks(task: int, start: int) -> pa.RecordBatch:
+    """Batch `start` of a source of events, out of order, and none before start * 10."""
+    rng = random.Random(task * 1_000_003 + start)
+    at = [start * 10 + rng.randrange(30) for _ in range(ROWS)]
+    return pa.record_batch({"word": [draw(rng) for _ in at], "at": pa.array(at, pa.int64())})
+
+
+def read_clicks(task: int, tasks: int, start: int) -> Iterator[pa.RecordBatch | Watermark]:
+    while start < BATCHES or not (FOLDER / "enough").exists():
+        yield clicks(task, start)
+        start += 1
+        yield Watermark(start * 10)
+        if start > BATCHES:
+            time.sleep(PACE_S)
+    (FOLDER / f"read-{task}").write_text(str(start))
+
+
+def into_windows(word: str, rows, st):  # type: ignore[no-untyped-def]
+    for at in rows["at"]:
+        end = at // WINDOW_MS * WINDOW_MS + WINDOW_MS
+        st.counts[end] = st.counts.get(end, 0) + 1
+        st.ends.set(end)
+
+
+def window_ends(word: str, timer, st):  # type: ignore[no-untyped-def]
+    yield word, timer.due, st.counts.pop(timer.due)
+
+
+windows = (
+    Job("windows")
+    .source(read_clicks, parallelism=2)
+    .key_by("word")
+    .process(
+        on_key(
+            into_windows,
+            state={"counts": dict[int, int], "ends": Timers},
+            output=pa.schema([("word", pa.string()), ("end", pa.int64()), ("n", pa.int64())]),
+            on_timer=window_ends,
+        ),
+        parallelism=2,
+        name="count",
+    )
     .sink(FOLDER / "results")
 )
 

@@ -25,6 +25,7 @@ __all__ = [
     "CommitError",
     "CorruptBlockError",
     "DamagedError",
+    "EngineError",
     "FencedError",
     "HomeError",
     "HomeLockedError",
@@ -200,6 +201,10 @@ class FencedError(StateKitError):
 
 class StatefulOpError(StateKitError):
     """A micro-batch of a Spark query that a StatefulOp cannot process, or must not."""
+
+
+class EngineError(StateKitError):
+    """A job of the engine that cannot run as asked, or records that came in an impossible order."""
 
 
 class MigrationError(StateKitError):

@@ -40,6 +40,7 @@ PACKAGES = [
     "testing",
     "statekit",  # what users import: its __init__.py
     "spark",
+    "engine",
     "cli",
     "__main__",
 ]

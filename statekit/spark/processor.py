@@ -35,8 +35,8 @@ from statekit.spark.carried import Field, Pieces, columns_of
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, make_cursor, set_key
 from statekit.spark.output import rows_to_table
 from statekit.spark.packed import Scratch
-from statekit.spark.rows import Rows, split_late
-from statekit.spark.task import Functions, explained, key_column
+from statekit.spark.rows import Rows, column_of, split_late
+from statekit.spark.task import Functions, explained
 
 TTL_SLACK_MS = 3600_000  # after which Spark may remove what has expired here
 _BATCH_ID = "streaming.sql.batchId"  # a local property of Spark's tasks
@@ -107,7 +107,7 @@ class Worker:
             woken = scratch.load(key, value)
             _set_watermark(cursor, now)
             _set_batch(cursor, _batch_id())
-            cursor._turn(Page(key_column([key], plan.key_type)))
+            cursor._turn(Page(column_of([key], plan.key_type)))
             set_key(cursor, key)
             for cell in cursor._cells:
                 cell._at = 0

@@ -129,6 +129,17 @@ def keys_of(column: Any) -> list[Any]:
     return items
 
 
+def column_of(keys: Sequence[Any], key_type: str) -> Any:
+    """Python objects as a column of keys; the inverse of keys_of()."""
+    types = {"s": pa.string(), "b": pa.binary(), "i": pa.int64()}
+    if key_type in types:
+        return pa.array(keys, types[key_type])
+    parts = zip(*keys, strict=True)
+    return tuple(
+        pa.array(part, types[letter]) for letter, part in zip(key_type[1:-1], parts, strict=True)
+    )
+
+
 def _codes(table: pa.Table, key: Sequence[str]) -> tuple[Any, Any]:
     """The number of each row's key, and the row in which each number appears first."""
     codes, count = None, 1

@@ -34,7 +34,7 @@ from statekit.spark.counting import CountingStorage
 from statekit.spark.cursor import Cursor, Fired, Page, State, Timers, declare, make_cursor, set_key
 from statekit.spark.due import NEVER, Reported, Times, leaves_of, slices_to_read, times_after
 from statekit.spark.output import OutputFile, batches_to_table, rows_to_table, write_output
-from statekit.spark.rows import Grouped, Rows, count_nulls, drop_nulls, split_late
+from statekit.spark.rows import Grouped, Rows, column_of, count_nulls, drop_nulls, split_late
 from statekit.spark.shipping import unpack
 from statekit.storage import Storage, open_storage
 from statekit.storage.cached import CACHE_BYTES, CachedStorage, host_directory
@@ -308,7 +308,7 @@ class _Run:
         for _, _, key in due:
             keys.setdefault(key, len(keys))
         self.figures["timers"] = len(due)
-        cursor._turn(Page(key_column([*keys], batch.key_type)))
+        cursor._turn(Page(column_of([*keys], batch.key_type)))
         given = None
         try:
             for at, name, key in due:
@@ -332,16 +332,6 @@ def explained(error: Exception, function: str, key: Any, given: Any) -> Exceptio
         )
     error.add_note(f"This was {function} of key {shorten(key)}.")
     return error
-
-
-def key_column(keys: list[Any], key_type: str) -> Any:
-    types = {"s": pa.string(), "b": pa.binary(), "i": pa.int64()}
-    if key_type in types:
-        return pa.array(keys, types[key_type])
-    parts = zip(*keys, strict=True)
-    return tuple(
-        pa.array(part, types[letter]) for letter, part in zip(key_type[1:-1], parts, strict=True)
-    )
 
 
 class _States:

@@ -1,0 +1,346 @@
+"""Coordinator: what is to happen in a job, and when: checkpoints, rescales, recovery, the end.
+
+One thread takes events in turns: messages of the processes, processes that have gone, commands of
+users (running.py). Nothing else touches what it knows. What takes several steps, such as a rescale,
+is a script, which goes on when that is so which it waits for. One script runs at a time.
+
+If a process is lost, all are stopped and started again from the newest checkpoint, at the
+parallelism that they had. (An error of the job itself, in an operator or a source, ends the job:
+it would come again.)
+
+A job ends when all sources have said that they have no more records, and nothing is under way:
+then they are told to send their end. When everything has reached the sink, that is written down,
+and all results appear.
+"""
+
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from statekit.engine.channel import listen
+from statekit.engine.checkpoints import JobCheckpoint, end, has_ended, newest
+from statekit.engine.control import Control
+from statekit.engine.deployment import Deployment, Message, Process, Script
+from statekit.engine.frames import move_to_plain
+from statekit.engine.items import Barrier, Move
+from statekit.engine.job import Stage, load_job
+from statekit.engine.scaling import Rescale, scaling
+from statekit.engine.sink import publish_all
+from statekit.engine.strategies import RESTART, check_strategy
+from statekit.engine.task import SAID_WHY
+from statekit.errors import EngineError
+
+RECOVERIES_MAX = 20  # of one job: a machine that loses a process that often is broken
+
+
+@dataclass(eq=False)
+class _Running:
+    """A script, who waits for its end, and what it waits for itself."""
+
+    script: Script
+    future: "Future[Any]"
+    is_due: Callable[[], bool] = lambda: True
+
+
+class Coordinator(Deployment):
+    def __init__(self, reference: str, folder: Path) -> None:
+        job = load_job(reference)
+        folder.mkdir(parents=True, exist_ok=True)
+        # A path of a Unix socket is short: it cannot be in a folder of any name.
+        self._sockets = tempfile.TemporaryDirectory(prefix="statekit-")
+        super().__init__(job, reference, folder, f"{self._sockets.name}/control")
+        self._listener = listen(self.address)
+        self.rescales: list[Rescale] = []
+        self.done: Future[None] = Future()
+        self._recoveries = 0
+        self._scripts: deque[_Running] = deque()
+        self._asked: deque[Future[int]] = deque()  # checkpoints, while none may begin
+
+    def forget(self) -> None:
+        super().forget()
+        self._exhausted: set[str] = set()  # sources that have no more records
+        self._is_ending = False  # they were told to end
+        self._checkpoint: JobCheckpoint | None = None  # under way
+        self._missing: set[str] = set()  # tasks that have not passed its barrier
+        self._future: Future[int] | None = None  # who waits for it
+
+    # ---- Events
+
+    def run(self) -> None:
+        """Until the job is done, or has failed."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        try:
+            if has_ended(self.folder):
+                self._finish()
+            else:
+                self._start()
+            while not self.done.done():
+                self.events.get()()
+                self._go_on()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.stop()
+            self._listener.close()
+            self._sockets.cleanup()
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                made, _ = self._listener.accept()
+            except OSError:  # closed: the job is over
+                return
+            threading.Thread(target=self._read, args=(Control(made),), daemon=True).start()
+
+    def _read(self, control: Control) -> None:
+        """Passes on what one process says."""
+        process: list[Process] = []
+
+        def arrive(message: Message) -> Callable[[], None]:
+            return lambda: self._hear(control, process, message)
+
+        with suppress(EngineError, OSError, ValueError):  # broken, or closed by us: _watch() tells
+            while (message := control.receive()) is not None:
+                self.events.put(arrive(message))
+
+    def _hear(self, control: Control, known: list[Process], message: Message) -> None:
+        if not known:
+            process = self.processes.get(message.get("task", ""))
+            is_ours = message["kind"] == "hello" and message.get("generation") == self.generation
+            if process is None or not is_ours or process.control is not None:
+                control.close()  # a process of an earlier generation, or none at all
+                return
+            process.control, process.address = control, message["address"]
+            known.append(process)
+        elif self.processes.get(known[0].name) is known[0]:
+            handler = getattr(self, f"_on_{message['kind']}", None)
+            if handler is None:
+                raise EngineError(f"{known[0].name} says {message['kind']!r}: nobody knows that.")
+            handler(known[0], message)
+
+    def gone(self, process: Process) -> None:
+        """If it knew that it would end, it has said so, or says so now."""
+        code = process.popen.returncode
+        if self.processes.get(process.name) is not process or code in (0, SAID_WHY):
+            return
+        if code > 0:
+            raise EngineError(f"{process.name} ended with exit code {code}: see what it printed.")
+        self._recover(f"{process.name} was killed by signal {-code}")
+
+    # ---- What processes say
+
+    def _on_ready(self, process: Process, message: Message) -> None:
+        process.provider, process.is_ready = message["provider"], True
+
+    def _on_marked(self, process: Process, message: Message) -> None:
+        self.begin(self.turns.marked(process.name, message["version"]))
+
+    def _on_settled(self, process: Process, message: Message) -> None:
+        waiting = self.unsettled[message["version"]]
+        waiting.discard(process.name)
+        if not waiting:
+            del self.unsettled[message["version"]]
+
+    def _on_handed_over(self, process: Process, message: Message) -> None:
+        del message["kind"]
+        self.processes[message["to"]].tell("handed_over", **message)
+
+    def _on_opened(self, process: Process, message: Message) -> None:
+        self.opened.add((process.name, message["task"]))
+
+    def _on_completed(self, process: Process, message: Message) -> None:
+        self.completed.add(process.name)
+
+    def _on_exhausted(self, process: Process, message: Message) -> None:
+        self._exhausted.add(process.name)
+
+    def _on_drained(self, process: Process, message: Message) -> None:
+        """Everything has reached the sink."""
+        end(self.folder)
+        self._finish()
+
+    def _finish(self) -> None:
+        """What is done here is done again if the coordinator is killed before the end of it."""
+        folder = self.job.stages[-1].folder
+        assert folder is not None
+        publish_all(folder)
+        self.done.set_result(None)
+
+    def _on_passed(self, process: Process, message: Message) -> None:
+        checkpoint = self._checkpoint
+        if checkpoint is not None and checkpoint.number == message["number"]:
+            if process.stage.kind == "source":
+                checkpoint.positions[process.name] = message["position"]
+            elif process.stage.kind == "keyed":
+                checkpoint.parts.setdefault(process.stage.name, []).append(message["part"])
+            self._missing.discard(process.name)
+            self._complete()
+        if process.stage.kind != "source":
+            self.begin(self.turns.passed(process.name, message["number"]))
+
+    def _on_finished(self, process: Process, message: Message) -> None:
+        process.is_finished = True
+        self.begin(self.turns.gone(process.name))
+
+    def _on_failed(self, process: Process, message: Message) -> None:
+        if message["is_lost"]:  # because another one has gone: we hear of that one, too
+            self._recover(f"{process.name} has lost another process")
+        else:
+            self.fail(EngineError(f"{process.name} failed:\n{message['text']}"))
+
+    # ---- Turns
+
+    def begin(self, begun: list[Move | Barrier]) -> None:
+        for what in begun:
+            if isinstance(what, Move):
+                stage = self.processes[what.changes[0].old].stage
+                self.tell_senders(stage, "move", move=move_to_plain(what))
+            else:
+                self._begin_checkpoint(what.number)
+
+    # ---- Checkpoints
+
+    def ask_checkpoint(self, future: "Future[int]") -> None:
+        if self._is_ending:
+            future.set_exception(EngineError("the job is about to end: its sources have ended."))
+        elif not self._may_checkpoint():
+            self._asked.append(future)
+        else:
+            self._future = future
+            self.begin(self.turns.ask(Barrier(self.last + 1)))
+
+    def _may_checkpoint(self) -> bool:
+        return self.is_started and self._future is None and not self.holds_barriers
+
+    def _begin_checkpoint(self, number: int) -> None:
+        self._checkpoint = JobCheckpoint(number, {}, {})
+        sources = self.living(self.job.stages[0])
+        self._missing = {p.name for p in sources} | self.turns.tasks
+        for process in sources:
+            process.tell("barrier", number=number)
+
+    def _complete(self) -> None:
+        """Publishes the checkpoint, if all of it is there."""
+        checkpoint = self._checkpoint
+        if checkpoint is None or self._missing:
+            return
+        checkpoint.write(self.folder)
+        checkpoint.publish(self.folder)
+        checkpoint.collect(self.folder)
+        self.last = checkpoint.number
+        for process in self.living(self.job.stages[-1]):
+            process.tell("published", number=checkpoint.number)
+        self._checkpoint = None
+        future, self._future = self._future, None
+        if future is not None:
+            future.set_result(checkpoint.number)
+
+    # ---- Scripts
+
+    def _go_on(self) -> None:
+        """Everything that may be done now."""
+        while self._scripts and self._scripts[0].is_due():
+            first = self._scripts[0]
+            try:
+                first.is_due = next(first.script)
+            except StopIteration:
+                self._end(first)
+            except EngineError as error:
+                first.future.set_exception(error)
+                self._end(first)
+        if self._asked and self._may_checkpoint():
+            self.ask_checkpoint(self._asked.popleft())
+        sources = {*self.tasks(self.job.stages[0])}
+        if self._may_checkpoint() and not self._scripts and self._exhausted == sources:
+            self._is_ending = True
+            for name in sources:
+                self.processes[name].tell("end")
+            self._exhausted = set()
+
+    def _end(self, one: _Running) -> None:
+        self._scripts.remove(one)  # a restart has put another one in front of it
+        self.holds_barriers = False
+        if not one.future.done():
+            one.future.set_result(None)
+
+    # ---- Rescales
+
+    def ask_scale(self, name: str, workers: int, strategy: str, future: "Future[Any]") -> None:
+        try:
+            if self._is_ending:
+                raise EngineError("the job is about to end: its sources have ended.")
+            check_strategy(strategy)
+            stage = self.job.stage(name)
+            if stage.key is None:
+                raise EngineError(f"stage {name!r} has no key: only keyed stages are scaled.")
+            if type(workers) is not int or not 1 <= workers <= stage.key.key_groups:
+                raise EngineError(
+                    f"stage {name!r} cannot have {workers} workers. It has "
+                    f"{stage.key.key_groups} key-groups: ask for 1 to that many."
+                )
+        except EngineError as error:
+            future.set_exception(error)
+            return
+        script = self._scaling(stage, workers, strategy, future)
+        self._scripts.append(_Running(script, future))
+
+    def _scaling(self, stage: Stage, workers: int, strategy: str, future: "Future[Any]") -> Script:
+        before, owners = self.parallelism[stage.name], self.owners[stage.name]
+        if strategy == RESTART:
+            yield from self._restarting(stage, workers)
+        else:
+            yield from scaling(self, stage, workers, strategy)
+        after = zip(owners, self.owners[stage.name], strict=True)
+        moved = sum(old != new for old, new in after)
+        self.rescales.append(Rescale(stage.name, before, workers, strategy, moved))
+        future.set_result(self.rescales[-1])
+
+    def _restarting(self, stage: Stage, workers: int) -> Script:
+        """Stops at a checkpoint, and begins again from it."""
+        taken: Future[int] = Future()
+        self.ask_checkpoint(taken)
+        yield taken.done
+        self.parallelism[stage.name] = workers
+        self._renew()
+        yield lambda: self.is_started
+
+    # ---- Beginning, recovering, ending
+
+    def _start(self) -> None:
+        """All processes, from the newest checkpoint if there is one."""
+        checkpoint = newest(self.folder)
+        self.last = checkpoint.number if checkpoint else 0
+        self.deploy()
+        self._scripts.appendleft(_Running(self.starting(checkpoint), Future()))
+
+    def _renew(self) -> None:
+        """Another generation of processes, from the newest checkpoint."""
+        self.stop()
+        if self._future is not None:  # a checkpoint was cut off: whoever waits gets the next one
+            self._asked.appendleft(self._future)
+        self.generation += 1
+        self.forget()
+        self._start()
+
+    def _recover(self, why: str) -> None:
+        self._recoveries += 1
+        if self._recoveries > RECOVERIES_MAX:
+            raise EngineError(f"{why}, and the job was recovered {RECOVERIES_MAX} times already.")
+        scripts, self._scripts = self._scripts, deque()
+        self._renew()
+        for one in scripts:
+            one.script.close()
+            if not one.future.done():
+                one.future.set_exception(
+                    EngineError(f"{why}: the job went back to checkpoint {self.last or 'none'}.")
+                )

@@ -1,0 +1,177 @@
+"""Deployment: the processes of a job, who is whose sender, and who has which key-groups.
+
+What the coordinator knows of one generation of processes, and how it talks to them. Starting,
+scaling and recovering change it; they are scripts (scaling.py, coordinator.py).
+"""
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from statekit.assignment import assign
+from statekit.engine.checkpoints import JobCheckpoint, place_of
+from statekit.engine.control import Control
+from statekit.engine.frames import groups_to_plain
+from statekit.engine.items import Barrier, Move
+from statekit.engine.job import Job, Stage
+from statekit.engine.turns import Turns
+from statekit.errors import EngineError
+
+Message: TypeAlias = dict[str, Any]
+
+#: What takes several steps: a generator that yields what it waits for.
+Script: TypeAlias = Generator[Callable[[], bool], None, None]
+
+
+class Process:
+    """A task's process, as the coordinator knows it."""
+
+    def __init__(self, name: str, stage: Stage, popen: "subprocess.Popen[bytes]") -> None:
+        self.name = name
+        self.stage = stage
+        self.popen = popen
+        self.control: Control | None = None
+        self.address = ""  # for its senders
+        self.provider = ""  # for other owners of state
+        self.is_ready = False
+        self.is_finished = False
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Says something. If the process has gone, somebody else notices."""
+        assert self.control is not None
+        with suppress(EngineError):
+            self.control.send(kind, **fields)
+
+    def stop(self) -> None:
+        """At once: nothing that it holds counts."""
+        self.popen.kill()
+        self.popen.wait()
+        if self.control is not None:
+            self.control.close()
+
+
+class Deployment:
+    """See above. The coordinator's thread alone calls it, and changes it."""
+
+    def __init__(self, job: Job, reference: str, folder: Path, address: str) -> None:
+        """address: where the coordinator listens for its processes."""
+        self.job = job
+        self.reference = reference
+        self.folder = folder
+        self.address = address
+        self.events: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.parallelism = {stage.name: stage.parallelism for stage in job.stages}
+        self.generation = 0
+        self.version = 0  # of the routing
+        self.last = 0  # the newest checkpoint
+        self.forget()
+
+    def forget(self) -> None:
+        """Another generation begins: nothing is known of its processes."""
+        self.processes: dict[str, Process] = {}
+        self.owners: dict[str, list[str]] = {}  # by stage: the task of each key-group
+        self.turns = Turns()
+        self.unsettled: dict[int, set[str]] = {}  # moves, and the tasks that have work left
+        self.opened: set[tuple[str, str]] = set()  # channels: receiver, sender
+        self.completed: set[str] = set()  # tasks that have brought all of their state here
+        self.holds_barriers = False
+        self.is_started = False
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing is under way: neither a move nor a barrier."""
+        return self.turns.is_idle and not self.unsettled
+
+    def begin(self, begun: list[Move | Barrier]) -> None:
+        """The turn of these has come."""
+        raise NotImplementedError
+
+    # ---- Who there is
+
+    def beside(self, stage: Stage, step: int) -> Stage:
+        """The stage before (-1) or after (+1)."""
+        return self.job.stages[self.job.stages.index(stage) + step]
+
+    def living(self, stage: Stage) -> list[Process]:
+        return [p for p in self.processes.values() if p.stage is stage and not p.is_finished]
+
+    def tasks(self, stage: Stage) -> list[str]:
+        return [process.name for process in self.living(stage)]
+
+    def tell_senders(self, stage: Stage, kind: str, **fields: Any) -> None:
+        for process in self.living(self.beside(stage, -1)):
+            process.tell(kind, **fields)
+
+    # ---- Starting
+
+    def deploy(self) -> None:
+        """Starts all processes; starting() tells them what to do."""
+        for stage in self.job.stages:
+            names = [f"{stage.name}-{at}" for at in range(self.parallelism[stage.name])]
+            for name in names:
+                self.spawn(name, stage)
+            if stage.key is not None:
+                shares = assign(stage.key.key_groups, len(names))
+                self.owners[stage.name] = [
+                    name for name, share in zip(names, shares, strict=True) for _ in share
+                ]
+            else:
+                self.owners[stage.name] = [names[0]]
+            if stage.kind != "source":
+                for name in names:
+                    self.turns.come(name)
+
+    def starting(self, checkpoint: JobCheckpoint | None) -> Script:
+        """From the last stage to the first: who sends needs somebody who receives."""
+        yield lambda: all(process.control for process in self.processes.values())
+        for stage in reversed(self.job.stages):
+            for process in (some := self.living(stage)):
+                self.send_start(process, checkpoint)
+            if stage.kind != "source":
+                yield lambda some=some: all(p.is_ready for p in some)  # type: ignore[misc]
+        self.is_started = True
+
+    def spawn(self, name: str, stage: Stage) -> None:
+        command = [sys.executable, "-m", "statekit.engine.task"]
+        command += [self.address, name, str(self.generation), self.reference]
+        # A session of its own: Ctrl-C is for us, and we end it.
+        popen = subprocess.Popen(command, start_new_session=True)
+        process = self.processes[name] = Process(name, stage, popen)
+        threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def _watch(self, process: Process) -> None:
+        process.popen.wait()
+        self.events.put(lambda: self.gone(process))
+
+    def gone(self, process: Process) -> None:
+        """A process has ended."""
+        raise NotImplementedError
+
+    def send_start(self, process: Process, checkpoint: JobCheckpoint | None) -> None:
+        stage, name = process.stage, process.name
+        start: Message = {"checkpoint": self.last, "generation": self.generation}
+        if stage.kind == "source":
+            start["position"] = checkpoint.positions[name] if checkpoint else 0
+        else:
+            start["channels"] = self.tasks(self.beside(stage, -1))
+        if stage.kind == "keyed":
+            owned = [g for g, owner in enumerate(self.owners[stage.name]) if owner == name]
+            start["owned"] = groups_to_plain(owned)
+            start["place"] = place_of(self.folder, stage.name)
+        if stage.kind != "sink":
+            after = self.beside(stage, +1)
+            start["outputs"] = {
+                "owners": self.owners[after.name],
+                "receivers": {p.name: p.address for p in self.living(after) if p.is_ready},
+                "version": self.version,
+            }
+        process.tell("start", **start)
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.stop()

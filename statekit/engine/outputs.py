@@ -1,0 +1,79 @@
+"""Outputs: a sender with its sockets. What a task does with what it makes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from statekit.engine.channel import Outgoing, connect
+from statekit.engine.items import Move
+from statekit.engine.records import Key, Router
+from statekit.engine.sender import Send, Sender
+
+Map = Callable[[pa.RecordBatch], "pa.RecordBatch | None"]
+
+
+class Outputs:
+    """The channels to the next stage. Nothing is kept back: every batch is sent when it is made."""
+
+    def __init__(
+        self,
+        name: str,
+        maps: Sequence[Map],
+        key: Key | None,
+        owners: Sequence[str],
+        receivers: Mapping[str, str],
+        version: int,
+    ) -> None:
+        """receivers: their addresses. key: None if the next stage has one task, which gets all."""
+        self.name = name
+        self._maps = maps
+        self._key = key
+        self._sender = Sender(owners, receivers, version)
+        self._router = self._make_router()
+        self._channels = {to: Outgoing(connect(place), name) for to, place in receivers.items()}
+
+    def _make_router(self) -> Router | None:
+        return None if self._key is None else Router(self._key, self._sender.owners)
+
+    def send(self, batch: pa.RecordBatch | None) -> None:
+        """Waits where a receiver is behind."""
+        for function in self._maps:
+            if batch is None:
+                return
+            batch = function(batch)
+        if batch is None or not batch.num_rows:
+            return
+        if self._router is None:
+            self._channels[self._sender.owners[0]].send_records(batch)
+            return
+        for to, part in self._router.deal(batch):
+            self._channels[to].send_records(part)
+
+    def advance(self, time: int) -> None:
+        self._do(self._sender.advance(time))
+
+    def barrier(self, number: int) -> None:
+        self._do(self._sender.barrier(number))
+
+    def move(self, move: Move) -> None:
+        self._do(self._sender.move(move))
+        self._router = self._make_router()
+
+    def open(self, receiver: str, address: str) -> None:
+        self._channels[receiver] = Outgoing(connect(address), self.name)
+        self._do(self._sender.open(receiver))
+
+    def leave(self, receiver: str) -> None:
+        self._do(self._sender.leave(receiver))
+        self._channels.pop(receiver).finish()
+
+    def end(self) -> None:
+        """Sends the end, and waits until all receivers have taken everything."""
+        self._do(self._sender.end())
+        for channel in self._channels.values():
+            channel.finish()
+        self._channels.clear()
+
+    def _do(self, sends: Sequence[Send]) -> None:
+        for to, item in sends:
+            self._channels[to].send(item)

@@ -1,0 +1,91 @@
+"""Running: a job that runs, for programs. The command line and the API use nothing else.
+
+with start("jobs/wordcount.py:job", folder) as running:
+    running.scale("count", workers=4)       # while records flow
+    running.checkpoint()
+    running.wait()
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from statekit.engine.coordinator import Coordinator
+from statekit.engine.scaling import Rescale
+from statekit.errors import EngineError
+
+
+class Running:
+    """A job that runs. Any thread may call this."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._thread = threading.Thread(target=coordinator.run, daemon=True)
+        self._thread.start()
+
+    def scale(self, stage: str, workers: int, strategy: str = "prioritised") -> Rescale:
+        """Gives a keyed stage so many tasks, while records flow; waits until that is done."""
+        found: Rescale = self._ask(
+            lambda future: self._coordinator.ask_scale(stage, workers, strategy, future)
+        )
+        return found
+
+    def checkpoint(self) -> int:
+        """Takes a checkpoint of the whole job; its number."""
+        number: int = self._ask(self._coordinator.ask_checkpoint)
+        return number
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the job has ended. What it failed with is raised."""
+        self._coordinator.done.result(timeout)
+        self._thread.join(timeout)
+
+    def stop(self) -> None:
+        """Ends all processes, at once. The job can be started again from its last checkpoint."""
+        self._coordinator.events.put(
+            lambda: self._coordinator.fail(EngineError("the job was stopped."))
+        )
+        self._thread.join()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes, by task."""
+        return {
+            name: p.popen.pid
+            for name, p in self._coordinator.processes.copy().items()
+            if not p.is_finished
+        }
+
+    def workers(self, stage: str) -> int:
+        """How many tasks a stage has."""
+        return self._coordinator.parallelism[self._coordinator.job.stage(stage).name]
+
+    @property
+    def rescales(self) -> list[Rescale]:
+        return [*self._coordinator.rescales]
+
+    def _ask(self, call: "Callable[[Future[Any]], None]") -> Any:
+        future: Future[Any] = Future()
+        self._coordinator.events.put(lambda: call(future))
+        while True:
+            with suppress(TimeoutError):
+                return future.result(0.1)
+            if not self._thread.is_alive() and not future.done():
+                raise EngineError("the job has ended.")
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start(reference: str, folder: "str | Path") -> Running:
+    """Starts a job, from its newest checkpoint if the folder has one.
+
+    reference: "package.module:name" or "path/file.py:name". folder: where its checkpoints are.
+    """
+    return Running(Coordinator(reference, Path(folder)))

@@ -1,0 +1,412 @@
+"""Task: one process of a stage. A source, a keyed task or the sink.
+
+    python -m statekit.engine.task CONTROL NAME GENERATION JOB
+
+It connects to the coordinator, says where it can be reached, is told who the others are (start),
+and works until its input ends. One thread does everything in turns: what the coordinator says, and
+what comes on the channels. So a task's operator, its routing and its part of a checkpoint never
+meet half-way. (The library's own threads carry state.)
+
+A task that cannot go on says why, and ends. Recovery is the coordinator's business.
+"""
+
+import os
+import selectors
+import sys
+import threading
+import traceback
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import statekit as sk
+from statekit.assignment import group_ranges
+from statekit.engine.align import (
+    Action,
+    Advance,
+    Finish,
+    HandOver,
+    Marked,
+    Pass,
+    Process,
+    Receiver,
+    Settled,
+)
+from statekit.engine.channel import ChannelLostError, Incoming, connect, listen
+from statekit.engine.control import Control
+from statekit.engine.frames import groups_from_plain, groups_to_plain, move_from_plain
+from statekit.engine.items import LAST, Watermark
+from statekit.engine.job import Job, Stage, load_job
+from statekit.engine.outputs import Outputs
+from statekit.engine.records import ArrowRecords
+from statekit.engine.sink import FileSink
+from statekit.engine.strategies import STRATEGIES
+from statekit.errors import EngineError, MigrationError, PeerError
+
+Message = dict[str, Any]
+SAID_WHY = 3  # exit code of a process that has told the coordinator
+
+
+class Task:
+    """What all tasks share: the coordinator's orders about what they send."""
+
+    outputs: Outputs
+
+    def __init__(self, control: Control, name: str, job: Job, stage: Stage) -> None:
+        self.control = control
+        self.name = name
+        self.job = job
+        self.stage = stage
+        at = job.stages.index(stage)
+        self.next = job.stages[at + 1] if at + 1 < len(job.stages) else None
+
+    def run(self, start: Message) -> None:
+        raise NotImplementedError
+
+    def connect(self, start: Message) -> None:
+        """Opens the channels to the next stage."""
+        out = start["outputs"]
+        assert self.next is not None
+        self.outputs = Outputs(
+            self.name,
+            self.stage.maps,
+            self.next.key,
+            out["owners"],
+            out["receivers"],
+            out["version"],
+        )
+
+    def obey(self, message: Message) -> None:
+        """An order that is the same for all tasks."""
+        kind = message["kind"]
+        if kind == "move":
+            self.outputs.move(move_from_plain(message["move"]))
+        elif kind == "open":
+            self.outputs.open(message["task"], message["address"])
+        elif kind == "leave":
+            self.outputs.leave(message["task"])
+        else:
+            raise EngineError(f"{self.name} was told {kind!r}, which it does not know.")
+
+
+class SourceTask(Task):
+    """Reads batches and sends them. Its position is how many it has read."""
+
+    def run(self, start: Message) -> None:
+        self.connect(start)
+        position = start["position"]
+        read = self.stage.read
+        assert read is not None
+        index, tasks = self.stage.tasks().index(self.name), self.stage.parallelism
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            for item in read(index, tasks, position):
+                while selector.select(0):
+                    self._listen(position)
+                if isinstance(item, Watermark):
+                    self.outputs.advance(item.time)
+                else:
+                    self.outputs.send(item)
+                    position += 1
+        # The coordinator says when to end: not while a stage is scaled, or a checkpoint is taken.
+        self.outputs.advance(LAST)
+        self.control.send("exhausted")
+        while self._listen(position) != "end":
+            pass
+        self.outputs.end()
+
+    def _listen(self, position: int) -> str:
+        message = _heard(self.control)
+        kind: str = message["kind"]
+        if kind == "barrier":
+            self.control.send("passed", number=message["number"], position=position)
+            self.outputs.barrier(message["number"])
+        elif kind != "end":
+            self.obey(message)
+        return kind
+
+
+class ReceivingTask(Task):
+    """What keyed tasks and the sink share: channels, and what the receiver says of them."""
+
+    def __init__(self, control: Control, name: str, job: Job, stage: Stage, folder: str) -> None:
+        super().__init__(control, name, job, stage)
+        self.address = str(Path(folder) / f"{name}.{os.getpid()}")
+        self._listener = listen(self.address)
+        self._channels: dict[str, Incoming] = {}
+        self._later: deque[Message] = deque()  # heard while another one was waited for
+        self._is_finished = False
+        self.receiver: Receiver
+
+    def work(self) -> None:
+        """Until everything has come and was processed."""
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self.control, selectors.EVENT_READ)
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._is_finished:
+                for key, _ in selector.select():
+                    if key.fileobj is self.control:
+                        self.hear(_heard(self.control))
+                    elif key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.fileobj, Incoming):
+                        self._take(key.fileobj)
+                    while self._later:
+                        self.hear(self._later.popleft())
+                self._choose()
+
+    def _accept(self) -> None:
+        made, _ = self._listener.accept()
+        incoming = Incoming(made)
+        if incoming.name in self._channels:
+            raise EngineError(f"{self.name}: channel {incoming.name!r} was opened twice.")
+        self._channels[incoming.name] = incoming
+
+    def _choose(self) -> None:
+        """Reads those channels that should be read."""
+        reading = self._selector.get_map()
+        for name, incoming in self._channels.items():
+            if incoming.fileno() < 0:
+                continue
+            if self.receiver.reads(name):
+                incoming.give_credit()
+                if incoming.fileno() not in reading:
+                    self._selector.register(incoming, selectors.EVENT_READ)
+            elif incoming.fileno() in reading:
+                self._selector.unregister(incoming)
+
+    def _take(self, incoming: Incoming) -> None:
+        if not self.receiver.reads(incoming.name):  # since select() said that there is something
+            return
+        item = incoming.receive()
+        if item is None:
+            raise ChannelLostError(f"{incoming.name} has gone before its end.")
+        if isinstance(item, pa.RecordBatch):
+            actions = self.receiver.on(incoming.name, self.wrap(item))
+        else:
+            actions = self.receiver.on(incoming.name, item)
+        self.act(actions)
+        if self.receiver.is_ended(incoming.name):
+            self._selector.unregister(incoming)
+            incoming.close()
+
+    def wrap(self, batch: pa.RecordBatch) -> ArrowRecords:
+        raise NotImplementedError
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Marked):
+                self.control.send("marked", version=action.version)
+            elif isinstance(action, Settled):
+                self.control.send("settled", version=action.version)
+            else:
+                self.do(action)
+
+    def do(self, action: Action) -> None:
+        raise NotImplementedError
+
+    def hear(self, message: Message) -> None:
+        if message["kind"] == "channel":
+            self.receiver.open(message["task"])
+            self.control.send("opened", task=message["task"])
+        else:
+            self.obey(message)
+
+
+class KeyedTask(ReceivingTask):
+    """An operator with the state of its key-groups."""
+
+    def run(self, start: Message) -> None:
+        stage = self.stage
+        assert stage.key is not None
+        assert stage.operator is not None
+        owned = group_ranges(groups_from_plain(start["owned"]))
+        groups = stage.key.key_groups
+        self._place = start["place"]
+        self._plans: dict[int, Message] = {}  # by version: who hands over to whom, and how
+        number = start["checkpoint"]
+        if number and owned:
+            self.kv = sk.restore(self._place, at=number, key_groups=owned)
+        else:
+            self.kv = sk.open("memory:", key_groups=groups, owned=owned)
+        with self.kv:
+            self.operator = stage.operator()
+            self.operator.key = stage.key
+            self.operator.open(self.kv)
+            server = self.kv.serve("127.0.0.1:0", generation=start["generation"])
+            everything = frozenset(group for part in owned for group in part)
+            self.receiver = Receiver(self.name, start["channels"], everything)
+            self.connect(start)
+            self.control.send("ready", provider=server.address)
+            self.work()
+            self._leave()
+            self.outputs.end()
+
+    def wrap(self, batch: pa.RecordBatch) -> ArrowRecords:
+        assert self.stage.key is not None
+        return ArrowRecords(batch, self.stage.key)
+
+    def do(self, action: Action) -> None:
+        if isinstance(action, Process):
+            assert isinstance(action.records, ArrowRecords)
+            self.outputs.send(self.operator.process(action.records.batch))
+        elif isinstance(action, Advance):
+            self.kv.advance_watermark(action.time)
+            self.outputs.send(self.operator.advance(action.time))
+            self.outputs.advance(action.time)
+        elif isinstance(action, HandOver):
+            self._hand_over(action)
+        elif isinstance(action, Pass):
+            part = self.kv.write_part(self._place, number=action.number, barrier=action.number)
+            self.control.send("passed", number=action.number, part=part.to_json())
+            self.outputs.barrier(action.number)
+        elif isinstance(action, Finish):
+            self._is_finished = True
+
+    def hear(self, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "plan":
+            self._plans[message["version"]] = message
+        elif kind == "handed_over":
+            self._arrived(message)
+        elif kind == "complete":
+            self._later_threads(self._bring_all)
+        else:
+            super().hear(message)
+
+    # ---- State that goes and comes
+
+    def _hand_over(self, action: HandOver) -> None:
+        """Lets go of key-groups. When this returns they are the new owner's, and refused here."""
+        while action.version not in self._plans:  # it was sent before the senders heard of it
+            message = _heard(self.control)
+            if message["kind"] == "plan":
+                self._plans[message["version"]] = message
+            else:
+                self._later.append(message)
+        plan = self._plans[action.version]
+        strategy = STRATEGIES[plan["strategy"]]
+        departure = self.kv.migrate(
+            plan["providers"][action.to], key_groups=sorted(action.groups),
+            strategy=strategy.library,
+        )  # fmt: skip
+
+        def tell() -> None:
+            if strategy.is_complete_first:
+                departure.wait()
+            self.control.send(
+                "handed_over",
+                version=action.version,
+                to=action.to,
+                groups=groups_to_plain(action.groups),
+                watermark=action.watermark,
+            )
+
+        if strategy.is_complete_first:
+            self._later_threads(tell)
+        else:
+            tell()
+
+    def _arrived(self, message: Message) -> None:
+        groups = groups_from_plain(message["groups"])
+        self.act(self.receiver.handed_over(message["version"], groups, message["watermark"]))
+
+    def _bring_all(self) -> None:
+        for arrival in self.kv.migrations:
+            arrival.wait()
+        self.control.send("completed")
+
+    def _leave(self) -> None:
+        """What others have taken over must be there before this process may end."""
+        for departure in self.kv.migrations:
+            departure.wait()
+
+    def _later_threads(self, call: Any) -> None:
+        """Does something that takes long; if it fails, so does the task."""
+
+        def run() -> None:
+            try:
+                call()
+            except Exception:
+                _fail(self.control)
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+class SinkTask(ReceivingTask):
+    """Writes what comes."""
+
+    def run(self, start: Message) -> None:
+        assert self.stage.folder is not None
+        self._sink = FileSink(self.stage.folder, self.stage.tasks().index(self.name))
+        self._sink.begin(start["checkpoint"])
+        self.receiver = Receiver(self.name, start["channels"], [0])
+        self.control.send("ready", provider="")
+        self.work()
+        self._sink.close()
+        self.control.send("drained")  # it is for the coordinator to say that the results count
+        while True:
+            self.hear(_heard(self.control))
+
+    def wrap(self, batch: pa.RecordBatch) -> ArrowRecords:
+        return ArrowRecords(batch, None)  # type: ignore[arg-type]  # nobody asks for key-groups
+
+    def do(self, action: Action) -> None:
+        if isinstance(action, Process):
+            assert isinstance(action.records, ArrowRecords)
+            self._sink.write(action.records.batch)
+        elif isinstance(action, Pass):
+            self._sink.cut(action.number)
+            self.control.send("passed", number=action.number)
+        elif isinstance(action, Finish):
+            self._is_finished = True
+
+    def hear(self, message: Message) -> None:
+        if message["kind"] == "published":
+            self._sink.publish(message["number"])
+        else:
+            super().hear(message)
+
+
+def _heard(control: Control) -> Message:
+    message = control.receive()
+    if message is None:
+        raise ChannelLostError("the coordinator has gone.")
+    return message
+
+
+def _fail(control: Control) -> None:
+    """Says why this task cannot go on, and ends the process: nothing it holds counts."""
+    error = sys.exc_info()[1]
+    lost = isinstance(error, ChannelLostError | PeerError | MigrationError)
+    with suppress(ChannelLostError):  # else nobody is there to be told
+        control.send("failed", is_lost=lost, text=traceback.format_exc())
+    os._exit(SAID_WHY)
+
+
+def main(arguments: list[str]) -> None:
+    address, name, generation, reference = arguments
+    with Control(connect(address)) as control:
+        try:
+            job = load_job(reference)
+            stage = job.stage(name.rpartition("-")[0])
+            task: Task
+            if stage.kind == "source":
+                task = SourceTask(control, name, job, stage)
+            else:
+                kind = KeyedTask if stage.kind == "keyed" else SinkTask
+                task = kind(control, name, job, stage, str(Path(address).parent))
+            place = getattr(task, "address", "")
+            control.send("hello", task=name, generation=int(generation), address=place)
+            task.run(_heard(control))
+            control.send("finished")
+        except Exception:
+            _fail(control)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

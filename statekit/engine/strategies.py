@@ -8,7 +8,7 @@ these.
 from typing import NamedTuple
 
 from statekit.errors import EngineError
-from statekit.migration.arrival import Strategy as LibraryStrategy
+from statekit.migration.strategies import Strategy as LibraryStrategy
 
 
 class Strategy(NamedTuple):

@@ -15,6 +15,7 @@ from test_migration import GROUPS, HIGH, KEYS, LOW, SECONDS_MAX, keys_of, opened
 import statekit as sk
 from statekit.errors import (
     ArgumentError,
+    ClosedError,
     PeerError,
     PeerLostError,
 )
@@ -201,3 +202,69 @@ def joined(before: set[threading.Thread]) -> None:
         if thread not in before and thread.name in ("statekit-shadow", "statekit-stream"):
             thread.join(20.0)
             assert not thread.is_alive(), thread.name
+
+
+def test_stopped_steps_leave_nothing_between_two_owners(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that nobody had answered stayed offered, and stop() said that it was there."""
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    begin = PeerChannel.begin
+    is_lost = threading.Event()
+
+    def lost(channel: PeerChannel, *call: Any, **options: Any) -> Any:
+        begin(channel, *call, **options)
+        is_lost.set()
+        raise PeerLostError(f"{channel.address} does not answer (lost by the test).")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PeerChannel, "begin", lost)
+        steps = target.fetch_from(address, strategy="fluid")
+        assert is_lost.wait(SECONDS_MAX)
+        with pytest.raises(PeerLostError):
+            steps.wait(SECONDS_MAX)
+    left = steps.stop()
+    assert set().union(*left, *target.key_groups) == set(range(GROUPS))
+    for arrival in steps.arrivals:
+        arrival.wait(SECONDS_MAX)
+    assert source.key_groups == left
+    for kv in (source, target):
+        for key in keys_of(kv, set().union(*kv.key_groups)):
+            assert kv.value("count", int).get(key) == KEYS.index(key)
+
+
+@pytest.mark.parametrize("moment", ["hello", "shade"])
+def test_a_shadow_that_is_made_while_its_provider_is_closed_ends(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It began after the others were dropped, and went on for ever."""
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    before = {*threading.enumerate()}
+    ask = getattr(PeerChannel, moment)
+
+    def closes(channel: PeerChannel, *call: Any, **options: Any) -> Any:
+        reply = ask(channel, *call, **options)
+        target.close()
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PeerChannel, moment, closes)
+        with pytest.raises(ClosedError):
+            target.shadow(address)
+    joined(before)
+
+
+def test_progress_can_be_read_while_the_shadow_is_dropped(stack: ExitStack) -> None:
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    copies = target.shadow(address)
+    copies.wait(SECONDS_MAX)
+    assert copies.progress.memory > 0
+    copies._twin, twin = None, copies._twin
+    copies.drop()
+    assert twin is not None
+    twin.close()
+    copies._twin = twin  # what somebody who looks had seen before
+    assert copies.progress.memory == 0

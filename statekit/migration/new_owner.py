@@ -222,7 +222,8 @@ class NewOwnerShell(GoingOn):
         groups = self._ask_who(address, key_groups, credentials, timeout_s)
         made = Shadow(self, address, groups, pace, credentials, timeout_s, limit)
         with self._lock:
-            self._shadows.append(made)
+            if not self.is_closed:  # close() drops those that are in the list by then
+                self._shadows.append(made)
         made.open()
         return made
 
@@ -385,6 +386,42 @@ class NewOwnerShell(GoingOn):
             gone = [one for one in there if one.call.migration not in open_ones]
             self._forget_asked(*(one.call.migration for one in gone))  # with that process
             return [one for one in there if one not in gone]
+
+    def give_up(
+        self,
+        address: str,
+        groups: tuple[range, ...],
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> tuple[range, ...]:
+        """Nobody goes on with what was asked for of these, and not answered.
+
+        Key-groups that may have been offered to us still, since nobody answers.
+        """
+        asked = [one for one in [*self._asked.values()] if common(one.call.key_groups, groups)]
+        if not asked or self.is_closed:
+            return ()
+        channel = self.channels.borrow(address, credentials, timeout_s)
+        is_broken = True
+        try:
+            there = self._unanswered(channel.address, channel.hello().name)
+            for one in asked:
+                if one in there:
+                    self._return_unanswered(channel, one)
+            is_broken = False
+        except PeerError as error:
+            left = [one for one in asked if one.call.migration in self._asked]
+            unknown = group_ranges([part for one in left for part in one.call.key_groups])
+            _log.warning(
+                "%s may be handing key-groups %s over to this provider: %s",
+                address,
+                show_groups(unknown),
+                error,
+            )
+            return unknown
+        finally:
+            self.channels.give_back(channel, is_broken)
+        return ()
 
     def _forget_asked(self, *migrations: str) -> None:
         """The source is gone, or says that it has not begun: nobody waits for it any more."""

@@ -21,6 +21,7 @@ from statekit.errors import (
 )
 from statekit.migration.arrival import Arrival
 from statekit.native import Store
+from statekit.protocol.calls import Limits
 from statekit.remote.channel import PeerChannel
 
 
@@ -268,3 +269,30 @@ def test_progress_can_be_read_while_the_shadow_is_dropped(stack: ExitStack) -> N
     twin.close()
     copies._twin = twin  # what somebody who looks had seen before
     assert copies.progress.memory == 0
+
+
+def test_content_that_comes_with_an_offer_fits_into_the_messages_of_who_asks(
+    stack: ExitStack,
+) -> None:
+    """The owner had larger ones. The offer never arrived, however often it was asked for."""
+    source, target, address = pair(stack)
+    target.serve(limits=Limits(message_bytes=2 << 20))
+    names = source.value("name", str)
+    names.put_many(KEYS, ["x" * 9_000] * len(KEYS))
+    steps = target.fetch_from(address, strategy="batched", step=GROUPS)
+    steps.wait(SECONDS_MAX)
+    assert list(target.value("name", str).get_many(KEYS)) == ["x" * 9_000] * len(KEYS)
+
+
+def test_more_leaves_than_most_messages_name_are_copied_and_taken(stack: ExitStack) -> None:
+    source, target = (
+        stack.enter_context(sk.open("memory:", key_groups=4096, subgroups=32, owned=owned))
+        for owned in (range(4096), ())
+    )
+    address = source.serve().address
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    copies = target.shadow(address, pace=1 << 30)
+    copies.wait(SECONDS_MAX)
+    source["count"].put(KEYS[0], -1)
+    copies.take().wait(SECONDS_MAX)
+    assert list(target.value("count", int).get_many(KEYS)) == [-1, *range(1, len(KEYS))]

@@ -84,6 +84,7 @@ SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before 
 INLINE_BYTES = 256 << 10
 INLINE_GROUPS = 1
 STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
+HELD_MAX = 65536  # leaves of a step of which only changes may come
 
 
 class _Asked(NamedTuple):
@@ -367,9 +368,12 @@ class NewOwnerShell(GoingOn):
         call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
         if not migration:
             # What was proposed is taken back if nothing is heard of it: nothing may have gone.
-            call = call._replace(inline_bytes=_inline_bytes(strategy, groups, step is not None))
+            most = self.limits.message_bytes // 4  # what comes must fit into one message here
+            inline_bytes = min(most, _inline_bytes(strategy, groups, step is not None))
+            call = call._replace(inline_bytes=inline_bytes)
         if step is not None and step.shadow is not None:
-            call = call._replace(shadow=step.shadow.id, held=step.held)
+            # More than a message may name come as a whole.
+            call = call._replace(shadow=step.shadow.id, held=step.held[:HELD_MAX])
         new = _Asked(channel.address, call, credentials)
         if self.has_home:
             told = "" if base is None else repr(base[0])

@@ -148,9 +148,11 @@ def _read_leases(found: Fields, field: int, leaves: int) -> Leases:
     return _leases_of(found.column32(field), found.column64(field + 1), leaves)
 
 
-def _leases_of(leaf: Sequence[int], epoch: Sequence[int], leaves: int) -> Leases:
+def _leases_of(
+    leaf: Sequence[int], epoch: Sequence[int], leaves: int, most: int = ITEMS_MAX
+) -> Leases:
     n = len(leaf)
-    if len(epoch) != n or n > ITEMS_MAX:
+    if len(epoch) != n or n > most:
         _bad(f"{n} leaves with {len(epoch)} epochs")
     if n:
         if max(leaf) >= leaves:
@@ -578,7 +580,7 @@ def read_copy(data: bytes, leaves: int = LEAVES_MAX) -> CopyCall:
     return CopyCall(
         _name(found.text(1), "a shadow"),
         _number(found.number(2), "a generation"),
-        _read_leases(found, 3, leaves),
+        _leases_of(found.column32(3), found.column64(4), leaves, leaves),  # all, in each round
         _number(found.number(5), "a round"),
         _number(found.number(6), "a pace"),
     )

@@ -21,7 +21,8 @@ from statekit.errors import (
 )
 from statekit.migration.arrival import Arrival
 from statekit.native import Store
-from statekit.protocol.calls import Limits
+from statekit.protocol.calls import CopyCall, Limits
+from statekit.remote import wire
 from statekit.remote.channel import PeerChannel
 
 
@@ -284,15 +285,10 @@ def test_content_that_comes_with_an_offer_fits_into_the_messages_of_who_asks(
     assert list(target.value("name", str).get_many(KEYS)) == ["x" * 9_000] * len(KEYS)
 
 
-def test_more_leaves_than_most_messages_name_are_copied_and_taken(stack: ExitStack) -> None:
-    source, target = (
-        stack.enter_context(sk.open("memory:", key_groups=4096, subgroups=32, owned=owned))
-        for owned in (range(4096), ())
-    )
-    address = source.serve().address
-    source.value("count", int).put_many(KEYS, range(len(KEYS)))
-    copies = target.shadow(address, pace=1 << 30)
-    copies.wait(SECONDS_MAX)
-    source["count"].put(KEYS[0], -1)
-    copies.take().wait(SECONDS_MAX)
-    assert list(target.value("count", int).get_many(KEYS)) == [-1, *range(1, len(KEYS))]
+def test_a_round_names_as_many_leaves_as_there_may_be() -> None:
+    """More than 65,536 were refused, so that nothing was copied of large numbers of leaves."""
+    leases = tuple((leaf, 1 << 20) for leaf in range(1 << 20))
+    call = CopyCall("0" * 32, 0, leases, 1, 0)
+    data = wire.put_copy(call)
+    assert len(data) < Limits().message_bytes
+    assert wire.read_copy(data, 1 << 20) == call

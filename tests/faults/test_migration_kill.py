@@ -66,7 +66,8 @@ class Killing:
         self, nursery: Nursery, place: Path, name: str, seed: int, with_home: bool = False
     ) -> None:
         self._nursery = nursery
-        self.home = f"rocksdb:{place}/home?memory=1MiB&sync=0" if with_home else "memory:"
+        memory = "64MiB" if name == "seamless" else "1MiB"  # a shadow must fit into it
+        self.home = f"rocksdb:{place}/home?memory={memory}&sync=0" if with_home else "memory:"
         self.case = Case(
             nursery.worker(),
             nursery.worker(),

@@ -16,6 +16,7 @@ import statekit as sk
 from statekit.errors import (
     ArgumentError,
     ClosedError,
+    MemoryLimitError,
     PeerError,
     PeerLostError,
 )
@@ -24,6 +25,7 @@ from statekit.native import Store
 from statekit.protocol.calls import CopyCall, Limits
 from statekit.remote import wire
 from statekit.remote.channel import PeerChannel
+from statekit.residence.loading import Loading
 
 
 @pytest.fixture
@@ -292,3 +294,25 @@ def test_a_round_names_as_many_leaves_as_there_may_be() -> None:
     data = wire.put_copy(call)
     assert len(data) < Limits().message_bytes
     assert wire.read_copy(data, 1 << 20) == call
+
+
+def test_a_step_that_ran_out_of_memory_goes_on_when_there_is_some(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tried again, although wait() said so."""
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+
+    def full(*_: Any) -> None:
+        raise MemoryLimitError("there is no memory (says the test).")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loading, "fill", full)
+        steps = target.fetch_from(address, key_groups=LOW, strategy="batched")
+        with pytest.raises(MemoryLimitError):
+            steps.wait(SECONDS_MAX)
+        assert not steps.done
+    with steps._changed:
+        assert steps._changed.wait_for(lambda: not steps.is_running, SECONDS_MAX)
+    steps.wait(SECONDS_MAX)
+    assert target.key_groups == (LOW,)

@@ -321,8 +321,10 @@ class Steps:
                 error = arrival.error
                 if arrival.done or arrival.is_cut_off:
                     break
-                if error is not None and not self._try_again(error):
-                    return False
+                if error is not None:
+                    if not self._try_again(error):
+                        return False
+                    arrival.streaming.start()  # it may have ended, with the error
             if self._is_stopped:
                 return False
         with self._changed:

@@ -22,8 +22,7 @@ from statekit.errors import (
 )
 from statekit.migration.arrival import Arrival
 from statekit.native import Store
-from statekit.protocol.calls import CopyCall, Limits
-from statekit.remote import wire
+from statekit.protocol.calls import Limits
 from statekit.remote.channel import PeerChannel
 from statekit.residence.loading import Loading
 
@@ -285,15 +284,6 @@ def test_content_that_comes_with_an_offer_fits_into_the_messages_of_who_asks(
     steps = target.fetch_from(address, strategy="batched", step=GROUPS)
     steps.wait(SECONDS_MAX)
     assert list(target.value("name", str).get_many(KEYS)) == ["x" * 9_000] * len(KEYS)
-
-
-def test_a_round_names_as_many_leaves_as_there_may_be() -> None:
-    """More than 65,536 were refused, so that nothing was copied of large numbers of leaves."""
-    leases = tuple((leaf, 1 << 20) for leaf in range(1 << 20))
-    call = CopyCall("0" * 32, 0, leases, 1, 0)
-    data = wire.put_copy(call)
-    assert len(data) < Limits().message_bytes
-    assert wire.read_copy(data, 1 << 20) == call
 
 
 def test_a_step_that_ran_out_of_memory_goes_on_when_there_is_some(

@@ -84,7 +84,6 @@ SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before 
 INLINE_BYTES = 256 << 10
 INLINE_GROUPS = 1
 STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
-HELD_MAX = 65536  # leaves of a step of which only changes may come
 
 
 class _Asked(NamedTuple):
@@ -372,8 +371,7 @@ class NewOwnerShell(GoingOn):
             inline_bytes = min(most, _inline_bytes(strategy, groups, step is not None))
             call = call._replace(inline_bytes=inline_bytes)
         if step is not None and step.shadow is not None:
-            # More than a message may name come as a whole.
-            call = call._replace(shadow=step.shadow.id, held=step.held[:HELD_MAX])
+            call = call._replace(shadow=step.shadow.id, held=step.held)
         new = _Asked(channel.address, call, credentials)
         if self.has_home:
             told = "" if base is None else repr(base[0])

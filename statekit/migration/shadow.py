@@ -27,7 +27,7 @@ from statekit.errors import (
     StateKitError,
 )
 from statekit.migration.departure import bound_to, place_of, unbound
-from statekit.migration.fetch import Pieces
+from statekit.migration.fetch import LEASES_MAX, Pieces
 from statekit.native import Store
 from statekit.native.buffers import BufferSlice
 from statekit.native.frames import verify
@@ -81,6 +81,12 @@ class Shadow:
         timeout_s: float,
         limit: int,
     ) -> None:
+        leaves = sum(map(len, key_groups)) * shell.subgroups
+        if leaves > LEASES_MAX:
+            raise ArgumentError(
+                f"key-groups {show_groups(key_groups)} have {leaves} leaves, and a shadow may have "
+                f"{LEASES_MAX}. Shadow {LEASES_MAX // shell.subgroups} key-groups at a time."
+            )
         self.id = uuid.uuid4().hex
         self.source = address
         self._groups = key_groups

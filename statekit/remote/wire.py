@@ -148,11 +148,9 @@ def _read_leases(found: Fields, field: int, leaves: int) -> Leases:
     return _leases_of(found.column32(field), found.column64(field + 1), leaves)
 
 
-def _leases_of(
-    leaf: Sequence[int], epoch: Sequence[int], leaves: int, most: int = ITEMS_MAX
-) -> Leases:
+def _leases_of(leaf: Sequence[int], epoch: Sequence[int], leaves: int) -> Leases:
     n = len(leaf)
-    if len(epoch) != n or n > most:
+    if len(epoch) != n or n > ITEMS_MAX:
         _bad(f"{n} leaves with {len(epoch)} epochs")
     if n:
         if max(leaf) >= leaves:
@@ -580,7 +578,7 @@ def read_copy(data: bytes, leaves: int = LEAVES_MAX) -> CopyCall:
     return CopyCall(
         _name(found.text(1), "a shadow"),
         _number(found.number(2), "a generation"),
-        _leases_of(found.column32(3), found.column64(4), leaves, leaves),  # all, in each round
+        _read_leases(found, 3, leaves),
         _number(found.number(5), "a round"),
         _number(found.number(6), "a pace"),
     )

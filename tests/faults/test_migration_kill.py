@@ -97,7 +97,7 @@ class Killing:
         case.patience = 4 * TIMEOUT_S
         case.may_give_up.clear()  # on a busy machine the message may come only after several tries
         with ThreadPoolExecutor(1) as pool:
-            migration = pool.submit(cases.MIGRATIONS[self.name], case)
+            migration = pool.submit(cases.KILLED[self.name], case)
             try:
                 assert rule.wait_reached(), rule
             finally:

@@ -84,6 +84,9 @@ SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before 
 INLINE_BYTES = 256 << 10
 INLINE_GROUPS = 1
 STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
+# That an answer may take longer for each leaf of which changes are asked for. With 65,536 of them,
+# a machine that had much else to do took longer than callers wait for a small answer.
+HELD_SECONDS = 0.001
 
 
 class _Asked(NamedTuple):
@@ -469,7 +472,8 @@ class NewOwnerShell(GoingOn):
         if is_ours:
             self._asked[call.migration] = asked  # before: an interrupt may come
         try:
-            reply = channel.begin(call)
+            timeout_s = channel.timeout_s + HELD_SECONDS * len(call.held)
+            reply = channel.begin(call, timeout_s=timeout_s)
             self._check_geometry(channel, reply, call)
             granted = _check_offer(
                 reply, call.migration, call.key_groups, self.subgroups, channel.address

@@ -525,3 +525,19 @@ def test_into_a_home_and_out_of_one(stack: ExitStack, tmp_path: Any) -> None:
     back.take().wait(SECONDS_MAX)
     last = States(after)
     assert {key: last.read(key) for key in KEYS} == expected
+
+
+def test_a_shadow_of_more_leaves_than_a_message_names_is_refused(stack: ExitStack) -> None:
+    source = stack.enter_context(sk.open("memory:", key_groups=128, subgroups=1024))
+    target = stack.enter_context(sk.open("memory:", key_groups=128, subgroups=1024, owned=()))
+    address = source.serve().address
+    with pytest.raises(ArgumentError, match="64 key-groups at a time"):
+        target.shadow(address)
+    assert target.shadows == ()
+    count = source.value("count", int)
+    count.put_many(KEYS, range(len(KEYS)))
+    copies = target.shadow(address, key_groups=range(64))
+    copies.wait(SECONDS_MAX)
+    copies.take().wait(SECONDS_MAX)
+    for key in keys_of(target, range(64)):
+        assert target.value("count", int)[key] == KEYS.index(key)

@@ -15,12 +15,16 @@ from test_migration import GROUPS, HIGH, KEYS, LOW, SECONDS_MAX, keys_of, opened
 import statekit as sk
 from statekit.errors import (
     ArgumentError,
+    ClosedError,
+    MemoryLimitError,
     PeerError,
     PeerLostError,
 )
 from statekit.migration.arrival import Arrival
 from statekit.native import Store
+from statekit.protocol.calls import Limits
 from statekit.remote.channel import PeerChannel
+from statekit.residence.loading import Loading
 
 
 @pytest.fixture
@@ -201,3 +205,104 @@ def joined(before: set[threading.Thread]) -> None:
         if thread not in before and thread.name in ("statekit-shadow", "statekit-stream"):
             thread.join(20.0)
             assert not thread.is_alive(), thread.name
+
+
+def test_stopped_steps_leave_nothing_between_two_owners(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that nobody had answered stayed offered, and stop() said that it was there."""
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    begin = PeerChannel.begin
+    is_lost = threading.Event()
+
+    def lost(channel: PeerChannel, *call: Any, **options: Any) -> Any:
+        begin(channel, *call, **options)
+        is_lost.set()
+        raise PeerLostError(f"{channel.address} does not answer (lost by the test).")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PeerChannel, "begin", lost)
+        steps = target.fetch_from(address, strategy="fluid")
+        assert is_lost.wait(SECONDS_MAX)
+        with pytest.raises(PeerLostError):
+            steps.wait(SECONDS_MAX)
+    left = steps.stop()
+    assert set().union(*left, *target.key_groups) == set(range(GROUPS))
+    for arrival in steps.arrivals:
+        arrival.wait(SECONDS_MAX)
+    assert source.key_groups == left
+    for kv in (source, target):
+        for key in keys_of(kv, set().union(*kv.key_groups)):
+            assert kv.value("count", int).get(key) == KEYS.index(key)
+
+
+@pytest.mark.parametrize("moment", ["hello", "shade"])
+def test_a_shadow_that_is_made_while_its_provider_is_closed_ends(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It began after the others were dropped, and went on for ever."""
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    before = {*threading.enumerate()}
+    ask = getattr(PeerChannel, moment)
+
+    def closes(channel: PeerChannel, *call: Any, **options: Any) -> Any:
+        reply = ask(channel, *call, **options)
+        target.close()
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PeerChannel, moment, closes)
+        with pytest.raises(ClosedError):
+            target.shadow(address)
+    joined(before)
+
+
+def test_progress_can_be_read_while_the_shadow_is_dropped(stack: ExitStack) -> None:
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+    copies = target.shadow(address)
+    copies.wait(SECONDS_MAX)
+    assert copies.progress.memory > 0
+    copies._twin, twin = None, copies._twin
+    copies.drop()
+    assert twin is not None
+    twin.close()
+    copies._twin = twin  # what somebody who looks had seen before
+    assert copies.progress.memory == 0
+
+
+def test_content_that_comes_with_an_offer_fits_into_the_messages_of_who_asks(
+    stack: ExitStack,
+) -> None:
+    """The owner had larger ones. The offer never arrived, however often it was asked for."""
+    source, target, address = pair(stack)
+    target.serve(limits=Limits(message_bytes=2 << 20))
+    names = source.value("name", str)
+    names.put_many(KEYS, ["x" * 9_000] * len(KEYS))
+    steps = target.fetch_from(address, strategy="batched", step=GROUPS)
+    steps.wait(SECONDS_MAX)
+    assert list(target.value("name", str).get_many(KEYS)) == ["x" * 9_000] * len(KEYS)
+
+
+def test_a_step_that_ran_out_of_memory_goes_on_when_there_is_some(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tried again, although wait() said so."""
+    source, target, address = pair(stack)
+    source.value("count", int).put_many(KEYS, range(len(KEYS)))
+
+    def full(*_: Any) -> None:
+        raise MemoryLimitError("there is no memory (says the test).")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loading, "fill", full)
+        steps = target.fetch_from(address, key_groups=LOW, strategy="batched")
+        with pytest.raises(MemoryLimitError):
+            steps.wait(SECONDS_MAX)
+        assert not steps.done
+    with steps._changed:
+        assert steps._changed.wait_for(lambda: not steps.is_running, SECONDS_MAX)
+    steps.wait(SECONDS_MAX)
+    assert target.key_groups == (LOW,)

@@ -84,6 +84,9 @@ SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before 
 INLINE_BYTES = 256 << 10
 INLINE_GROUPS = 1
 STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
+# That an answer may take longer for each leaf of which changes are asked for. With 65,536 of them,
+# a machine that had much else to do took longer than callers wait for a small answer.
+HELD_SECONDS = 0.001
 
 
 class _Asked(NamedTuple):
@@ -222,7 +225,8 @@ class NewOwnerShell(GoingOn):
         groups = self._ask_who(address, key_groups, credentials, timeout_s)
         made = Shadow(self, address, groups, pace, credentials, timeout_s, limit)
         with self._lock:
-            self._shadows.append(made)
+            if not self.is_closed:  # close() drops those that are in the list by then
+                self._shadows.append(made)
         made.open()
         return made
 
@@ -366,7 +370,9 @@ class NewOwnerShell(GoingOn):
         call = BeginCall(number, self.generation, self.name, groups, barrier, digest, begin.above)
         if not migration:
             # What was proposed is taken back if nothing is heard of it: nothing may have gone.
-            call = call._replace(inline_bytes=_inline_bytes(strategy, groups, step is not None))
+            most = self.limits.message_bytes // 4  # what comes must fit into one message here
+            inline_bytes = min(most, _inline_bytes(strategy, groups, step is not None))
+            call = call._replace(inline_bytes=inline_bytes)
         if step is not None and step.shadow is not None:
             call = call._replace(shadow=step.shadow.id, held=step.held)
         new = _Asked(channel.address, call, credentials)
@@ -385,6 +391,42 @@ class NewOwnerShell(GoingOn):
             gone = [one for one in there if one.call.migration not in open_ones]
             self._forget_asked(*(one.call.migration for one in gone))  # with that process
             return [one for one in there if one not in gone]
+
+    def give_up(
+        self,
+        address: str,
+        groups: tuple[range, ...],
+        credentials: Credentials,
+        timeout_s: float,
+    ) -> tuple[range, ...]:
+        """Nobody goes on with what was asked for of these, and not answered.
+
+        Key-groups that may have been offered to us still, since nobody answers.
+        """
+        asked = [one for one in [*self._asked.values()] if common(one.call.key_groups, groups)]
+        if not asked or self.is_closed:
+            return ()
+        channel = self.channels.borrow(address, credentials, timeout_s)
+        is_broken = True
+        try:
+            there = self._unanswered(channel.address, channel.hello().name)
+            for one in asked:
+                if one in there:
+                    self._return_unanswered(channel, one)
+            is_broken = False
+        except PeerError as error:
+            left = [one for one in asked if one.call.migration in self._asked]
+            unknown = group_ranges([part for one in left for part in one.call.key_groups])
+            _log.warning(
+                "%s may be handing key-groups %s over to this provider: %s",
+                address,
+                show_groups(unknown),
+                error,
+            )
+            return unknown
+        finally:
+            self.channels.give_back(channel, is_broken)
+        return ()
 
     def _forget_asked(self, *migrations: str) -> None:
         """The source is gone, or says that it has not begun: nobody waits for it any more."""
@@ -430,7 +472,8 @@ class NewOwnerShell(GoingOn):
         if is_ours:
             self._asked[call.migration] = asked  # before: an interrupt may come
         try:
-            reply = channel.begin(call)
+            timeout_s = channel.timeout_s + HELD_SECONDS * len(call.held)
+            reply = channel.begin(call, timeout_s=timeout_s)
             self._check_geometry(channel, reply, call)
             granted = _check_offer(
                 reply, call.migration, call.key_groups, self.subgroups, channel.address

@@ -311,7 +311,8 @@ class Peer(OldOwnerShell, NewOwnerShell):
         """Before the provider goes: nobody is answered any more."""
         if self.is_closed:
             return
-        self.is_closed = True
+        with self._lock:  # whoever looks at it and begins something is in time, or is refused
+            self.is_closed = True
         with self._idle:
             self._idle.notify_all()
         with self.gone:

@@ -15,11 +15,12 @@ does no harm (protocol/shadow.py).
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING
 
 from statekit.assignment import leaf_ranges, show_groups, subtract
-from statekit.errors import ArgumentError, MigrationError, NotOwnedError, shorten
+from statekit.errors import ArgumentError, ClosedError, MigrationError, NotOwnedError, shorten
 from statekit.migration.departure import ID_BYTES, bound_to, pieces_of, place_of
 from statekit.protocol.calls import CopyCall, Piece, PieceKind, ShadeCall
 from statekit.protocol.shadow import Round, Shade, Shades, Unknown
@@ -202,7 +203,8 @@ class Shading:
         if self._machine is not None:
             self._machine.drop(shadow)
         if self._heard.pop(shadow, None) is not None:
-            self._residence.tracking.release(shadow)
+            with suppress(ClosedError):  # the provider is being closed: nobody needs changes
+                self._residence.tracking.release(shadow)
 
     def close(self) -> None:
         with self._lock:

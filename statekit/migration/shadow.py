@@ -27,7 +27,7 @@ from statekit.errors import (
     StateKitError,
 )
 from statekit.migration.departure import bound_to, place_of, unbound
-from statekit.migration.fetch import Pieces
+from statekit.migration.fetch import LEASES_MAX, Pieces
 from statekit.native import Store
 from statekit.native.buffers import BufferSlice
 from statekit.native.frames import verify
@@ -81,6 +81,12 @@ class Shadow:
         timeout_s: float,
         limit: int,
     ) -> None:
+        leaves = sum(map(len, key_groups)) * shell.subgroups
+        if leaves > LEASES_MAX:
+            raise ArgumentError(
+                f"key-groups {show_groups(key_groups)} have {leaves} leaves, and a shadow may have "
+                f"{LEASES_MAX}. Shadow {LEASES_MAX // shell.subgroups} key-groups at a time."
+            )
         self.id = uuid.uuid4().hex
         self.source = address
         self._groups = key_groups
@@ -99,6 +105,7 @@ class Shadow:
         self._bytes = self._round_bytes = self._rounds = 0
         self._delta_bytes = 0
         self._refused = 0
+        self._memory = 0  # of the twin, which may be closed while somebody looks
         self._is_steady = False
         self._error: StateKitError | None = None
         self._heard = monotonic()
@@ -118,7 +125,6 @@ class Shadow:
     def progress(self) -> ShadowProgress:
         held = [*self._machine.held.values()]
         rest = self._delta_bytes if self._rounds else max(0, self._expected - self._bytes)
-        twin = self._twin
         return ShadowProgress(
             sum(map(bool, held)),
             len(held),
@@ -127,7 +133,7 @@ class Shadow:
             self._rounds,
             self._delta_bytes,
             rest,
-            0 if twin is None else twin.bytes_used,
+            self._memory,
         )
 
     @property
@@ -189,6 +195,7 @@ class Shadow:
                     if is_taken and self._twin is not None:
                         for part in leaf_ranges(groups, self._shell.subgroups):
                             self._twin.mark(part.start, part.stop, "away")  # what was of no use
+                        self._memory = self._twin.bytes_used
             self._groups = subtract(self._groups, groups)
         if not self._groups:
             self.drop()
@@ -223,13 +230,15 @@ class Shadow:
             reply = self._channel.shade(call)
             self._check(reply)
             self._expected = reply.bytes
-            shaded = Shaded(self.id, reply.generation, reply.source)
-            if not self._machine.on_shaded(shaded):
-                raise PeerError(
-                    f"{self.source} is of generation {reply.generation}, this process of "
-                    f"{self._shell.generation}. Nothing was copied."
-                )
-            self._twin = Store(reply.key_groups, reply.subgroups, self._limit)
+            with self._lock:
+                if self._machine.is_over or self._shell.is_closed:
+                    raise ClosedError("the provider was closed while a shadow was being made.")
+                if not self._machine.on_shaded(Shaded(self.id, reply.generation, reply.source)):
+                    raise PeerError(
+                        f"{self.source} is of generation {reply.generation}, this process of "
+                        f"{self._shell.generation}. Nothing was copied."
+                    )
+                self._twin = Store(reply.key_groups, reply.subgroups, self._limit)
         except BaseException:
             self._end(None)
             raise
@@ -334,6 +343,7 @@ class Shadow:
                 twin.mark(leaf, leaf + 1, "absent")
                 return
             machine.applied(copied)
+            self._memory = twin.bytes_used
 
     def _note_round(self, is_done: bool) -> None:
         if not is_done:
@@ -388,7 +398,7 @@ class Shadow:
         with self._lock:
             is_first = not self._machine.is_over
             self._machine.end()
-            twin, self._twin = self._twin, None
+            twin, self._twin, self._memory = self._twin, None, 0
         if is_first:
             self._tell()
             self._shell.channels.give_back(self._channel, is_broken=error is not None)

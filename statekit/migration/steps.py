@@ -150,7 +150,16 @@ class Steps:
         )
 
     def stop(self) -> tuple[range, ...]:
-        """Takes no further step. The key-groups that stay where they are."""
+        """Takes no further step. The key-groups that stay where they are.
+
+        If the old owner does not answer, it is not known whether a last step has begun there. Its
+        key-groups are not among these: fetch them again, which goes on with it.
+        """
+        left = self._stop()
+        unknown = self._shell.give_up(self.source, left, self._credentials, self._timeout_s)
+        return subtract(left, unknown)
+
+    def _stop(self) -> tuple[range, ...]:
         self.end()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -176,7 +185,7 @@ class Steps:
         """
         self.end()
         lost = [group for one in self.arrivals if not one.done for group in one.abandon()]
-        left = self.stop()
+        left = self._stop()
         return group_ranges((*left, *lost))
 
     def __repr__(self) -> str:
@@ -312,8 +321,10 @@ class Steps:
                 error = arrival.error
                 if arrival.done or arrival.is_cut_off:
                     break
-                if error is not None and not self._try_again(error):
-                    return False
+                if error is not None:
+                    if not self._try_again(error):
+                        return False
+                    arrival.streaming.start()  # it may have ended, with the error
             if self._is_stopped:
                 return False
         with self._changed:

@@ -32,6 +32,7 @@ A source that was started anew, or has dropped the shadow, does not know it, and
 epochs of its store mean something in one life only.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -205,13 +206,18 @@ class Shadow:
 
 
 class _Shade:
-    __slots__ = ("acknowledged", "leaves", "number", "target")
+    __slots__ = ("_leaves", "_starts", "acknowledged", "number", "target")
 
     def __init__(self, target: str, leaves: tuple[range, ...]) -> None:
         self.target = target
-        self.leaves = leaves
+        self._leaves = sorted(leaves, key=lambda run: run.start)
+        self._starts = [run.start for run in self._leaves]
         self.number = 0  # of the last round that was asked for
         self.acknowledged = 0  # the oldest epoch that the target holds something as of; 0: nothing
+
+    def has(self, leaf: int) -> bool:
+        at = bisect_right(self._starts, leaf)
+        return at > 0 and leaf in self._leaves[at - 1]
 
 
 class Shades:
@@ -248,18 +254,14 @@ class Shades:
         if asked.number < known.number:
             return None
         known.number = asked.number
-        held = {
-            leaf: epoch if epoch < now else 0
-            for leaf, epoch in asked.held
-            if any(leaf in run for run in known.leaves)
-        }
+        held = {leaf: epoch if epoch < now else 0 for leaf, epoch in asked.held if known.has(leaf)}
         known.acknowledged = min((epoch for epoch in held.values() if epoch), default=0)
         return held
 
     def since(self, sender: str, shadow: str, generation: int, leaf: int, held: int) -> int:
         """In a step: since when the changes of a leaf complete the target's copy; 0: send all."""
         known = self._known(sender, shadow, generation)
-        if known is None or not any(leaf in run for run in known.leaves):
+        if known is None or not known.has(leaf):
             return 0
         return held
 

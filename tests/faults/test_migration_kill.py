@@ -66,7 +66,8 @@ class Killing:
         self, nursery: Nursery, place: Path, name: str, seed: int, with_home: bool = False
     ) -> None:
         self._nursery = nursery
-        self.home = f"rocksdb:{place}/home?memory=1MiB&sync=0" if with_home else "memory:"
+        memory = "64MiB" if name == "seamless" else "1MiB"  # a shadow must fit into it
+        self.home = f"rocksdb:{place}/home?memory={memory}&sync=0" if with_home else "memory:"
         self.case = Case(
             nursery.worker(),
             nursery.worker(),
@@ -96,7 +97,7 @@ class Killing:
         case.patience = 4 * TIMEOUT_S
         case.may_give_up.clear()  # on a busy machine the message may come only after several tries
         with ThreadPoolExecutor(1) as pool:
-            migration = pool.submit(cases.MIGRATIONS[self.name], case)
+            migration = pool.submit(cases.KILLED[self.name], case)
             try:
                 assert rule.wait_reached(), rule
             finally:

@@ -29,7 +29,6 @@ FAULTS = [
     Fault.TRUNCATE,
 ]
 COUNTING_RUNS = 3
-ROUNDS = 2  # of a shadow, whose messages meet faults
 AT_ONCE = 4  # cases at once: most of the time they wait for time-outs
 
 
@@ -66,8 +65,6 @@ def points(workers: Workers) -> dict[str, list[Point]]:
                 case.check(migrate(case))
                 for proxy in (case.to_source, case.to_target):
                     most |= Counter((each.method, each.direction) for each in proxy.log)
-        if name == "seamless":  # rounds go on until the last step, and are all alike
-            most = Counter({kind: min(count, ROUNDS) for kind, count in most.items()})
         found[name] = [
             Point(*kind, nth) for kind, count in most.items() for nth in range(1, count + 1)
         ]
@@ -78,7 +75,7 @@ def test_all_calls_of_the_protocol_are_in_these_migrations(points: dict[str, lis
     methods = {point.method for each in points.values() for point in each}
     assert methods == {
         "Hello", "Begin", "Fetch", "FetchLong", "Pick", "Stream", "Installed", "GiveBack",
-        "Propose", "Shade", "Copy",
+        "Propose",
     }  # fmt: skip
     assert sum(map(len, points.values())) >= 40
 

@@ -142,7 +142,7 @@ def test_a_fetch_that_lost_a_race_does_not_raise_that_all_is_done(pair: Pair) ->
     """An operation raised ClosedError, because the stream had brought the last leaf meanwhile."""
     rule = pair.proxy.arm(Rule(Fault.HOLD, 1, "Fetch", REPLY))
     stream = pair.proxy.arm(Rule(Fault.HOLD, 1, "Stream", REPLY))
-    pair.fetch([0], "prioritised")
+    pair.fetch([0, 1], "prioritised")  # one small key-group would come with the answer to Begin
     key = keys_of([0])[0]
     with ThreadPoolExecutor(1) as pool:
         count = pool.submit(pair.here.add, key)

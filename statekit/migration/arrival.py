@@ -92,6 +92,7 @@ class Arrival(PushSource):
         self.shell = shell
         self.channel = channel
         self._has_channel = True
+        self.maker = threading.get_ident()  # others may have been lent the same channel
         self.pack_id = bytes.fromhex(offer.migration)  # what checksums are bound to
         self.base = base  # what the leaves were some time ago, where both sides can read it
         self.is_known = is_known  # the source has shown who it is

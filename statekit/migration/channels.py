@@ -62,12 +62,6 @@ class Channels:
             self._kept.setdefault(key, made)
         return made.channel
 
-    def share(self, channel: "PeerChannel") -> None:
-        """One more uses it, who gives it back too."""
-        with self._lock:
-            if (lent := self._lent.get(channel)) is not None:
-                lent.users += 1
-
     def give_back(self, channel: "PeerChannel", is_broken: bool = False) -> None:
         """is_broken: something went wrong with it. It is closed when its last user is done."""
         closing: list[PeerChannel] = []

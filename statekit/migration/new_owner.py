@@ -5,6 +5,7 @@ them ours, and another's again, as the participant says.
 """
 
 import logging
+import threading
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from time import monotonic
@@ -300,8 +301,11 @@ class NewOwnerShell(GoingOn):
                 channel, hello, key_groups, strategy, base, credentials, migration, step
             )
         except BaseException:
+            me = threading.get_ident()
             if begun := [
-                one for one in self.arrivals if one.channel is channel and one not in before
+                one
+                for one in self.arrivals
+                if one.channel is channel and one.maker == me and one not in before
             ]:
                 begun[0].start()  # an interrupt came when it was ours already
                 raise

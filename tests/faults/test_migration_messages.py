@@ -143,10 +143,7 @@ def test_every_message(
 def test_nothing_is_left_of_all_these_migrations(workers: Workers) -> None:
     """Threads end soon after their provider is closed."""
     for worker in workers:
-        try:
-            wait_until(lambda worker=worker: worker.call(None, "leftovers") == [], 40)
-        except AssertionError:
-            print("LEFT", worker.call(None, "leftovers")); raise
+        wait_until(lambda worker=worker: worker.call(None, "leftovers") == [])
 
 
 # ---- The tests themselves

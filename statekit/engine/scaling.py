@@ -56,7 +56,9 @@ def _introducing(job: Deployment, stage: Stage, new: list[str]) -> Script:
     """New tasks come: first the next stage hears of their channels, then their senders do."""
     job.holds_barriers = True  # a channel is opened while nothing is under way
     yield lambda: job.is_calm
-    after = job.tasks(job.beside(stage, +1))
+    next_stage = job.job.after(stage)
+    assert next_stage is not None
+    after = job.tasks(next_stage)
     for receiver in after:
         for name in new:
             job.processes[receiver].tell("channel", task=name)

@@ -12,7 +12,8 @@ import wordcount
 
 from statekit.engine.checkpoints import JobCheckpoint, newest
 from statekit.engine.control import Control
-from statekit.engine.job import Job, KeyedOperator, load_job
+from statekit.engine.job import Job, KeyedOperator
+from statekit.engine.loading import load_job
 from statekit.engine.scaling import rebalance
 from statekit.engine.sink import FileSink, publish_all, read_results
 from statekit.engine.strategies import RESTART, STRATEGIES, check_strategy

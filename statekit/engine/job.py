@@ -88,6 +88,7 @@ class Stage:
     operator: Callable[[], KeyedOperator] | None = None
     maps: list[Map] = field(default_factory=list)  # on what goes on
     folder: str | None = None  # of a sink
+    arrived: str | None = None  # a column that the sink adds
 
     @property
     def key(self) -> Key | None:
@@ -186,11 +187,16 @@ class Job:
         keyed = sum(stage.kind == "keyed" for stage in self.stages)
         return self._add(Stage(name or f"stage{keyed + 1}", parallelism, operator=operator))
 
-    def sink(self, folder: "str | Path", *, name: str = "sink") -> "Job":
-        """Where results go: Arrow files in a folder, which appear with the checkpoints."""
+    def sink(
+        self, folder: "str | Path", *, name: str = "sink", arrived: str | None = None
+    ) -> "Job":
+        """Where results go: Arrow files in a folder, which appear with the checkpoints.
+
+        arrived: a column that is added: when a result came, in nanoseconds of time.monotonic().
+        """
         if self._key or len(self._open) != 1:
             raise ArgumentError("sink() comes last, after source() or process(), and once.")
-        return self._add(Stage(name, 1, folder=str(folder)))
+        return self._add(Stage(name, 1, folder=str(folder), arrived=arrived))
 
     def _add(self, stage: Stage) -> "Job":
         _check_name(stage.name)

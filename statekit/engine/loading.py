@@ -75,12 +75,17 @@ def _load(reference: str, parameters: Mapping[str, Any], base: Path) -> Job:
     found = getattr(_module(where, base), name, None)
     if inspect.isfunction(found) and inspect.signature(found).return_annotation in (Job, "Job"):
         takes = inspect.signature(found).parameters
-        if unknown := [key for key in parameters if key not in takes]:
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        if not takes_any and (unknown := [key for key in parameters if key not in takes]):
             raise EngineError(
                 f"{reference!r} has no parameter {unknown[0]!r}. It has {', '.join(takes)}."
             )
         lacking = [
-            key for key, one in takes.items() if one.default is one.empty and key not in parameters
+            key
+            for key, one in takes.items()
+            if one.default is one.empty
+            and one.kind is not one.VAR_KEYWORD
+            and key not in parameters
         ]
         if lacking:
             raise EngineError(

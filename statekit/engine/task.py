@@ -18,9 +18,10 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import statekit as sk
@@ -379,12 +380,18 @@ class SinkTask(ReceivingTask):
     def do(self, action: Action) -> None:
         if isinstance(action, Process):
             assert isinstance(action.records, ArrowRecords)
-            self._sink.write(action.records.batch)
+            self._sink.write(self._stamped(action.records.batch))
         elif isinstance(action, Pass):
             self._sink.cut(action.number)
             self.control.send("passed", number=action.number)
         elif isinstance(action, Finish):
             self._is_finished = True
+
+    def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if (name := self.stage.arrived) is None:
+            return batch
+        now = np.full(batch.num_rows, monotonic_ns())
+        return pa.record_batch([*batch.columns, pa.array(now)], [*batch.schema.names, name])
 
     def hear(self, message: Message) -> None:
         if message["kind"] == "published":

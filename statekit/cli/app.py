@@ -28,7 +28,7 @@ _SECTIONS: dict[str, list[click.Command]] = {
     "Looking": [looking.ls, looking.inspect, looking.get, verifying.verify, looking.diff],
     "Moving": [moving.export, moving.import_, moving.checkpoint, moving.restore],
     "Handing over": [serving.serve, serving.fetch],
-    "The demo engine": [engine.run, engine.plan, engine.scale],
+    "The demo engine": [engine.run, engine.plan, engine.scale, engine.experiment],
     "Changing": [
         changing.edit,
         changing.rescale,

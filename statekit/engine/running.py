@@ -63,6 +63,15 @@ class Running:
         """How many tasks a stage has."""
         return self._coordinator.parallelism[self._coordinator.job.stage(stage).name]
 
+    def owners(self, stage: str) -> list[str]:
+        """The task of each key-group of a keyed stage."""
+        return [*self._coordinator.owners[self._coordinator.job.stage(stage).name]]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or failed: wait() says which."""
+        return self._coordinator.done.done()
+
     @property
     def rescales(self) -> list[Rescale]:
         return [*self._coordinator.rescales]

@@ -19,6 +19,8 @@ from statekit.engine.workloads.servers import ServerCount
 from statekit.engine.workloads.words import WordCount
 from statekit.errors import ArgumentError, shorten
 
+__all__ = ["WORKLOADS", "Workload", "key_count", "server_count", "word_count", "workload"]
+
 WORKLOADS: dict[str, type[Workload]] = {
     kind.name: kind for kind in (KeyCount, WordCount, ServerCount)
 }

@@ -1,8 +1,7 @@
-"""Commands of the demo engine: run plan scale experiment. See docs/engine.md."""
+"""Commands of the demo engine: run plan scale. See docs/engine.md."""
 
 import json
 import os
-import tempfile
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -161,90 +160,3 @@ def scale(stage: str, workers: int | None, strategy: str, folder: str, as_json: 
             f"{done['stage']}: {done['before']} -> {done['after']} workers, {done['moved']} "
             f"key-groups moved ({done['strategy']})"
         )
-
-
-@click.command()
-@click.argument("what", type=click.Choice(["rescale"]))
-@click.option(
-    "--strategies",
-    default="all",
-    show_default=True,
-    metavar="NAMES",
-    help="With commas between them.",
-)
-@click.option("--workload", default="key_count", show_default=True, metavar="NAME")
-@click.option(
-    "--set",
-    "parameters",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A parameter of the workload, such as keys=1000000; may be given often.",
-)
-@click.option("--to", "workers", default=3, show_default=True, metavar="N", help="Workers after.")
-@click.option("--before", default=5.0, show_default=True, metavar="SECONDS")
-@click.option("--after", default=5.0, show_default=True, metavar="SECONDS")
-@click.option("--rounds", default=1, show_default=True, metavar="N", help="Strategies take turns.")
-@click.option("--out", default="experiment", show_default=True, metavar="DIR")
-@json_option
-def experiment(
-    what: str,
-    strategies: str,
-    workload: str,
-    parameters: tuple[str, ...],
-    workers: int,
-    before: float,
-    after: float,
-    rounds: int,
-    out: str,
-    as_json: bool,
-) -> None:
-    """Rescale the same load with each strategy, and compare latencies.
-
-    Each strategy has a job of its own, whose stage is scaled in the middle of a load that waits for
-    nobody. Results are compared with an oracle. DIR gets a picture and all figures as JSON. The
-    exit code is 1 if a result is wrong.
-
-    \b
-    Example:
-      statekit experiment rescale --strategies seamless,restart --set keys=1000000 --set rate=20000
-    """
-    from statekit.engine.experiment.report import middle, plot, table, write_json
-    from statekit.engine.experiment.run import Plan, check_strategies, parse_value, run_all
-
-    names = check_strategies(strategies)
-    if rounds < 1:
-        raise ArgumentError(f"--rounds {rounds}: pass 1 or more.")
-    given = dict(map(parse_value, parameters))
-    try:
-        plan = Plan(
-            workload=workload,
-            parameters=given,
-            after_workers=workers,
-            before_s=before,
-            after_s=after,
-        )
-    except ValueError as error:
-        raise ArgumentError(f"{error}.") from None
-    work = plan.work
-    with tempfile.TemporaryDirectory(prefix="statekit-") as folder:
-        say = (lambda _: None) if as_json else print_line
-        found = list(run_all(plan, names, rounds, Path(folder), say))
-    shown = middle(found)
-    place = Path(out)
-    write_json(plan, found, place / "rescale.json")
-    title = f"{workload}, {work.rate:,.0f} records/s, {work.workers} to {workers} workers"
-    has_plot = plot(title, shown, place / "rescale.png")
-    if as_json:
-        print_json([one.as_dict() for one in found])
-    else:
-        print_line(f"\n{title}\n\n{table(shown)}\n")
-        if has_plot:
-            print_line(
-                f"The picture is {place / 'rescale.png'}, all figures {place / 'rescale.json'}."
-            )
-        else:
-            print_line(f"All figures: {place / 'rescale.json'}. A picture needs matplotlib.")
-    if wrong := [one for one in found if one.fault]:
-        raise EngineError(f"{wrong[0].strategy}: {wrong[0].fault}")
-    if not as_json:
-        print_line(f"All results of {len(found)} runs are exact.")

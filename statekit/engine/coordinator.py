@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ from statekit.engine.frames import move_to_plain
 from statekit.engine.items import Barrier, Move
 from statekit.engine.job import Stage
 from statekit.engine.loading import load_job
-from statekit.engine.scaling import Rescale, scaling
+from statekit.engine.rescales import Rescale
+from statekit.engine.scaling import Goal, rescaling, weighing
 from statekit.engine.sink import publish_all
-from statekit.engine.strategies import RESTART, check_strategy
+from statekit.engine.strategies import RESTART, How
 from statekit.engine.task import SAID_WHY
 from statekit.errors import EngineError
 
@@ -46,6 +47,9 @@ class _Running:
 
     script: Script
     future: "Future[Any]"
+    rescale: Rescale | None = None
+    goal: Goal | None = None
+    aborts: "list[Future[Any]]" = field(default_factory=list)  # who wants it to be cut short
     is_due: Callable[[], bool] = lambda: True
 
 
@@ -132,7 +136,12 @@ class Coordinator(Deployment):
     def gone(self, process: Process) -> None:
         """If it knew that it would end, it has said so, or says so now."""
         code = process.popen.returncode
-        if self.processes.get(process.name) is not process or code in (0, SAID_WHY):
+        if self.processes.get(process.name) is not process:
+            return
+        if process.control is None and code >= 0:
+            process.is_gone = True  # whoever waits for it says what that means
+            return
+        if code in (0, SAID_WHY):
             return
         if code > 0:
             raise EngineError(f"{process.name} ended with exit code {code}: see what it printed.")
@@ -152,9 +161,35 @@ class Coordinator(Deployment):
         if not waiting:
             del self.unsettled[message["version"]]
 
-    def _on_handed_over(self, process: Process, message: Message) -> None:
-        del message["kind"]
-        self.processes[message["to"]].tell("handed_over", **message)
+    def _on_let_go(self, process: Process, message: Message) -> None:
+        new = self.processes[message.pop("to")]
+        new.tell("take", old=process.name, **_fields(message))
+
+    def _on_taken(self, process: Process, message: Message) -> None:
+        old = self.processes[message["old"]]
+        old.tell("taken", version=message["version"], by=process.name)
+
+    def _on_arrived(self, process: Process, message: Message) -> None:
+        process.tell("handed_over", **_fields(message))
+
+    def _on_delivered(self, process: Process, message: Message) -> None:
+        self.arriving.discard((message["version"], message["old"], process.name))
+        if rescale := self.rescale:
+            rescale.bytes += message["bytes"]
+
+    def _on_copied(self, process: Process, message: Message) -> None:
+        if message["is_ready"]:
+            self.copying.discard((message["old"], process.name))
+        if rescale := self.rescale:
+            rescale.bytes += message["bytes"]
+            rescale.bytes_copied += message["bytes"]
+
+    def _on_parked(self, process: Process, message: Message) -> None:
+        if rescale := self.rescale:
+            rescale.backlog = max(rescale.backlog, message["bytes"])
+
+    def _on_weights(self, process: Process, message: Message) -> None:
+        self.weights[process.name] = message["weights"]
 
     def _on_opened(self, process: Process, message: Message) -> None:
         self.opened.add((process.name, message["task"]))
@@ -257,8 +292,7 @@ class Coordinator(Deployment):
             except StopIteration:
                 self._end(first)
             except EngineError as error:
-                first.future.set_exception(error)
-                self._end(first)
+                self._end(first, error)
         if self._asked and self._may_checkpoint():
             self.ask_checkpoint(self._asked.popleft())
         sources = {name for stage in self.job.sources for name in self.tasks(stage)}
@@ -268,52 +302,116 @@ class Coordinator(Deployment):
                 self.processes[name].tell("end")
             self._exhausted = set()
 
-    def _end(self, one: _Running) -> None:
-        self._scripts.remove(one)  # a restart has put another one in front of it
-        self.holds_barriers = False
-        if not one.future.done():
-            one.future.set_result(None)
+    def _end(self, one: _Running, error: EngineError | None = None) -> None:
+        """A script is over."""
+        if self._scripts and self._scripts[0] is one:
+            self.holds_barriers = False
+        one.script.close()
+        if one in self._scripts:  # a restart has put another one in front of it
+            self._scripts.remove(one)
+        if (rescale := one.rescale) is not None:
+            rescale.finish(*(("failed", str(error)) if error else _end_of(rescale)))
+            if error is None and rescale.end != "done":
+                error = EngineError(
+                    f"rescale {rescale.number} of {rescale.stage} was {rescale.end}: "
+                    f"{rescale.reason}."
+                )
+            for future in one.aborts:
+                future.set_result(rescale)
+        if error is not None:
+            one.future.set_exception(error)
+        else:
+            one.future.set_result(rescale)
 
     # ---- Rescales
 
-    def ask_scale(self, name: str, workers: int, strategy: str, future: "Future[Any]") -> None:
+    @property
+    def rescale(self) -> Rescale | None:
+        """The one that is under way."""
+        return self._scripts[0].rescale if self._scripts else None
+
+    def ask_rescale(
+        self, name: str, goal: Goal, how: How, cause: str, future: "Future[Any]"
+    ) -> None:
+        """A new number of workers supersedes the one before it; all else waits for its turn."""
         try:
-            if self._is_ending:
-                raise EngineError("the job is about to end: its sources have ended.")
-            check_strategy(strategy)
-            stage = self.job.stage(name)
-            if stage.key is None:
-                raise EngineError(f"stage {name!r} has no key: only keyed stages are scaled.")
-            if type(workers) is not int or not 1 <= workers <= stage.key.key_groups:
-                raise EngineError(
-                    f"stage {name!r} cannot have {workers} workers. It has "
-                    f"{stage.key.key_groups} key-groups: ask for 1 to that many."
-                )
+            stage = self._check(name, goal, how)
         except EngineError as error:
             future.set_exception(error)
             return
-        script = self._scaling(stage, workers, strategy, future)
-        self._scripts.append(_Running(script, future))
+        number = len(self.rescales) + 1
+        rescale = Rescale(number, name, str(goal), cause, how, len(self.tasks(stage)))
+        if goal.workers:
+            for one in [*self._scripts]:
+                if one.goal and one.goal.workers and one.rescale and one.rescale.stage == name:
+                    self._cut_short(one, "superseded", f"rescale {number} came: {goal}")
+        self.rescales.append(rescale)
+        script = self._rescaling(stage, goal, rescale)
+        self._scripts.append(_Running(script, future, rescale, goal))
 
-    def _scaling(self, stage: Stage, workers: int, strategy: str, future: "Future[Any]") -> Script:
-        before, owners = self.parallelism[stage.name], self.owners[stage.name]
-        if strategy == RESTART:
-            yield from self._restarting(stage, workers)
+    def _check(self, name: str, goal: Goal, how: How) -> Stage:
+        if self._is_ending:
+            raise EngineError("the job is about to end: its sources have ended.")
+        how.check()
+        stage = self.job.stage(name)
+        if stage.key is None:
+            raise EngineError(f"stage {name!r} has no key: only keyed stages are scaled.")
+        goal.check(stage.key.key_groups)
+        return stage
+
+    def ask_abort(self, number: int | None, future: "Future[Any]") -> None:
+        """number: of a rescale; the one that is under way unless told."""
+        for one in self._scripts:
+            if one.rescale and number in (None, one.rescale.number):
+                if not self._cut_short(one, "aborted", "somebody asked for it"):
+                    phase = one.rescale.phase
+                    text = f"rescale {one.rescale.number} is {phase}: too late to abort it."
+                    future.set_exception(EngineError(text))
+                elif one.rescale.end:
+                    future.set_result(one.rescale)
+                else:
+                    one.aborts.append(future)
+                return
+        what = "no rescale" if number is None else f"no rescale {number}"
+        future.set_exception(EngineError(f"{what} is under way or waits for its turn."))
+
+    def _cut_short(self, one: _Running, end: str, reason: str) -> bool:
+        """Whether a rescale ends early; at once, if it has not begun."""
+        rescale = one.rescale
+        assert rescale is not None
+        if not rescale.may_be_cut_short or rescale.wanted_end == "aborted":
+            return False
+        rescale.wanted_end, rescale.reason = end, reason
+        if rescale.phase == "waiting":
+            self._end(one)
+        return True
+
+    def _rescaling(self, stage: Stage, goal: Goal, rescale: Rescale) -> Script:
+        rescale.before = rescale.after = len(self.tasks(stage))
+        goal.check_tasks(self.tasks(stage))
+        if rescale.how.strategy == RESTART:
+            yield from self._restarting(stage, goal, rescale)
         else:
-            yield from scaling(self, stage, workers, strategy)
-        after = zip(owners, self.owners[stage.name], strict=True)
-        moved = sum(old != new for old, new in after)
-        self.rescales.append(Rescale(stage.name, before, workers, strategy, moved))
-        future.set_result(self.rescales[-1])
+            yield from rescaling(self, stage, goal, rescale, self._taking_checkpoint)
 
-    def _restarting(self, stage: Stage, workers: int) -> Script:
-        """Stops at a checkpoint, and begins again from it."""
+    def _taking_checkpoint(self) -> Script:
         taken: Future[int] = Future()
         self.ask_checkpoint(taken)
         yield taken.done
-        self.parallelism[stage.name] = workers
+
+    def _restarting(self, stage: Stage, goal: Goal, rescale: Rescale) -> Script:
+        """Stops at a checkpoint, and begins again from it."""
+        rescale.enter("restarting")
+        owners, names = self.owners[stage.name], goal.names(self, stage)
+        weights = yield from weighing(self, stage)
+        yield from self._taking_checkpoint()
+        target = goal.owners(owners, names, weights)
+        rescale.groups = sum(old != now for old, now in zip(owners, target, strict=True))
+        self.parallelism[stage.name] = rescale.after = len(names)
+        self.shares[stage.name] = [names.index(name) for name in target]
         self._renew()
         yield lambda: self.is_started
+        rescale.moved = rescale.groups
 
     # ---- Beginning, recovering, ending
 
@@ -322,7 +420,14 @@ class Coordinator(Deployment):
         checkpoint = newest(self.folder)
         self.last = checkpoint.number if checkpoint else 0
         self.deploy()
-        self._scripts.appendleft(_Running(self.starting(checkpoint), Future()))
+        started: Future[None] = Future()
+        self._scripts.appendleft(_Running(self.starting(checkpoint), started))
+        started.add_done_callback(self._note_started)
+
+    def _note_started(self, started: "Future[None]") -> None:
+        error = started.exception()
+        if isinstance(error, EngineError):
+            self.fail(error)
 
     def _renew(self) -> None:
         """Another generation of processes, from the newest checkpoint."""
@@ -339,9 +444,16 @@ class Coordinator(Deployment):
             raise EngineError(f"{why}, and the job was recovered {RECOVERIES_MAX} times already.")
         scripts, self._scripts = self._scripts, deque()
         self._renew()
+        back = f"{why}: the job went back to checkpoint {self.last or 'none'}."
         for one in scripts:
-            one.script.close()
-            if not one.future.done():
-                one.future.set_exception(
-                    EngineError(f"{why}: the job went back to checkpoint {self.last or 'none'}.")
-                )
+            if one.rescale:  # else it started the processes, and nobody waits for that
+                self._end(one, EngineError(back))
+
+
+def _fields(message: Message) -> Message:
+    """What a message says, to be said to somebody else."""
+    return {name: value for name, value in message.items() if name not in ("kind", "bytes")}
+
+
+def _end_of(rescale: Rescale) -> tuple[str, str]:
+    return rescale.wanted_end or "done", rescale.reason

@@ -8,9 +8,10 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeAlias
 
 from statekit.assignment import assign
@@ -23,6 +24,7 @@ from statekit.engine.turns import Turns
 from statekit.errors import EngineError
 
 Message: TypeAlias = dict[str, Any]
+JOIN_SECONDS = 60.0  # for a process to start, and to say so
 
 #: What takes several steps: a generator that yields what it waits for.
 Script: TypeAlias = Generator[Callable[[], bool], None, None]
@@ -40,6 +42,7 @@ class Process:
         self.provider = ""  # for other owners of state
         self.is_ready = False
         self.is_finished = False
+        self.is_gone = False  # it ended before it said that it is there
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Says something. If the process has gone, somebody else notices."""
@@ -66,6 +69,7 @@ class Deployment:
         self.address = address
         self.events: queue.Queue[Callable[[], None]] = queue.Queue()
         self.parallelism = {stage.name: stage.parallelism for stage in job.stages}
+        self.shares: dict[str, list[int]] = {}  # by stage: which task has each key-group, if told
         self.generation = 0
         self.version = 0  # of the routing
         self.last = 0  # the newest checkpoint
@@ -79,6 +83,11 @@ class Deployment:
         self.unsettled: dict[int, set[str]] = {}  # moves, and the tasks that have work left
         self.opened: set[tuple[str, str]] = set()  # channels: receiver, sender
         self.completed: set[str] = set()  # tasks that have brought all of their state here
+        # State on its way: the move, the old owner and the new one.
+        self.arriving: set[tuple[int, str, str]] = set()
+        self.copying: set[tuple[str, str]] = set()  # old owners and new ones
+        self.weights: dict[str, list[int]] = {}  # by task: of key-groups, as it was asked for
+        self.names_used: set[str] = set()
         self.holds_barriers = False
         self.is_started = False
 
@@ -115,10 +124,10 @@ class Deployment:
             for name in names:
                 self.spawn(name, stage)
             if stage.key is not None:
-                shares = assign(stage.key.key_groups, len(names))
-                self.owners[stage.name] = [
-                    name for name, share in zip(names, shares, strict=True) for _ in share
-                ]
+                parts = enumerate(assign(stage.key.key_groups, len(names)))
+                even = [index for index, part in parts for _ in part]
+                shares = self.shares.get(stage.name, even)
+                self.owners[stage.name] = [names[index] for index in shares]
             else:
                 self.owners[stage.name] = [names[0]]
             if stage.kind != "source":
@@ -127,7 +136,7 @@ class Deployment:
 
     def starting(self, checkpoint: JobCheckpoint | None) -> Script:
         """From the last stage to the first: who sends needs somebody who receives."""
-        yield lambda: all(process.control for process in self.processes.values())
+        yield from self.joining(self.processes)
         for stage in reversed(self.job.stages):
             for process in (some := self.living(stage)):
                 self.send_start(process, checkpoint)
@@ -135,11 +144,48 @@ class Deployment:
                 yield lambda some=some: all(p.is_ready for p in some)  # type: ignore[misc]
         self.is_started = True
 
+    def joining(self, names: Collection[str]) -> Script:
+        """Until these processes are there. EngineError if one does not come: then none stays."""
+        some = [self.processes[name] for name in names]
+        until = monotonic() + JOIN_SECONDS
+        self.wake_in(JOIN_SECONDS)
+        yield (
+            lambda: (
+                all(process.control for process in some)
+                or any(process.is_gone for process in some)
+                or monotonic() >= until
+            )
+        )
+        if missing := [process for process in some if process.control is None]:
+            first = next((process for process in missing if process.is_gone), missing[0])
+            why = (
+                f"ended with exit code {first.popen.returncode}: see what it printed"
+                if first.is_gone
+                else f"has not come within {JOIN_SECONDS:.0f} s"
+            )
+            for process in some:
+                del self.processes[process.name]
+                process.stop()
+            raise EngineError(f"process {first.name} {why}. It was to join the job.")
+
+    def wake_in(self, seconds: float) -> None:
+        """Scripts look again then whether what they wait for is so."""
+        timer = threading.Timer(seconds, lambda: self.events.put(lambda: None))
+        timer.daemon = True
+        timer.start()
+
+    def note_shares(self, stage: Stage) -> None:
+        """A stage is as somebody wants it: so it will be after a recovery."""
+        names = self.tasks(stage)
+        self.parallelism[stage.name] = len(names)
+        self.shares[stage.name] = [names.index(owner) for owner in self.owners[stage.name]]
+
     def spawn(self, name: str, stage: Stage) -> None:
         command = [sys.executable, "-m", "statekit.engine.task"]
         command += [self.address, name, str(self.generation), self.reference]
         # A session of its own: Ctrl-C is for us, and we end it.
         popen = subprocess.Popen(command, start_new_session=True)
+        self.names_used.add(name)
         process = self.processes[name] = Process(name, stage, popen)
         threading.Thread(target=self._watch, args=(process,), daemon=True).start()
 

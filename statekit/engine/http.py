@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         if urlsplit(self.path).path != "/rescales":
             self._answer(404, {"error": f"there is no {self.path!r}: GET /rescales."})
             return
-        self._answer(200, [rescale._asdict() for rescale in self.job.rescales])
+        self._answer(200, [rescale.as_dict() for rescale in self.job.rescales])
 
     def _scale(self, query: dict[str, list[str]]) -> dict[str, Any]:
         if wrong := [name for name, values in query.items() if name not in _FIELDS or values[1:]]:
@@ -91,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             workers = int(text)
         else:
             workers = self.job.workers(stage) + 1
-        strategy = query.get("strategy", ["prioritised"])[0]
-        return self.job.scale(stage, workers, strategy)._asdict()
+        strategy = query.get("strategy", ["seamless"])[0]
+        return self.job.scale(stage, workers, strategy).as_dict()
 
     def _is_refused(self) -> bool:
         host = self.headers.get("Host", "")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from statekit.engine.channel import Outgoing, connect
@@ -29,11 +30,12 @@ class Outputs:
         self._maps = maps
         self._key = key
         self._sender = Sender(owners, receivers, version)
+        self._counts = np.zeros(len(owners), np.int64)  # of records, by key-group
         self._router = self._make_router()
         self._channels = {to: Outgoing(connect(place), name) for to, place in receivers.items()}
 
     def _make_router(self) -> Router | None:
-        return None if self._key is None else Router(self._key, self._sender.owners)
+        return None if self._key is None else Router(self._key, self._sender.owners, self._counts)
 
     def send(self, batch: pa.RecordBatch | None) -> None:
         """What an operator has made."""
@@ -55,6 +57,12 @@ class Outputs:
             return
         for to, part in self._router.deal(batch):
             self._channels[to].send_records(part)
+
+    def weights(self) -> list[int]:
+        """How many records each key-group got; what is long ago counts less."""
+        found: list[int] = self._counts.tolist()
+        self._counts //= 2
+        return found
 
     def advance(self, time: int) -> None:
         self._do(self._sender.advance(time))

@@ -71,8 +71,10 @@ class ArrowRecords:
 class Router:
     """Deals batches out by the owners of key-groups."""
 
-    def __init__(self, key: Key, owners: Sequence[str]) -> None:
+    def __init__(self, key: Key, owners: Sequence[str], counts: Any = None) -> None:
+        """counts: an array of records by key-group, to be added to."""
         self.key = key
+        self._counts = np.zeros(len(owners), np.int64) if counts is None else counts
         self._names = [*dict.fromkeys(owners)]
         at = {name: index for index, name in enumerate(self._names)}
         # Sixteen bits: NumPy's stable sort of these is a radix sort.
@@ -82,7 +84,9 @@ class Router:
         """The part of each receiver, in the order of the batch."""
         if batch.num_rows == 0:
             return
-        to = self._index[self.key.groups_of(batch)]
+        groups = self.key.groups_of(batch)
+        self._counts += np.bincount(groups, minlength=len(self._counts))
+        to = self._index[groups]
         counts = np.bincount(to, minlength=len(self._names))
         if counts.max() == batch.num_rows:
             yield self._names[int(to[0])], batch

@@ -2,6 +2,7 @@
 
 with start("jobs/wordcount.py:job", folder) as running:
     running.scale("count", workers=4)       # while records flow
+    running.drain("count-0")
     running.checkpoint()
     running.wait()
 """
@@ -13,8 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from statekit.assignment import KeyGroups, group_ranges
 from statekit.engine.coordinator import Coordinator
-from statekit.engine.scaling import Rescale
+from statekit.engine.rescales import Rescale
+from statekit.engine.scaling import Goal
+from statekit.engine.strategies import DEFAULT, How
 from statekit.errors import EngineError
 
 
@@ -26,10 +30,45 @@ class Running:
         self._thread = threading.Thread(target=coordinator.run, daemon=True)
         self._thread.start()
 
-    def scale(self, stage: str, workers: int, strategy: str = "prioritised") -> Rescale:
-        """Gives a keyed stage so many tasks, while records flow; waits until that is done."""
+    def scale(
+        self, stage: str, workers: int, strategy: str = DEFAULT, *, cause: str = "asked", **how: Any
+    ) -> Rescale:
+        """Gives a keyed stage so many tasks, while records flow; waits until that is done.
+
+        how: step=, gap_s= and pace=, see How. Another number of workers that is asked for
+        meanwhile supersedes this one: EngineError, as for one that was aborted or has failed.
+        """
+        return self._rescale(stage, Goal(workers), How(strategy, **how), cause)
+
+    def drain(
+        self, worker: str, strategy: str = DEFAULT, *, cause: str = "asked", **how: Any
+    ) -> Rescale:
+        """Gives all key-groups of a task to the others of its stage, and ends it."""
+        stage = worker.rpartition("-")[0]
+        return self._rescale(stage, Goal(without=worker), How(strategy, **how), cause)
+
+    def move(
+        self,
+        stage: str,
+        key_groups: KeyGroups,
+        to: str,
+        strategy: str = DEFAULT,
+        *,
+        cause: str = "asked",
+        **how: Any,
+    ) -> Rescale:
+        """Gives key-groups to a task of one's choice."""
+        groups = frozenset(group for part in group_ranges(key_groups) for group in part)
+        return self._rescale(stage, Goal(groups=groups, to=to), How(strategy, **how), cause)
+
+    def abort_rescale(self, number: int | None = None) -> Rescale:
+        """Cuts a rescale short: what has moved goes back. Waits until the stage is as it was."""
+        found: Rescale = self._ask(lambda future: self._coordinator.ask_abort(number, future))
+        return found
+
+    def _rescale(self, stage: str, goal: Goal, how: How, cause: str) -> Rescale:
         found: Rescale = self._ask(
-            lambda future: self._coordinator.ask_scale(stage, workers, strategy, future)
+            lambda future: self._coordinator.ask_rescale(stage, goal, how, cause, future)
         )
         return found
 
@@ -74,6 +113,7 @@ class Running:
 
     @property
     def rescales(self) -> list[Rescale]:
+        """All that were asked for, the oldest first; those that are not over have no `end`."""
         return [*self._coordinator.rescales]
 
     def _ask(self, call: "Callable[[Future[Any]], None]") -> Any:

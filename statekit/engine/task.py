@@ -13,7 +13,6 @@ A task that cannot go on says why, and ends. Recovery is the coordinator's busin
 import os
 import selectors
 import sys
-import threading
 import traceback
 from collections import deque
 from contextlib import suppress
@@ -40,14 +39,14 @@ from statekit.engine.align import (
 from statekit.engine.channel import ChannelLostError, Incoming, connect, listen
 from statekit.engine.control import Control
 from statekit.engine.event_time import clock
-from statekit.engine.frames import groups_from_plain, groups_to_plain, move_from_plain
+from statekit.engine.frames import groups_from_plain, move_from_plain
+from statekit.engine.hand_over import HandOvers
 from statekit.engine.items import FIRST, LAST, Watermark
 from statekit.engine.job import Job, Placed, Stage, Until
 from statekit.engine.loading import load_job
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
 from statekit.engine.sink import FileSink
-from statekit.engine.strategies import STRATEGIES
 from statekit.errors import EngineError, MigrationError, PeerError
 
 Message = dict[str, Any]
@@ -91,6 +90,8 @@ class Task:
             self.outputs.open(message["task"], message["address"])
         elif kind == "leave":
             self.outputs.leave(message["task"])
+        elif kind == "weigh":
+            self.control.send("weights", weights=self.outputs.weights())
         else:
             raise EngineError(f"{self.name} was told {kind!r}, which it does not know.")
 
@@ -247,7 +248,6 @@ class KeyedTask(ReceivingTask):
         owned = group_ranges(groups_from_plain(start["owned"]))
         groups = stage.key.key_groups
         self._place = start["place"]
-        self._plans: dict[int, Message] = {}  # by version: who hands over to whom, and how
         number = start["checkpoint"]
         if number and owned:
             self.kv = sk.restore(self._place, at=number, key_groups=owned)
@@ -261,9 +261,17 @@ class KeyedTask(ReceivingTask):
             everything = frozenset(group for part in owned for group in part)
             self.receiver = Receiver(self.name, start["channels"], everything)
             self.connect(start)
+            self.hand_overs = HandOvers(
+                self.kv,
+                self.control,
+                self._place,
+                lambda: _heard(self.control),
+                self._later,
+                lambda: _fail(self.control),
+            )
             self.control.send("ready", provider=server.address)
             self.work()
-            self._leave()
+            self.hand_overs.leave()
             self.outputs.end()
 
     def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
@@ -281,7 +289,7 @@ class KeyedTask(ReceivingTask):
             self.outputs.send(self.operator.advance(action.time))
             self.outputs.advance(action.time)
         elif isinstance(action, HandOver):
-            self._hand_over(action)
+            self.hand_overs.let_go(action)
         elif isinstance(action, Pass):
             part = self.kv.write_part(self._place, number=action.number, barrier=action.number)
             self.control.send("passed", number=action.number, part=part.to_json())
@@ -291,72 +299,21 @@ class KeyedTask(ReceivingTask):
 
     def hear(self, message: Message) -> None:
         kind = message["kind"]
-        if kind == "plan":
-            self._plans[message["version"]] = message
-        elif kind == "handed_over":
-            self._arrived(message)
-        elif kind == "complete":
-            self._later_threads(self._bring_all)
-        else:
+        if kind == "handed_over":
+            groups = groups_from_plain(message["groups"])
+            self.control.send("parked", bytes=self.receiver.parked_bytes)
+            self.act(self.receiver.handed_over(message["version"], groups, message["watermark"]))
+        elif kind == "weigh" and message["stage"] == self.stage.name:
+            self.control.send("weights", weights=self._sizes())
+        elif not self.hand_overs.on(message):
             super().hear(message)
 
-    # ---- State that goes and comes
-
-    def _hand_over(self, action: HandOver) -> None:
-        """Lets go of key-groups. When this returns they are the new owner's, and refused here."""
-        while action.version not in self._plans:  # it was sent before the senders heard of it
-            message = _heard(self.control)
-            if message["kind"] == "plan":
-                self._plans[message["version"]] = message
-            else:
-                self._later.append(message)
-        plan = self._plans[action.version]
-        strategy = STRATEGIES[plan["strategy"]]
-        departure = self.kv.migrate(
-            plan["providers"][action.to], key_groups=sorted(action.groups),
-            strategy=strategy.library,
-        )  # fmt: skip
-
-        def tell() -> None:
-            if strategy.is_complete_first:
-                departure.wait()
-            self.control.send(
-                "handed_over",
-                version=action.version,
-                to=action.to,
-                groups=groups_to_plain(action.groups),
-                watermark=action.watermark,
-            )
-
-        if strategy.is_complete_first:
-            self._later_threads(tell)
-        else:
-            tell()
-
-    def _arrived(self, message: Message) -> None:
-        groups = groups_from_plain(message["groups"])
-        self.act(self.receiver.handed_over(message["version"], groups, message["watermark"]))
-
-    def _bring_all(self) -> None:
-        for arrival in self.kv.migrations:
-            arrival.wait()
-        self.control.send("completed")
-
-    def _leave(self) -> None:
-        """What others have taken over must be there before this process may end."""
-        for departure in self.kv.migrations:
-            departure.wait()
-
-    def _later_threads(self, call: Any) -> None:
-        """Does something that takes long; if it fails, so does the task."""
-
-        def run() -> None:
-            try:
-                call()
-            except Exception:
-                _fail(self.control)
-
-        threading.Thread(target=run, daemon=True).start()
+    def _sizes(self) -> list[int]:
+        """The bytes of each key-group."""
+        store = self.kv._residence.store
+        sizes = store.leaf_sizes()
+        step = store.subgroups
+        return [sum(sizes[at : at + step]) for at in range(0, len(sizes), step)]
 
 
 class SinkTask(ReceivingTask):

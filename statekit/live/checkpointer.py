@@ -172,6 +172,11 @@ class Checkpointer:
         it. The provider's lock is held.
         """
         with self._lock:
+            written = [*self._written]
+        for url in written:  # a part may have been published since
+            with suppress(StateKitError):
+                self._find_published(open_storage(url))
+        with self._lock:
             lineages = [*self._lineages.values()]
         for lineage in lineages:
             if lineage.checkpoint.digest == digest:

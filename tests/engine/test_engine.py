@@ -198,10 +198,10 @@ def test_windows_fire_once_and_complete_while_a_stage_is_scaled(
 def test_what_cannot_be_scaled_says_why(run: Callable[[], Running], tmp_path: Path) -> None:
     job = run()
     for stage, workers, strategy, text in (
-        ("nothing", 2, "prioritised", "has no stage 'nothing'. It has source, count, sink"),
+        ("nothing", 2, "seamless", "has no stage 'nothing'. It has source, count, sink"),
         ("source", 2, "prioritised", "only keyed stages are scaled"),
         ("count", 0, "prioritised", "cannot have 0 workers"),
-        ("count", 2, "magic", "There are prioritised, on_demand"),
+        ("count", 2, "magic", "There are seamless, prioritised"),
     ):
         with pytest.raises(EngineError, match=text):
             job.scale(stage, workers, strategy)

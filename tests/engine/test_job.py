@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 import wordcount
 
+from statekit.engine.balance import rebalance
 from statekit.engine.checkpoints import JobCheckpoint, newest
 from statekit.engine.control import Control
 from statekit.engine.job import Job, KeyedOperator
 from statekit.engine.loading import load_job
-from statekit.engine.scaling import rebalance
 from statekit.engine.sink import FileSink, publish_all, read_results
-from statekit.engine.strategies import RESTART, STRATEGIES, check_strategy
+from statekit.engine.strategies import RESTART, STRATEGIES, How
 from statekit.errors import ArgumentError, EngineError
 
 
@@ -84,9 +84,9 @@ def test_a_job_is_found_by_file_and_by_module(tmp_path: Path) -> None:
 
 def test_a_strategy_that_does_not_exist_names_those_that_do() -> None:
     for name in (*STRATEGIES, RESTART):
-        assert check_strategy(name) == name
-    with pytest.raises(EngineError, match="There are prioritised, "):
-        check_strategy("magic")
+        How(name).check()
+    with pytest.raises(EngineError, match="There are seamless, "):
+        How("magic").check()
 
 
 # ---- Who gets which key-groups

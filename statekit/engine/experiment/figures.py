@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from statekit.engine.strategies import How
+
 SLOT_S = 0.05  # of the timeline
 CALM_S = 0.5
 _WORST_S = 1.0  # throughput is that of the worst second
@@ -33,7 +35,8 @@ class Latencies:
 
 @dataclass
 class Figures:
-    strategy: str
+    how: How
+    strategy: str  # with its parameters
     seconds: float  # until the rescale was done
     normal_after: float  # until latency was back to normal
     all: dict[str, Latencies]  # by phase
@@ -52,10 +55,10 @@ class Figures:
         return self.all["during"].longest
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"peak_ms": self.peak_ms}
+        return asdict(self) | {"how": self.how._asdict(), "peak_ms": self.peak_ms}
 
 
-def measure(strategy: str, due: Any, arrived: Any, moved: Any, seconds: float) -> Figures:
+def measure(how: How, strategy: str, due: Any, arrived: Any, moved: Any, seconds: float) -> Figures:
     """due, arrived: of each record, in seconds. moved: whether its key-group got another owner."""
     latency = 1000 * (arrived - due)
     start, end = float(due.min()), float(due.max())
@@ -70,6 +73,7 @@ def measure(strategy: str, due: Any, arrived: Any, moved: Any, seconds: float) -
     over = np.clip(latency[phases["during"]] - usual, 0, None)
     rate = before.sum() / -first
     return Figures(
+        how=how,
         strategy=strategy,
         seconds=seconds,
         normal_after=calm,

@@ -51,9 +51,16 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def write_json(plan: Plan, figures: Sequence[Figures], path: Path) -> None:
+def write_json(
+    plan: Plan, figures: Sequence[Figures], swept: Sequence[Figures], path: Path
+) -> None:
+    """swept: runs that found the best parameters."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    what = {"plan": msgspec.to_builtins(plan), "runs": [one.as_dict() for one in figures]}
+    what = {
+        "plan": msgspec.to_builtins(plan),
+        "runs": [one.as_dict() for one in figures],
+        "sweep": [one.as_dict() for one in swept],
+    }
     path.write_text(json.dumps(what, indent=1) + "\n")
 
 

@@ -16,11 +16,13 @@ import pyarrow as pa
 from statekit.engine.experiment.figures import Figures, measure
 from statekit.engine.running import Running, start
 from statekit.engine.sink import read_results
-from statekit.engine.strategies import RESTART, STRATEGIES, check_strategy
+from statekit.engine.strategies import RESTART, STRATEGIES, How
 from statekit.engine.workloads import Workload, workload
 from statekit.errors import ArgumentError, EngineError, shorten
 
 ALL = tuple(dict.fromkeys([*STRATEGIES, RESTART]))
+SWEPT = (1, 4, 16, 64)  # key-groups of a step
+Say = Callable[[str], None]
 _LOOK_S = 0.05
 _START_S = 600.0  # for a job to start and to fill its state
 _RECORDS_MAX = 1 << 40
@@ -49,25 +51,60 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def check_strategies(text: str) -> list[str]:
-    """ "all", or names with commas between them."""
-    names = [*ALL] if text == "all" else [name.strip() for name in text.split(",")]
-    for name in names:
-        check_strategy(name)
-    return [*dict.fromkeys(names)]
+def parse_strategies(text: str) -> list[How]:
+    """ "all", or strategies with commas between them, each with its parameters: batched:step=4."""
+    found = {}
+    for one in ALL if text == "all" else text.split(","):
+        name, *parameters = one.strip().split(":")
+        how = dict(map(parse_value, parameters))
+        if wrong := [key for key in how if key not in How._fields[1:]]:
+            raise ArgumentError(
+                f"{shorten(one)}: there is no {wrong[0]!r}. There are {', '.join(How._fields[1:])}."
+            )
+        found[one] = How(name, **how)
+        found[one].check()
+    return [*found.values()]
+
+
+def show(how: How) -> str:
+    """As it is written."""
+    usual = How(how.strategy)._asdict()
+    return how.strategy + "".join(
+        f":{key}={value}" for key, value in how._asdict().items() if value != usual[key]
+    )
+
+
+def best_of(plan: Plan, strategies: Iterable[How], folder: Path, say: Say) -> list[Figures]:
+    """Runs those that have a step with several of them: all runs. The shortest peak is the best."""
+    found = []
+    for how in strategies:
+        steps = SWEPT if how.strategy != RESTART and how.row.step else ()
+        for step in steps:
+            one = how._replace(step=step)
+            say(f"{show(one)} ...")
+            found.append(run(plan, one, folder / f"sweep-{how.strategy}-{step}"))
+    return found
+
+
+def chosen(strategies: Iterable[How], swept: Iterable[Figures]) -> list[How]:
+    """The same strategies, each at its best."""
+    best: dict[str, Figures] = {}
+    for one in sorted(swept, key=lambda one: one.peak_ms):
+        best.setdefault(one.how.strategy, one)
+    return [best[how.strategy].how if how.strategy in best else how for how in strategies]
 
 
 def run_all(
-    plan: Plan, strategies: Iterable[str], rounds: int, folder: Path, say: Callable[[str], None]
+    plan: Plan, strategies: Iterable[How], rounds: int, folder: Path, say: Say
 ) -> Iterator[Figures]:
     """The strategies take turns."""
     for number in range(rounds):
-        for strategy in strategies:
-            say(f"{strategy} ...")
-            yield run(plan, strategy, folder / f"{number}-{strategy}")
+        for at, how in enumerate(strategies):
+            say(f"{show(how)} ...")
+            yield run(plan, how, folder / f"{number}-{at}")
 
 
-def run(plan: Plan, strategy: str, folder: Path) -> Figures:
+def run(plan: Plan, how: How, folder: Path) -> Figures:
     """A job, from its start to the check of its results."""
     work, results = plan.work, folder / "results"
     reference = write_job(plan, folder)
@@ -76,14 +113,14 @@ def run(plan: Plan, strategy: str, folder: Path) -> Figures:
         _sleep_until(began / 1e9 + plan.before_s, job)
         owners = job.owners(work.stage)
         asked = monotonic_ns()
-        rescale = job.scale(work.stage, plan.after_workers, strategy)
+        rescale = job.scale(work.stage, plan.after_workers, cause="experiment", **how._asdict())
         seconds = (monotonic_ns() - asked) / 1e9
         moved = [old != new for old, new in zip(owners, job.owners(work.stage), strict=True)]
         _sleep_until(monotonic() + plan.after_s, job)
         memory = sum(_memory_mib(pid) for pid in _pids(job, work.stage))
         work.end(results)
         job.wait()
-    figures = _figures(work, results, strategy, asked, seconds, np.array(moved))
+    figures = _figures(work, results, how, asked, seconds, np.array(moved))
     figures.memory_mib = memory
     figures.rescale = rescale.as_dict()
     try:
@@ -140,14 +177,14 @@ def _memory_mib(pid: int) -> float:
 
 
 def _figures(
-    work: Workload, results: Path, strategy: str, asked: int, seconds: float, moved: Any
+    work: Workload, results: Path, how: How, asked: int, seconds: float, moved: Any
 ) -> Figures:
     found = pa.Table.from_batches(read_results(results)).combine_chunks()
     key = work.job(results).stage(work.stage).key
     assert key is not None
     groups = key.groups_of(found.select([work.key]).to_batches()[0])
     due, arrived = ((found[name].to_numpy() - asked) / 1e9 for name in ("due", "arrived"))
-    return measure(strategy, due, arrived, moved[groups], seconds)
+    return measure(how, show(how), due, arrived, moved[groups], seconds)
 
 
 def parse_value(text: str) -> tuple[str, Any]:

@@ -20,7 +20,7 @@ import rich  # noqa: F401  (so that its absence is told at once, whatever the ou
 from click.shell_completion import get_completion_class
 
 import statekit
-from statekit.cli import bench, changing, engine, looking, moving, serving, verifying
+from statekit.cli import bench, changing, engine, experiment, looking, moving, serving, verifying
 from statekit.cli.output import cannot_print, let_go_of_stdout, print_line, warn
 from statekit.errors import StateKitError
 
@@ -28,7 +28,13 @@ _SECTIONS: dict[str, list[click.Command]] = {
     "Looking": [looking.ls, looking.inspect, looking.get, verifying.verify, looking.diff],
     "Moving": [moving.export, moving.import_, moving.checkpoint, moving.restore],
     "Handing over": [serving.serve, serving.fetch],
-    "The demo engine": [engine.run, engine.plan, engine.scale],
+    "The demo engine": [
+        engine.run,
+        engine.plan,
+        engine.scale,
+        experiment.experiment,
+        experiment.workgen,
+    ],
     "Changing": [
         changing.edit,
         changing.rescale,

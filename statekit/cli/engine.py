@@ -99,7 +99,7 @@ def plan(job: str, as_json: bool) -> None:
     Example:
       statekit plan jobs/wordcount.py
     """
-    from statekit.engine.job import load_job
+    from statekit.engine.loading import load_job
 
     found = load_job(job)
     if as_json:

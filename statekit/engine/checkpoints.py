@@ -28,7 +28,7 @@ _ENDED = "ended.json"
 
 class JobCheckpoint(msgspec.Struct):
     number: int
-    positions: dict[str, int]  # by source task
+    positions: dict[str, Any]  # by source task
     parts: dict[str, list[str]]  # by keyed stage
 
     def write(self, folder: Path) -> None:

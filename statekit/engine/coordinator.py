@@ -29,7 +29,8 @@ from statekit.engine.control import Control
 from statekit.engine.deployment import Deployment, Message, Process, Script
 from statekit.engine.frames import move_to_plain
 from statekit.engine.items import Barrier, Move
-from statekit.engine.job import Stage, load_job
+from statekit.engine.job import Stage
+from statekit.engine.loading import load_job
 from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal, rescaling, weighing
 from statekit.engine.sink import publish_all
@@ -259,7 +260,7 @@ class Coordinator(Deployment):
 
     def _begin_checkpoint(self, number: int) -> None:
         self._checkpoint = JobCheckpoint(number, {}, {})
-        sources = self.living(self.job.stages[0])
+        sources = [p for stage in self.job.sources for p in self.living(stage)]
         self._missing = {p.name for p in sources} | self.turns.tasks
         for process in sources:
             process.tell("barrier", number=number)
@@ -294,7 +295,7 @@ class Coordinator(Deployment):
                 self._end(first, error)
         if self._asked and self._may_checkpoint():
             self.ask_checkpoint(self._asked.popleft())
-        sources = {*self.tasks(self.job.stages[0])}
+        sources = {name for stage in self.job.sources for name in self.tasks(stage)}
         if self._may_checkpoint() and not self._scripts and self._exhausted == sources:
             self._is_ending = True
             for name in sources:

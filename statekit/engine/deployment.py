@@ -102,18 +102,17 @@ class Deployment:
 
     # ---- Who there is
 
-    def beside(self, stage: Stage, step: int) -> Stage:
-        """The stage before (-1) or after (+1)."""
-        return self.job.stages[self.job.stages.index(stage) + step]
-
     def living(self, stage: Stage) -> list[Process]:
         return [p for p in self.processes.values() if p.stage is stage and not p.is_finished]
 
     def tasks(self, stage: Stage) -> list[str]:
         return [process.name for process in self.living(stage)]
 
+    def senders(self, stage: Stage) -> list[Process]:
+        return [process for before in self.job.before(stage) for process in self.living(before)]
+
     def tell_senders(self, stage: Stage, kind: str, **fields: Any) -> None:
-        for process in self.living(self.beside(stage, -1)):
+        for process in self.senders(stage):
             process.tell(kind, **fields)
 
     # ---- Starting
@@ -202,15 +201,14 @@ class Deployment:
         stage, name = process.stage, process.name
         start: Message = {"checkpoint": self.last, "generation": self.generation}
         if stage.kind == "source":
-            start["position"] = checkpoint.positions[name] if checkpoint else 0
+            start["position"] = checkpoint.positions[name] if checkpoint else None
         else:
-            start["channels"] = self.tasks(self.beside(stage, -1))
+            start["channels"] = [sender.name for sender in self.senders(stage)]
         if stage.kind == "keyed":
             owned = [g for g, owner in enumerate(self.owners[stage.name]) if owner == name]
             start["owned"] = groups_to_plain(owned)
             start["place"] = place_of(self.folder, stage.name)
-        if stage.kind != "sink":
-            after = self.beside(stage, +1)
+        if (after := self.job.after(stage)) is not None:
             start["outputs"] = {
                 "owners": self.owners[after.name],
                 "receivers": {p.name: p.address for p in self.living(after) if p.is_ready},

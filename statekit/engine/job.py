@@ -1,32 +1,51 @@
-"""Job: what a user writes. A source, keyed stages and a sink in a row, and their functions.
+"""Job: what a user writes. Sources, keyed stages and a sink, and their functions.
 
     job = Job("wordcount").source(lines).map(words).key_by("word").process(Count).sink(folder)
 
+A stage with two inputs comes after two branches, each with its source and its key:
+
+    Job("join").source(orders, name="orders").key_by("user")
+        .source(visits, name="visits").key_by("visitor").process(Join).sink(folder)
+
 A job is a value of a module or a file: every process imports it by that name, so that functions
-need not be sent. It says nothing of processes; coordinator.py makes these of it.
+need not be sent (loading.py). It says nothing of processes; coordinator.py makes these of it.
 """
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from statekit.engine.event_time import EventTime
 from statekit.engine.items import Watermark
 from statekit.engine.records import Key
+from statekit.engine.settings import Settings
 from statekit.errors import ArgumentError, EngineError, shorten
 from statekit.keys import KeyType, key_type_text
 
 if TYPE_CHECKING:
     from statekit.provider.provider import KVProvider
 
+
+class Until(NamedTuple):
+    """A source has nothing before this moment of time.monotonic(). The task listens meanwhile."""
+
+    moment: float
+
+
+class Placed(NamedTuple):
+    """A batch, and where its source goes on after it: any value that JSON can hold."""
+
+    batch: pa.RecordBatch
+    position: Any
+
+
 #: read(task, tasks, start): the batches of this task from number `start` on. It must give the same
 #: batches whenever it is asked: after a failure it is asked again. It may give watermarks between.
-Read: TypeAlias = Callable[[int, int, int], Iterator["pa.RecordBatch | Watermark"]]
+#: A source that does not count batches gives Placed ones; `start` is 0 or such a position then.
+Read: TypeAlias = Callable[[int, int, Any], Iterator["pa.RecordBatch | Placed | Watermark | Until"]]
 Map: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | None"]
 
 KEY_GROUPS = 128
@@ -48,6 +67,10 @@ class KeyedOperator:
         """Records of this task's key-groups, in order per key; what it gives goes on."""
         raise NotImplementedError
 
+    def process_from(self, stage: str, batch: pa.RecordBatch) -> "pa.RecordBatch | None":
+        """The same, for a stage with several inputs: `stage` is where they come from."""
+        return self.process(batch)
+
     def advance(self, time: int) -> "pa.RecordBatch | None":
         """Event time has come so far: no earlier record will come."""
         return None
@@ -55,15 +78,22 @@ class KeyedOperator:
 
 @dataclass
 class Stage:
-    """Tasks that do the same. The first stage of a job is its source, the last one its sink."""
+    """Tasks that do the same: of a source, a keyed stage or the sink."""
 
     name: str
     parallelism: int
+    inputs: dict[str, Key | None] = field(default_factory=dict)  # stages, and the key of each
     read: Read | None = None  # of a source
-    key: Key | None = None  # of a keyed stage
+    event_time: EventTime | None = None  # of a source that is told a column
     operator: Callable[[], KeyedOperator] | None = None
     maps: list[Map] = field(default_factory=list)  # on what goes on
     folder: str | None = None  # of a sink
+    arrived: str | None = None  # a column that the sink adds
+
+    @property
+    def key(self) -> Key | None:
+        """Of a keyed stage; of its first input, if these name their columns differently."""
+        return next(iter(self.inputs.values()), None)
 
     @property
     def kind(self) -> str:
@@ -74,22 +104,39 @@ class Stage:
 
 
 class Job:
-    """Stages in a row."""
+    """Stages, each after its inputs. Each has one stage after it, and the sink has none."""
 
     def __init__(self, name: str) -> None:
         self.name = _check_name(name)
         self.stages: list[Stage] = []
-        self._key: tuple[tuple[str, ...], KeyType, int] | None = None
+        self.settings = Settings()
+        self._open: dict[str, Key | None] = {}  # stages with nothing after them yet, and their keys
 
     def source(self, read: Read, *, parallelism: int = 1, name: str = "source") -> "Job":
         """Where records come from; see Read."""
-        if self.stages:
-            raise ArgumentError(f"job {self.name!r} has a source already. It has one.")
+        if self._open and None in self._open.values():
+            raise ArgumentError(
+                f"job {self.name!r} has a source already. Another one comes after key_by() of the "
+                "first: then both are inputs of what process() adds."
+            )
         return self._add(Stage(name, parallelism, read=read))
+
+    def event_time(
+        self, column: str, *, grace_ms: int | None = None, interval_ms: int | None = None
+    ) -> "Job":
+        """Watermarks from a column of what the source gives: milliseconds, in any order.
+
+        grace_ms: how much earlier than the latest record a record may be, and not be late.
+        interval_ms: between two watermarks; 0: after each batch. Unless told, Settings say both.
+        """
+        if not self._open or self.stages[-1].kind != "source" or self._key:
+            raise ArgumentError("event_time() comes after source(), and before key_by().")
+        self.stages[-1].event_time = EventTime(column, grace_ms, interval_ms)
+        return self
 
     def map(self, function: Map) -> "Job":
         """Changes each batch on its way, in the process that makes it."""
-        if not self.stages or self._key or self.stages[-1].kind == "sink":
+        if not self._open or self._key:
             raise ArgumentError("map() comes after source() or process(), and before key_by().")
         self.stages[-1].maps.append(function)
         return self
@@ -101,7 +148,7 @@ class Job:
         key_groups: int = KEY_GROUPS,
     ) -> "Job":
         """The key of the stage that follows: a column, or several for a key that is a tuple."""
-        if not self.stages or self._key or self.stages[-1].kind == "sink":
+        if not self._open or self._key:
             raise ArgumentError(
                 "key_by() comes after source() or process(), and once for each stage."
             )
@@ -113,7 +160,13 @@ class Job:
             )
         if key_groups < 1 or key_groups & (key_groups - 1):
             raise ArgumentError(f"{shorten(key_groups)} key-groups: pass a power of two.")
-        self._key = (columns, key, key_groups)
+        made = Key(columns, key, key_groups)
+        for other in self._open.values():
+            if other and (other.type, other.key_groups) != (key, key_groups):
+                raise ArgumentError(
+                    "the inputs of a stage must have keys of one type, and as many key-groups."
+                )
+        self._open[self.stages[-1].name] = made
         return self
 
     def process(
@@ -124,25 +177,26 @@ class Job:
         name: str | None = None,
     ) -> "Job":
         """A keyed stage: a KeyedOperator class, or what makes one."""
-        if self._key is None:
+        key = self._key
+        if key is None:
             raise ArgumentError("process() needs a key. Call key_by() before it.")
         if not callable(operator):
             raise ArgumentError(f"{shorten(operator)} makes no KeyedOperator. Pass the class.")
-        columns, key_type, groups = self._key
-        if parallelism > groups:
-            raise ArgumentError(f"{parallelism} tasks cannot share {groups} key-groups.")
-        self._key = None
+        if parallelism > key.key_groups:
+            raise ArgumentError(f"{parallelism} tasks cannot share {key.key_groups} key-groups.")
         keyed = sum(stage.kind == "keyed" for stage in self.stages)
-        key = Key(columns, key_type, groups)
-        return self._add(
-            Stage(name or f"stage{keyed + 1}", parallelism, key=key, operator=operator)
-        )
+        return self._add(Stage(name or f"stage{keyed + 1}", parallelism, operator=operator))
 
-    def sink(self, folder: "str | Path", *, name: str = "sink") -> "Job":
-        """Where results go: Arrow files in a folder, which appear with the checkpoints."""
-        if self._key or not self.stages or self.stages[-1].kind == "sink":
+    def sink(
+        self, folder: "str | Path", *, name: str = "sink", arrived: str | None = None
+    ) -> "Job":
+        """Where results go: Arrow files in a folder, which appear with the checkpoints.
+
+        arrived: a column that is added: when a result came, in nanoseconds of time.monotonic().
+        """
+        if self._key or len(self._open) != 1:
             raise ArgumentError("sink() comes last, after source() or process(), and once.")
-        return self._add(Stage(name, 1, folder=str(folder)))
+        return self._add(Stage(name, 1, folder=str(folder), arrived=arrived))
 
     def _add(self, stage: Stage) -> "Job":
         _check_name(stage.name)
@@ -152,8 +206,29 @@ class Job:
             raise ArgumentError(f"parallelism={shorten(stage.parallelism)}: pass 1 to 256.")
         if self.stages and self.stages[-1].kind == "sink":
             raise ArgumentError("nothing comes after sink().")
+        if stage.read is None:
+            stage.inputs, self._open = self._open, {}
         self.stages.append(stage)
+        if stage.folder is None:
+            self._open[stage.name] = None
         return self
+
+    @property
+    def _key(self) -> Key | None:
+        """Of the stage that follows, if key_by() was called for it."""
+        return self._open.get(self.stages[-1].name) if self.stages else None
+
+    def before(self, stage: Stage) -> list[Stage]:
+        """The inputs of a stage."""
+        return [self.stage(name) for name in stage.inputs]
+
+    def after(self, stage: Stage) -> Stage | None:
+        """Where a stage sends what it makes."""
+        return next((one for one in self.stages if stage.name in one.inputs), None)
+
+    @property
+    def sources(self) -> list[Stage]:
+        return [stage for stage in self.stages if stage.kind == "source"]
 
     def stage(self, name: str) -> Stage:
         for stage in self.stages:
@@ -171,19 +246,26 @@ class Job:
         """What the user wrote, and what runs, as text."""
         self.check()
         lines = [f"job {self.name}", ""]
-        lines.append(" -> ".join(_shape(stage) for stage in self.stages))
-        lines.append("")
-        for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
+        lines += [self._drawn(self.stages[-1]), ""]
+        for stage in self.stages:
             tasks = ", ".join(stage.tasks())
+            after = self.after(stage)
             way = f"  ==[{_way(after)}]==> {after.name}" if after else ""
             lines.append(f"  {stage.name:<12} {stage.parallelism} process(es): {tasks}{way}")
         return "\n".join(lines)
+
+    def _drawn(self, stage: Stage) -> str:
+        """A stage and all before it."""
+        inputs = [self._drawn(one) for one in self.before(stage)]
+        before = inputs[0] if len(inputs) == 1 else "{ " + " ; ".join(inputs) + " }"
+        return f"{before} -> {_shape(stage)}" if inputs else _shape(stage)
 
 
 def _shape(stage: Stage) -> str:
     maps = "".join(f" | {getattr(one, '__name__', 'map')}" for one in stage.maps)
     if stage.key:
-        return f"[{stage.name} by {', '.join(stage.key.columns)}{maps}]"
+        columns = dict.fromkeys(", ".join(key.columns) for key in stage.inputs.values() if key)
+        return f"[{stage.name} by {' or '.join(columns)}{maps}]"
     return f"({stage.name}{maps})"
 
 
@@ -199,32 +281,3 @@ def _check_name(name: str) -> str:
             f"{NAME_MAX}."
         )
     return name
-
-
-def load_job(reference: str) -> Job:
-    """The job that "package.module:name" or "path/file.py:name" names; `job` unless told."""
-    where, _, name = reference.partition(":")
-    name = name or "job"
-    try:
-        if where.endswith(".py"):
-            path = Path(where).resolve()
-            spec = importlib.util.spec_from_file_location(f"statekit_job_{path.stem}", path)
-            if spec is None or spec.loader is None or not path.is_file():
-                raise EngineError(f"there is no file {where!r} to take a job from.")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[f"statekit_job_{path.stem}"] = module  # dataclasses look their module up
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name != where:
-            raise
-        raise EngineError(
-            f"there is no module {where!r} to take a job from. Name a module or a .py file, such "
-            "as jobs/wordcount.py:job."
-        ) from None
-    found = getattr(module, name, None)
-    if not isinstance(found, Job):
-        raise EngineError(f"{where!r} has no Job named {name!r}.")
-    found.check()
-    return found

@@ -38,11 +38,18 @@ class Outputs:
         return None if self._key is None else Router(self._key, self._sender.owners, self._counts)
 
     def send(self, batch: pa.RecordBatch | None) -> None:
-        """Waits where a receiver is behind."""
+        """What an operator has made."""
+        self.deal(self.map(batch))
+
+    def map(self, batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
         for function in self._maps:
             if batch is None:
-                return
+                return None
             batch = function(batch)
+        return batch
+
+    def deal(self, batch: pa.RecordBatch | None) -> None:
+        """To the receivers of its records; waits where one is behind."""
         if batch is None or not batch.num_rows:
             return
         if self._router is None:

@@ -102,6 +102,15 @@ class Running:
         """How many tasks a stage has."""
         return self._coordinator.parallelism[self._coordinator.job.stage(stage).name]
 
+    def owners(self, stage: str) -> list[str]:
+        """The task of each key-group of a keyed stage."""
+        return [*self._coordinator.owners[self._coordinator.job.stage(stage).name]]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or failed: wait() says which."""
+        return self._coordinator.done.done()
+
     @property
     def rescales(self) -> list[Rescale]:
         """All that were asked for, the oldest first; those that are not over have no `end`."""

@@ -139,7 +139,9 @@ def _introducing(job: Deployment, stage: Stage, new: list[str]) -> Script:
     yield from job.joining(new)
     job.holds_barriers = True  # a channel is opened while nothing is under way
     yield lambda: job.is_calm
-    after = job.tasks(job.beside(stage, +1))
+    next_stage = job.job.after(stage)
+    assert next_stage is not None
+    after = job.tasks(next_stage)
     for receiver in after:
         for name in new:
             job.processes[receiver].tell("channel", task=name)
@@ -159,7 +161,7 @@ def weighing(job: Deployment, stage: Stage) -> Generator[Callable[[], bool], Non
     assert stage.key is not None
     groups = range(stage.key.key_groups)
     job.weights = {}
-    senders = job.living(job.beside(stage, -1))
+    senders = job.senders(stage)
     asked = {process.name for process in (*senders, *job.living(stage))}
     for process in (*senders, *job.living(stage)):
         process.tell("weigh", stage=stage.name)

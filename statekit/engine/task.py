@@ -17,8 +17,10 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, monotonic_ns
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import statekit as sk
@@ -36,10 +38,12 @@ from statekit.engine.align import (
 )
 from statekit.engine.channel import ChannelLostError, Incoming, connect, listen
 from statekit.engine.control import Control
+from statekit.engine.event_time import clock
 from statekit.engine.frames import groups_from_plain, move_from_plain
 from statekit.engine.hand_over import HandOvers
-from statekit.engine.items import LAST, Watermark
-from statekit.engine.job import Job, Stage, load_job
+from statekit.engine.items import FIRST, LAST, Watermark
+from statekit.engine.job import Job, Placed, Stage, Until
+from statekit.engine.loading import load_job
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
 from statekit.engine.sink import FileSink
@@ -59,8 +63,7 @@ class Task:
         self.name = name
         self.job = job
         self.stage = stage
-        at = job.stages.index(stage)
-        self.next = job.stages[at + 1] if at + 1 < len(job.stages) else None
+        self.next = job.after(stage)
 
     def run(self, start: Message) -> None:
         raise NotImplementedError
@@ -72,7 +75,7 @@ class Task:
         self.outputs = Outputs(
             self.name,
             self.stage.maps,
-            self.next.key,
+            self.next.inputs[self.stage.name],
             out["owners"],
             out["receivers"],
             out["version"],
@@ -94,35 +97,52 @@ class Task:
 
 
 class SourceTask(Task):
-    """Reads batches and sends them. Its position is how many it has read."""
+    """Reads batches and sends them. Its position is where it goes on, and the time it has seen."""
 
     def run(self, start: Message) -> None:
         self.connect(start)
-        position = start["position"]
+        self._position: Any = 0
+        latest = FIRST
+        if start["position"]:
+            self._position, latest = start["position"]
+        self._clock = clock(self.stage.event_time, self.job.settings, latest)
         read = self.stage.read
         assert read is not None
         index, tasks = self.stage.tasks().index(self.name), self.stage.parallelism
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ)
-            for item in read(index, tasks, position):
-                while selector.select(0):
-                    self._listen(position)
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self.control, selectors.EVENT_READ)
+            for item in read(index, tasks, self._position):
+                self._listen_until(item.moment if isinstance(item, Until) else 0)
                 if isinstance(item, Watermark):
                     self.outputs.advance(item.time)
-                else:
-                    self.outputs.send(item)
-                    position += 1
+                elif isinstance(item, Placed):
+                    self._send(item.batch, item.position)
+                elif not isinstance(item, Until):
+                    self._send(item, self._position + 1)
         # The coordinator says when to end: not while a stage is scaled, or a checkpoint is taken.
         self.outputs.advance(LAST)
         self.control.send("exhausted")
-        while self._listen(position) != "end":
+        while self._listen() != "end":
             pass
         self.outputs.end()
 
-    def _listen(self, position: int) -> str:
+    def _send(self, batch: pa.RecordBatch, position: Any) -> None:
+        made = self.outputs.map(batch)
+        self.outputs.deal(made)
+        self._position = position
+        if (time := self._clock.after(made)) is not None:
+            self.outputs.advance(time)
+
+    def _listen_until(self, moment: float) -> None:
+        """Does what the coordinator says: what it has said, and what it says before the moment."""
+        while self._selector.select(max(0.0, moment - monotonic())):
+            self._listen()
+
+    def _listen(self) -> str:
         message = _heard(self.control)
         kind: str = message["kind"]
         if kind == "barrier":
+            position = self._position, self._clock.latest
             self.control.send("passed", number=message["number"], position=position)
             self.outputs.barrier(message["number"])
         elif kind != "end":
@@ -187,7 +207,7 @@ class ReceivingTask(Task):
         if item is None:
             raise ChannelLostError(f"{incoming.name} has gone before its end.")
         if isinstance(item, pa.RecordBatch):
-            actions = self.receiver.on(incoming.name, self.wrap(item))
+            actions = self.receiver.on(incoming.name, self.wrap(incoming.name, item))
         else:
             actions = self.receiver.on(incoming.name, item)
         self.act(actions)
@@ -195,7 +215,7 @@ class ReceivingTask(Task):
             self._selector.unregister(incoming)
             incoming.close()
 
-    def wrap(self, batch: pa.RecordBatch) -> ArrowRecords:
+    def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         raise NotImplementedError
 
     def act(self, actions: list[Action]) -> None:
@@ -255,14 +275,16 @@ class KeyedTask(ReceivingTask):
             self.hand_overs.leave()
             self.outputs.end()
 
-    def wrap(self, batch: pa.RecordBatch) -> ArrowRecords:
-        assert self.stage.key is not None
-        return ArrowRecords(batch, self.stage.key)
+    def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
+        key = self.stage.inputs[stage_of(channel)]
+        assert key is not None
+        return ArrowRecords(batch, key)
 
     def do(self, action: Action) -> None:
         if isinstance(action, Process):
             assert isinstance(action.records, ArrowRecords)
-            self.outputs.send(self.operator.process(action.records.batch))
+            stage, batch = stage_of(action.channel), action.records.batch
+            self.outputs.send(self.operator.process_from(stage, batch))
         elif isinstance(action, Advance):
             self.kv.advance_watermark(action.time)
             self.outputs.send(self.operator.advance(action.time))
@@ -310,24 +332,34 @@ class SinkTask(ReceivingTask):
         while True:
             self.hear(_heard(self.control))
 
-    def wrap(self, batch: pa.RecordBatch) -> ArrowRecords:
+    def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         return ArrowRecords(batch, None)  # type: ignore[arg-type]  # nobody asks for key-groups
 
     def do(self, action: Action) -> None:
         if isinstance(action, Process):
             assert isinstance(action.records, ArrowRecords)
-            self._sink.write(action.records.batch)
+            self._sink.write(self._stamped(action.records.batch))
         elif isinstance(action, Pass):
             self._sink.cut(action.number)
             self.control.send("passed", number=action.number)
         elif isinstance(action, Finish):
             self._is_finished = True
 
+    def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if (name := self.stage.arrived) is None:
+            return batch
+        now = np.full(batch.num_rows, monotonic_ns())
+        return pa.record_batch([*batch.columns, pa.array(now)], [*batch.schema.names, name])
+
     def hear(self, message: Message) -> None:
         if message["kind"] == "published":
             self._sink.publish(message["number"])
         else:
             super().hear(message)
+
+
+def stage_of(task: str) -> str:
+    return task.rpartition("-")[0]
 
 
 def _heard(control: Control) -> Message:
@@ -351,7 +383,7 @@ def main(arguments: list[str]) -> None:
     with Control(connect(address)) as control:
         try:
             job = load_job(reference)
-            stage = job.stage(name.rpartition("-")[0])
+            stage = job.stage(stage_of(name))
             task: Task
             if stage.kind == "source":
                 task = SourceTask(control, name, job, stage)

@@ -13,7 +13,8 @@ import wordcount
 from statekit.engine.balance import rebalance
 from statekit.engine.checkpoints import JobCheckpoint, newest
 from statekit.engine.control import Control
-from statekit.engine.job import Job, KeyedOperator, load_job
+from statekit.engine.job import Job, KeyedOperator
+from statekit.engine.loading import load_job
 from statekit.engine.sink import FileSink, publish_all, read_results
 from statekit.engine.strategies import RESTART, STRATEGIES, How
 from statekit.errors import ArgumentError, EngineError

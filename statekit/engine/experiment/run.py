@@ -1,0 +1,198 @@
+"""A run: one job, one rescale in the middle of its load, and its results compared with the oracle.
+
+Every run is a job of its own with new processes, so that nothing of one strategy is left for the
+next. All runs have the same events at the same times.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from time import monotonic, monotonic_ns, sleep
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from statekit.engine.experiment.figures import Figures, measure
+from statekit.engine.running import Running, start
+from statekit.engine.sink import read_results
+from statekit.engine.strategies import RESTART, STRATEGIES, How
+from statekit.engine.workloads import Workload, workload
+from statekit.errors import ArgumentError, EngineError, shorten
+
+ALL = tuple(dict.fromkeys([*STRATEGIES, RESTART]))
+SWEPT = (1, 4, 16, 64)  # key-groups of a step
+Say = Callable[[str], None]
+_LOOK_S = 0.05
+_START_S = 600.0  # for a job to start and to fill its state
+_RECORDS_MAX = 1 << 40
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every run does."""
+
+    workload: str = "key_count"
+    parameters: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    after_workers: int = 3
+    before_s: float = 5.0
+    after_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.before_s < 1 or self.after_s < 1:
+            raise ValueError("a run needs at least a second before the rescale, and one after it")
+
+    @property
+    def work(self) -> Workload:
+        parameters = {"rate": 5_000.0, **self.parameters, "records": _RECORDS_MAX}
+        found = workload(self.workload, **parameters)
+        if not found.rate:
+            raise ArgumentError("rate = 0: the experiment needs a load, in records a second.")
+        return found
+
+
+def parse_strategies(text: str) -> list[How]:
+    """ "all", or strategies with commas between them, each with its parameters: batched:step=4."""
+    found = {}
+    for one in ALL if text == "all" else text.split(","):
+        name, *parameters = one.strip().split(":")
+        how = dict(map(parse_value, parameters))
+        if wrong := [key for key in how if key not in How._fields[1:]]:
+            raise ArgumentError(
+                f"{shorten(one)}: there is no {wrong[0]!r}. There are {', '.join(How._fields[1:])}."
+            )
+        found[one] = How(name, **how)
+        found[one].check()
+    return [*found.values()]
+
+
+def show(how: How) -> str:
+    """As it is written."""
+    usual = How(how.strategy)._asdict()
+    return how.strategy + "".join(
+        f":{key}={value}" for key, value in how._asdict().items() if value != usual[key]
+    )
+
+
+def best_of(plan: Plan, strategies: Iterable[How], folder: Path, say: Say) -> list[Figures]:
+    """Runs those that have a step with several of them: all runs. The shortest peak is the best."""
+    found = []
+    for how in strategies:
+        steps = SWEPT if how.strategy != RESTART and how.row.step else ()
+        for step in steps:
+            one = how._replace(step=step)
+            say(f"{show(one)} ...")
+            found.append(run(plan, one, folder / f"sweep-{how.strategy}-{step}"))
+    return found
+
+
+def chosen(strategies: Iterable[How], swept: Iterable[Figures]) -> list[How]:
+    """The same strategies, each at its best."""
+    best: dict[str, Figures] = {}
+    for one in sorted(swept, key=lambda one: one.peak_ms):
+        best.setdefault(one.how.strategy, one)
+    return [best[how.strategy].how if how.strategy in best else how for how in strategies]
+
+
+def run_all(
+    plan: Plan, strategies: Iterable[How], rounds: int, folder: Path, say: Say
+) -> Iterator[Figures]:
+    """The strategies take turns."""
+    for number in range(rounds):
+        for at, how in enumerate(strategies):
+            say(f"{show(how)} ...")
+            yield run(plan, how, folder / f"{number}-{at}")
+
+
+def run(plan: Plan, how: How, folder: Path) -> Figures:
+    """A job, from its start to the check of its results."""
+    work, results = plan.work, folder / "results"
+    reference = write_job(plan, folder)
+    with start(str(reference), folder / "job") as job:
+        began = _wait_for_load(job, work, results)
+        _sleep_until(began / 1e9 + plan.before_s, job)
+        owners = job.owners(work.stage)
+        asked = monotonic_ns()
+        rescale = job.scale(work.stage, plan.after_workers, cause="experiment", **how._asdict())
+        seconds = (monotonic_ns() - asked) / 1e9
+        moved = [old != new for old, new in zip(owners, job.owners(work.stage), strict=True)]
+        _sleep_until(monotonic() + plan.after_s, job)
+        memory = sum(_memory_mib(pid) for pid in _pids(job, work.stage))
+        work.end(results)
+        job.wait()
+    figures = _figures(work, results, how, asked, seconds, np.array(moved))
+    figures.memory_mib = memory
+    figures.rescale = rescale.as_dict()
+    try:
+        work.check(results)
+    except EngineError as error:
+        figures.fault = str(error)
+    return figures
+
+
+def write_job(plan: Plan, folder: Path) -> Path:
+    """The job as a TOML file, which all processes read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    work = msgspec.to_builtins(plan.work) | {"folder": str(folder / "results")}
+    tables = {"parameters": work, "settings": plan.settings}
+    lines = [f'job = "statekit.engine.workloads:{plan.workload}"']
+    for title, table in tables.items():
+        lines.append(f"[{title}]")
+        lines += [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in table.items()]
+    path = folder / "job.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _wait_for_load(job: Running, work: Workload, results: Path) -> int:
+    until = monotonic() + _START_S
+    while not (began := work.timetable(results).began):
+        if monotonic() > until:
+            raise EngineError(f"the job has not begun its load after {_START_S:.0f} s.")
+        _sleep_until(monotonic() + _LOOK_S, job)
+    return began
+
+
+def _sleep_until(moment: float, job: Running) -> None:
+    """Ends early with the error of a job that has failed."""
+    while (left := moment - monotonic()) > 0:
+        sleep(min(left, _LOOK_S))
+        if job.is_over:
+            job.wait()
+            raise EngineError("the job has ended before its load did.")
+
+
+def _pids(job: Running, stage: str) -> list[int]:
+    return [pid for name, pid in job.pids.items() if name.rpartition("-")[0] == stage]
+
+
+def _memory_mib(pid: int) -> float:
+    """The most memory that a process had at once; 0 if it has gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("VmHWM:")]
+    return int(found[0]) / 1024 if found else 0.0
+
+
+def _figures(
+    work: Workload, results: Path, how: How, asked: int, seconds: float, moved: Any
+) -> Figures:
+    found = pa.Table.from_batches(read_results(results)).combine_chunks()
+    key = work.job(results).stage(work.stage).key
+    assert key is not None
+    groups = key.groups_of(found.select([work.key]).to_batches()[0])
+    due, arrived = ((found[name].to_numpy() - asked) / 1e9 for name in ("due", "arrived"))
+    return measure(how, show(how), due, arrived, moved[groups], seconds)
+
+
+def parse_value(text: str) -> tuple[str, Any]:
+    """ "keys=1000": a parameter of a workload, or a setting."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ArgumentError(f"{shorten(text)} sets nothing: write NAME=VALUE.")
+    try:
+        return name, msgspec.json.decode(value.replace("_", "") if value[:1].isdigit() else value)
+    except msgspec.DecodeError:
+        return name, value

@@ -269,6 +269,7 @@ class KeyedTask(ReceivingTask):
                 self._later,
                 lambda: _fail(self.control),
             )
+            pa.array([{}])  # now pyarrow imports pandas, and not when the first record is here
             self.control.send("ready", provider=server.address)
             self.work()
             self.hand_overs.leave()

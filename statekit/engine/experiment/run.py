@@ -48,6 +48,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def work(self) -> Workload:
         parameters = {"rate": 5_000.0, **self.parameters, "records": _RECORDS_MAX}
         found = workload(self.workload, **parameters)
+        if found.job("").stages[-1].arrived is None:
+            raise ArgumentError(
+                f"the results of {self.workload!r} have no moment at which they were due: its "
+                "latency cannot be measured."
+            )
         if not found.rate:
             raise ArgumentError("rate = 0: the experiment needs a load, in records a second.")
         return found

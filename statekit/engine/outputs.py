@@ -30,6 +30,7 @@ class Outputs:
         self._maps = maps
         self._key = key
         self._sender = Sender(owners, receivers, version)
+        self.records = 0  # that were sent
         self._counts = np.zeros(len(owners), np.int64)  # of records, by key-group
         self._router = self._make_router()
         self._channels = {to: Outgoing(connect(place), name) for to, place in receivers.items()}
@@ -52,11 +53,17 @@ class Outputs:
         """To the receivers of its records; waits where one is behind."""
         if batch is None or not batch.num_rows:
             return
+        self.records += batch.num_rows
         if self._router is None:
             self._channels[self._sender.owners[0]].send_records(batch)
             return
         for to, part in self._router.deal(batch):
             self._channels[to].send_records(part)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What receivers have not taken yet."""
+        return sum(channel.ahead for channel in self._channels.values())
 
     def weights(self) -> list[int]:
         """How many records each key-group got; what is long ago counts less."""

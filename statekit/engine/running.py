@@ -16,6 +16,7 @@ from typing import Any
 
 from statekit.assignment import KeyGroups, group_ranges
 from statekit.engine.coordinator import Coordinator
+from statekit.engine.metrics import Figures
 from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal
 from statekit.engine.strategies import DEFAULT, How
@@ -44,7 +45,7 @@ class Running:
         self, worker: str, strategy: str = DEFAULT, *, cause: str = "asked", **how: Any
     ) -> Rescale:
         """Gives all key-groups of a task to the others of its stage, and ends it."""
-        stage = worker.rpartition("-")[0]
+        stage = worker.rpartition("-")[0] or worker
         return self._rescale(stage, Goal(without=worker), How(strategy, **how), cause)
 
     def move(
@@ -115,6 +116,26 @@ class Running:
     def rescales(self) -> list[Rescale]:
         """All that were asked for, the oldest first; those that are not over have no `end`."""
         return [*self._coordinator.rescales]
+
+    @property
+    def figures(self) -> Figures:
+        """What all tasks count."""
+        known, rescale = self._coordinator, self._coordinator.rescale
+        now = (
+            {
+                "rescale_progress": rescale.progress,
+                "rescale_moved_key_groups": rescale.moved,
+                "rescale_bytes": rescale.bytes,
+            }
+            if rescale
+            else {}
+        )
+        counts = {
+            "checkpoints": known.last,
+            "rescales": len(known.rescales),
+            "recoveries": known.recoveries,
+        }
+        return Figures(known.job.name, known.figures, {**known.parallelism}, counts, now)
 
     def _ask(self, call: "Callable[[Future[Any]], None]") -> Any:
         future: Future[Any] = Future()

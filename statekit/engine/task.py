@@ -44,6 +44,7 @@ from statekit.engine.hand_over import HandOvers
 from statekit.engine.items import FIRST, LAST, Watermark
 from statekit.engine.job import Job, Placed, Stage, Until
 from statekit.engine.loading import load_job
+from statekit.engine.metrics import Due
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
 from statekit.engine.sink import FileSink
@@ -64,6 +65,7 @@ class Task:
         self.job = job
         self.stage = stage
         self.next = job.after(stage)
+        self.due = Due()
 
     def run(self, start: Message) -> None:
         raise NotImplementedError
@@ -95,6 +97,14 @@ class Task:
         else:
             raise EngineError(f"{self.name} was told {kind!r}, which it does not know.")
 
+    def tell_figures(self) -> None:
+        """Once in a while."""
+        if self.due.is_now():
+            self.control.send("figures", **self.figures())
+
+    def figures(self) -> dict[str, float]:
+        return {"records_out": self.outputs.records, "queued_bytes": self.outputs.queued_bytes}
+
 
 class SourceTask(Task):
     """Reads batches and sends them. Its position is where it goes on, and the time it has seen."""
@@ -119,6 +129,7 @@ class SourceTask(Task):
                     self._send(item.batch, item.position)
                 elif not isinstance(item, Until):
                     self._send(item, self._position + 1)
+                self.tell_figures()
         # The coordinator says when to end: not while a stage is scaled, or a checkpoint is taken.
         self.outputs.advance(LAST)
         self.control.send("exhausted")
@@ -160,6 +171,7 @@ class ReceivingTask(Task):
         self._channels: dict[str, Incoming] = {}
         self._later: deque[Message] = deque()  # heard while another one was waited for
         self._is_finished = False
+        self._records = 0  # that have come
         self.receiver: Receiver
 
     def work(self) -> None:
@@ -169,7 +181,7 @@ class ReceivingTask(Task):
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._is_finished:
-                for key, _ in selector.select():
+                for key, _ in selector.select(self.due.left):
                     if key.fileobj is self.control:
                         self.hear(_heard(self.control))
                     elif key.fileobj is self._listener:
@@ -179,6 +191,7 @@ class ReceivingTask(Task):
                     while self._later:
                         self.hear(self._later.popleft())
                 self._choose()
+                self.tell_figures()
 
     def _accept(self) -> None:
         made, _ = self._listener.accept()
@@ -207,6 +220,7 @@ class ReceivingTask(Task):
         if item is None:
             raise ChannelLostError(f"{incoming.name} has gone before its end.")
         if isinstance(item, pa.RecordBatch):
+            self._records += item.num_rows
             actions = self.receiver.on(incoming.name, self.wrap(incoming.name, item))
         else:
             actions = self.receiver.on(incoming.name, item)
@@ -217,6 +231,10 @@ class ReceivingTask(Task):
 
     def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         raise NotImplementedError
+
+    def figures(self) -> dict[str, float]:
+        parked, watermark = self.receiver.parked_bytes, self.receiver.watermark
+        return {"records_in": self._records, "parked_bytes": parked, "watermark_ms": watermark}
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -257,7 +275,9 @@ class KeyedTask(ReceivingTask):
             self.operator = stage.operator()
             self.operator.key = stage.key
             self.operator.open(self.kv)
-            server = self.kv.serve("127.0.0.1:0", generation=start["generation"])
+            server = self.kv.serve(
+                "127.0.0.1:0", generation=start["generation"], token=start["token"]
+            )
             everything = frozenset(group for part in owned for group in part)
             self.receiver = Receiver(self.name, start["channels"], everything)
             self.connect(start)
@@ -308,6 +328,20 @@ class KeyedTask(ReceivingTask):
             self.control.send("weights", weights=self._sizes())
         elif not self.hand_overs.on(message):
             super().hear(message)
+
+    def figures(self) -> dict[str, float]:
+        known = self.kv.metrics()
+        moved = known.moved
+        return {
+            **super().figures(),
+            **Task.figures(self),
+            "state_bytes": known.bytes,
+            "state_entries": sum(state.entries for state in known.states.values()),
+            "state_bytes_in": moved.bytes_in + moved.copied_in,
+            "state_bytes_out": moved.bytes_out + moved.copied_out,
+            "shadow_bytes": moved.shadow_bytes,
+            "migrations": moved.migrations,
+        }
 
     def _sizes(self) -> list[int]:
         """The bytes of each key-group."""

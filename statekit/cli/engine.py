@@ -1,4 +1,4 @@
-"""Commands of the demo engine: run plan scale. See docs/engine.md."""
+"""Commands of the demo engine: run, plan, scale and the like. See docs/engine.md."""
 
 import json
 import os
@@ -109,27 +109,142 @@ def plan(job: str, as_json: bool) -> None:
         print_line(found.plan())
 
 
+_FOLDER = click.option(
+    "--folder", required=True, metavar="DIR", help="That `statekit run` was told."
+)
+
+
+def _how(command: Any) -> Any:
+    """The options of all rescales."""
+    for option in (
+        click.option(
+            "--pace", type=int, metavar="BYTES", help="A second, of what is copied beforehand."
+        ),
+        click.option("--gap", type=float, metavar="SECONDS", help="Between two moves."),
+        click.option(
+            "--step", type=int, metavar="N", help="Key-groups of one move; 0: all."
+        ),
+        click.option(
+            "--strategy", metavar="NAME",
+            help="How state goes over, see docs/engine.md; as the job is set unless told.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @click.command()
 @click.argument("stage")
 @click.option(
     "--workers", type=int, metavar="N", help="How many it is to have; one more unless told."
 )
-@click.option(
-    "--strategy",
-    default="prioritised",
-    show_default=True,
-    metavar="NAME",
-    help="How state goes over; docs/engine.md has a table.",
-)
-@click.option("--folder", required=True, metavar="DIR", help="That `statekit run` was told.")
+@_how
+@_FOLDER
 @json_option
-def scale(stage: str, workers: int | None, strategy: str, folder: str, as_json: bool) -> None:
+def scale(stage: str, folder: str, as_json: bool, **query: Any) -> None:
     """Give a stage of a running job another number of workers, while records flow.
+
+    What is asked for while another number is being brought about supersedes it.
 
     \b
     Example:
       statekit scale count --workers 4 --folder /data/wordcount
     """
+    _show_rescale(_post(folder, "scale", stage=stage, **query), as_json)
+
+
+@click.command()
+@click.argument("worker")
+@_how
+@_FOLDER
+@json_option
+def drain(worker: str, folder: str, as_json: bool, **query: Any) -> None:
+    """Give all key-groups of a worker to the others of its stage, and end it.
+
+    \b
+    Example:
+      statekit drain count-0 --folder /data/wordcount
+    """
+    _show_rescale(_post(folder, "drain", worker=worker, **query), as_json)
+
+
+@click.command()
+@click.argument("stage")
+@click.option("--key-groups", required=True, metavar="A-B", help="Such as 3, 3-9 or 3-9,12.")
+@click.option("--to", required=True, metavar="WORKER", help="Who is to have them.")
+@_how
+@_FOLDER
+@json_option
+def move(stage: str, key_groups: str, to: str, folder: str, as_json: bool, **query: Any) -> None:
+    """Give key-groups of a stage of a running job to a worker of your choice.
+
+    \b
+    Example:
+      statekit move count --key-groups 0-9 --to count-1 --folder /data/wordcount
+    """
+    query |= {"stage": stage, "key-groups": key_groups, "to": to}
+    _show_rescale(_post(folder, "move", **query), as_json)
+
+
+@click.command("abort-rescale")
+@click.option("--number", type=int, metavar="N", help="Which one; that under way unless told.")
+@_FOLDER
+@json_option
+def abort_rescale(number: int | None, folder: str, as_json: bool) -> None:
+    """Cut a rescale of a running job short: key-groups that have moved go back.
+
+    \b
+    Example:
+      statekit abort-rescale --folder /data/wordcount
+    """
+    _show_rescale(_post(folder, "abort-rescale", number=number), as_json)
+
+
+@click.command()
+@_FOLDER
+@json_option
+def rescales(folder: str, as_json: bool) -> None:
+    """Show the rescales of a running job: done, failed, and under way.
+
+    \b
+    Example:
+      statekit rescales --folder /data/wordcount
+    """
+    found = _ask(folder, "GET", "rescales", {})
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        end = one["end"] or f"{one['phase']}, {100 * one['progress']:.0f} % have moved"
+        spent = ", ".join(f"{name} {value:.2f}" for name, value in one["seconds"].items() if value)
+        print_line(
+            f"{one['number']}  {one['stage']}: {one['before']} -> {one['after']} workers "
+            f"({one['goal']}; {one['cause']}), {one['strategy']}: {end}"
+        )
+        print_line(
+            f"   {one['moved']} of {one['groups']} key-groups in {one['moves']} moves, "
+            f"{one['bytes']} bytes; seconds: {spent}"
+        )
+        if one["reason"]:
+            print_line(f"   {one['reason']}")
+
+
+def _show_rescale(done: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+        return
+    print_line(
+        f"{done['stage']}: {done['before']} -> {done['after']} workers, {done['moved']} key-groups "
+        f"moved in {sum(done['seconds'].values()):.1f} s ({done['end']}, {done['strategy']})"
+    )
+
+
+def _post(folder: str, what: str, **query: Any) -> Any:
+    return _ask(folder, "POST", what, query)
+
+
+def _ask(folder: str, method: str, what: str, query: dict[str, Any]) -> Any:
+    """What the job in this folder answers."""
     path = Path(folder) / _API
     try:
         api = json.loads(path.read_text())
@@ -137,26 +252,17 @@ def scale(stage: str, workers: int | None, strategy: str, folder: str, as_json: 
         raise EngineError(
             f"no job runs in {folder!r}. Start it with: statekit run JOB --folder {folder}"
         ) from None
-    query: dict[str, Any] = {"stage": stage, "strategy": strategy}
-    if workers is not None:
-        query["workers"] = workers
+    told = urlencode({name: value for name, value in query.items() if value is not None})
     request = urllib.request.Request(
-        f"{api['url']}/scale?{urlencode(query)}",
-        method="POST",
+        f"{api['url']}/{what}?{told}",
+        method=method,
         headers={"Authorization": f"Bearer {api['token']}"},
     )
     try:
         with urllib.request.urlopen(request) as reply:
-            done = json.load(reply)
+            return json.load(reply)
     except urllib.error.HTTPError as error:
         with error:
             raise EngineError(json.load(error)["error"]) from None
     except urllib.error.URLError as error:
         raise EngineError(f"the job in {folder!r} does not answer: {error.reason}.") from None
-    if as_json:
-        print_json(done)
-    else:
-        print_line(
-            f"{done['stage']}: {done['before']} -> {done['after']} workers, {done['moved']} "
-            f"key-groups moved ({done['strategy']})"
-        )

@@ -113,7 +113,7 @@ class Outgoing:
     def __init__(self, made: socket.socket, name: str, window: int = WINDOW) -> None:
         self._socket = made
         self._window = window
-        self._ahead = 0  # bytes of batches that the receiver has not taken
+        self.ahead = 0  # bytes of batches that the receiver has not taken
         self._schema: pa.Schema | None = None
         encoded = name.encode()
         assert 0 < len(encoded) <= _NAME_MAX
@@ -129,9 +129,9 @@ class Outgoing:
             write_buffers(self._socket, frames.pack_schema(batch.schema))
         packed = frames.pack_records(batch)
         size = packed[1].size
-        while self._ahead >= self._window:
+        while self.ahead >= self._window:
             self._take_credit(self._receive())
-        self._ahead += size
+        self.ahead += size
         write_buffers(self._socket, packed)
 
     def finish(self) -> None:
@@ -154,9 +154,9 @@ class Outgoing:
                 f"{frames.NAMES[kind]} came from a receiver, which gives credit only."
             )
         taken = int.from_bytes(data, "little")
-        if not 0 < taken <= self._ahead:
-            raise EngineError(f"a receiver has taken {taken} bytes, and was sent {self._ahead}.")
-        self._ahead -= taken
+        if not 0 < taken <= self.ahead:
+            raise EngineError(f"a receiver has taken {taken} bytes, and was sent {self.ahead}.")
+        self.ahead -= taken
 
     def close(self) -> None:
         self._socket.close()

@@ -13,6 +13,7 @@ then they are told to send their end. When everything has reached the sink, that
 and all results appear.
 """
 
+import shutil
 import tempfile
 import threading
 from collections import deque
@@ -21,16 +22,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from statekit.engine.channel import listen
-from statekit.engine.checkpoints import JobCheckpoint, end, has_ended, newest
+from statekit.engine.checkpoints import HOMES, JobCheckpoint, end, has_ended, newest
 from statekit.engine.control import Control
 from statekit.engine.deployment import Deployment, Message, Process, Script
 from statekit.engine.frames import move_to_plain
 from statekit.engine.items import Barrier, Move
 from statekit.engine.job import Stage
 from statekit.engine.loading import load_job
+from statekit.engine.metrics import told
 from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal, rescaling, weighing
 from statekit.engine.sink import publish_all
@@ -63,12 +66,13 @@ class Coordinator(Deployment):
         self._listener = listen(self.address)
         self.rescales: list[Rescale] = []
         self.done: Future[None] = Future()
-        self._recoveries = 0
+        self.recoveries = 0
         self._scripts: deque[_Running] = deque()
         self._asked: deque[Future[int]] = deque()  # checkpoints, while none may begin
 
     def forget(self) -> None:
         super().forget()
+        self.figures: dict[str, dict[str, float]] = {}  # by task: as it said them last
         self._exhausted: set[str] = set()  # sources that have no more records
         self._is_ending = False  # they were told to end
         self._checkpoint: JobCheckpoint | None = None  # under way
@@ -190,6 +194,10 @@ class Coordinator(Deployment):
 
     def _on_weights(self, process: Process, message: Message) -> None:
         self.weights[process.name] = message["weights"]
+
+    def _on_figures(self, process: Process, message: Message) -> None:
+        known = self.figures.get(process.name, {})
+        self.figures = {**self.figures, process.name: told(known, message, monotonic())}
 
     def _on_opened(self, process: Process, message: Message) -> None:
         self.opened.add((process.name, message["task"]))
@@ -360,6 +368,8 @@ class Coordinator(Deployment):
         if stage.key is None:
             raise EngineError(f"stage {name!r} has no key: only keyed stages are scaled.")
         goal.check(stage.key.key_groups)
+        if not any(one.rescale for one in self._scripts):  # else it counts when its turn comes
+            goal.check_tasks(self.tasks(stage))
         return stage
 
     def ask_abort(self, number: int | None, future: "Future[Any]") -> None:
@@ -422,6 +432,8 @@ class Coordinator(Deployment):
         """All processes, from the newest checkpoint if there is one."""
         checkpoint = newest(self.folder)
         self.last = checkpoint.number if checkpoint else 0
+        # What is in the homes of an earlier start is in the checkpoint, too, or never was.
+        shutil.rmtree(self.folder / HOMES, ignore_errors=True)
         self.deploy()
         started: Future[None] = Future()
         self._scripts.appendleft(_Running(self.starting(checkpoint), started))
@@ -442,8 +454,8 @@ class Coordinator(Deployment):
         self._start()
 
     def _recover(self, why: str) -> None:
-        self._recoveries += 1
-        if self._recoveries > RECOVERIES_MAX:
+        self.recoveries += 1
+        if self.recoveries > RECOVERIES_MAX:
             raise EngineError(f"{why}, and the job was recovered {RECOVERIES_MAX} times already.")
         scripts, self._scripts = self._scripts, deque()
         self._renew()

@@ -5,6 +5,7 @@ scaling and recovering change it; they are scripts (scaling.py, coordinator.py).
 """
 
 import queue
+import secrets
 import subprocess
 import sys
 import threading
@@ -70,6 +71,7 @@ class Deployment:
         self.events: queue.Queue[Callable[[], None]] = queue.Queue()
         self.parallelism = {stage.name: stage.parallelism for stage in job.stages}
         self.shares: dict[str, list[int]] = {}  # by stage: which task has each key-group, if told
+        self.token = secrets.token_urlsafe(24)  # of those who may fetch state: our processes
         self.generation = 0
         self.version = 0  # of the routing
         self.last = 0  # the newest checkpoint
@@ -208,6 +210,7 @@ class Deployment:
             owned = [g for g, owner in enumerate(self.owners[stage.name]) if owner == name]
             start["owned"] = groups_to_plain(owned)
             start["time"] = checkpoint.times.get(stage.name, FIRST) if checkpoint else FIRST
+            start["token"] = self.token
             start["place"] = place_of(self.folder, stage.name)
         if (after := self.job.after(stage)) is not None:
             start["outputs"] = {

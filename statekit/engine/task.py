@@ -37,6 +37,7 @@ from statekit.engine.align import (
     Settled,
 )
 from statekit.engine.channel import ChannelLostError, Incoming, connect, listen
+from statekit.engine.checkpoints import HOMES
 from statekit.engine.control import Control
 from statekit.engine.event_time import clock
 from statekit.engine.frames import groups_from_plain, move_from_plain
@@ -44,6 +45,7 @@ from statekit.engine.hand_over import HandOvers
 from statekit.engine.items import FIRST, LAST, Watermark
 from statekit.engine.job import Job, Placed, Stage, Until
 from statekit.engine.loading import load_job
+from statekit.engine.metrics import Due
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
 from statekit.engine.sink import FileSink
@@ -64,6 +66,7 @@ class Task:
         self.job = job
         self.stage = stage
         self.next = job.after(stage)
+        self.due = Due()
 
     def run(self, start: Message) -> None:
         raise NotImplementedError
@@ -79,6 +82,7 @@ class Task:
             out["owners"],
             out["receivers"],
             out["version"],
+            self.job.settings,
         )
 
     def obey(self, message: Message) -> None:
@@ -94,6 +98,14 @@ class Task:
             self.control.send("weights", weights=self.outputs.weights())
         else:
             raise EngineError(f"{self.name} was told {kind!r}, which it does not know.")
+
+    def tell_figures(self) -> None:
+        """Once in a while."""
+        if self.due.is_now():
+            self.control.send("figures", **self.figures())
+
+    def figures(self) -> dict[str, float]:
+        return {"records_out": self.outputs.records, "queued_bytes": self.outputs.queued_bytes}
 
 
 class SourceTask(Task):
@@ -119,6 +131,7 @@ class SourceTask(Task):
                     self._send(item.batch, item.position)
                 elif not isinstance(item, Until):
                     self._send(item, self._position + 1)
+                self.tell_figures()
         # The coordinator says when to end: not while a stage is scaled, or a checkpoint is taken.
         self.outputs.advance(LAST)
         self.control.send("exhausted")
@@ -135,8 +148,14 @@ class SourceTask(Task):
 
     def _listen_until(self, moment: float) -> None:
         """Does what the coordinator says: what it has said, and what it says before the moment."""
-        while self._selector.select(max(0.0, moment - monotonic())):
-            self._listen()
+        while True:
+            left = max(0.0, moment - monotonic())
+            heard = self._selector.select(min(left, self.outputs.left))
+            self.outputs.send_due()
+            if heard:
+                self._listen()
+            elif not left:
+                return
 
     def _listen(self) -> str:
         message = _heard(self.control)
@@ -160,6 +179,7 @@ class ReceivingTask(Task):
         self._channels: dict[str, Incoming] = {}
         self._later: deque[Message] = deque()  # heard while another one was waited for
         self._is_finished = False
+        self._records = 0  # that have come
         self.receiver: Receiver
 
     def work(self) -> None:
@@ -169,7 +189,7 @@ class ReceivingTask(Task):
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._is_finished:
-                for key, _ in selector.select():
+                for key, _ in selector.select(self.left()):
                     if key.fileobj is self.control:
                         self.hear(_heard(self.control))
                     elif key.fileobj is self._listener:
@@ -179,10 +199,19 @@ class ReceivingTask(Task):
                     while self._later:
                         self.hear(self._later.popleft())
                 self._choose()
+                self.turn()
+
+    def left(self) -> float:
+        """Seconds until turn() has something to do, whatever comes."""
+        return self.due.left
+
+    def turn(self) -> None:
+        """After whatever has come."""
+        self.tell_figures()
 
     def _accept(self) -> None:
         made, _ = self._listener.accept()
-        incoming = Incoming(made)
+        incoming = Incoming(made, self.job.settings.buffer_bytes)
         if incoming.name in self._channels:
             raise EngineError(f"{self.name}: channel {incoming.name!r} was opened twice.")
         self._channels[incoming.name] = incoming
@@ -207,6 +236,7 @@ class ReceivingTask(Task):
         if item is None:
             raise ChannelLostError(f"{incoming.name} has gone before its end.")
         if isinstance(item, pa.RecordBatch):
+            self._records += item.num_rows
             actions = self.receiver.on(incoming.name, self.wrap(incoming.name, item))
         else:
             actions = self.receiver.on(incoming.name, item)
@@ -217,6 +247,10 @@ class ReceivingTask(Task):
 
     def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         raise NotImplementedError
+
+    def figures(self) -> dict[str, float]:
+        parked, watermark = self.receiver.parked_bytes, self.receiver.watermark
+        return {"records_in": self._records, "parked_bytes": parked, "watermark_ms": watermark}
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -249,15 +283,18 @@ class KeyedTask(ReceivingTask):
         groups = stage.key.key_groups
         self._place = start["place"]
         number = start["checkpoint"]
+        home = self._home(start["generation"])
         if number and owned:
-            self.kv = sk.restore(self._place, at=number, key_groups=owned)
+            self.kv = sk.restore(self._place, at=number, key_groups=owned, home=home, lazy=True)
         else:
-            self.kv = sk.open("memory:", key_groups=groups, owned=owned)
+            self.kv = sk.open(home, key_groups=groups, owned=owned)
         with self.kv:
             self.operator = stage.operator()
             self.operator.key, self.operator.time = stage.key, start["time"]
             self.operator.open(self.kv)
-            server = self.kv.serve("127.0.0.1:0", generation=start["generation"])
+            server = self.kv.serve(
+                "127.0.0.1:0", generation=start["generation"], token=start["token"]
+            )
             everything = frozenset(group for part in owned for group in part)
             self.receiver = Receiver(
                 self.name, start["channels"], everything, watermark=start["time"]
@@ -276,6 +313,22 @@ class KeyedTask(ReceivingTask):
             self.work()
             self.hand_overs.leave()
             self.outputs.end()
+
+    def _home(self, generation: int) -> str:
+        """Where state lives. What is there counts no longer than this process lives."""
+        settings = self.job.settings
+        if settings.state == "memory":
+            return "memory:"
+        folder = Path(self._place).parents[1] / HOMES / f"{self.name}-{generation}-{os.getpid()}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return f"rocksdb:{folder}?memory={settings.state_memory}"
+
+    def left(self) -> float:
+        return min(super().left(), self.outputs.left)
+
+    def turn(self) -> None:
+        super().turn()
+        self.outputs.send_due()
 
     def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         key = self.stage.inputs[stage_of(channel)]
@@ -312,6 +365,20 @@ class KeyedTask(ReceivingTask):
             self.control.send("weights", weights=self._sizes())
         elif not self.hand_overs.on(message):
             super().hear(message)
+
+    def figures(self) -> dict[str, float]:
+        known = self.kv.metrics()
+        moved = known.moved
+        return {
+            **super().figures(),
+            **Task.figures(self),
+            "state_bytes": known.bytes,
+            "state_entries": sum(state.entries for state in known.states.values()),
+            "state_bytes_in": moved.bytes_in + moved.copied_in,
+            "state_bytes_out": moved.bytes_out + moved.copied_out,
+            "shadow_bytes": moved.shadow_bytes,
+            "migrations": moved.migrations,
+        }
 
     def _sizes(self) -> list[int]:
         """The bytes of each key-group."""

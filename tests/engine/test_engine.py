@@ -4,7 +4,7 @@ import os
 import random
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -14,26 +14,10 @@ import wordcount
 
 from statekit.engine.running import Running, start
 from statekit.engine.sink import read_results
-from statekit.engine.strategies import RESTART, STRATEGIES
 from statekit.errors import EngineError
 
 JOB = str(Path(wordcount.__file__))
 TIMEOUT_S = 300
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Running]]:
-    """Starts the job; a second call starts it again, in the same folder."""
-    monkeypatch.setenv("WORDCOUNT_FOLDER", str(tmp_path))
-    jobs: list[Running] = []
-
-    def begin() -> Running:
-        jobs.append(start(JOB, tmp_path / "job"))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        job.stop()
 
 
 def finish(job: Running, folder: Path) -> None:
@@ -70,19 +54,6 @@ def test_a_job_runs_to_its_end(run: Callable[[], Running], tmp_path: Path) -> No
     finish(run(), tmp_path)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, RESTART])
-def test_a_stage_is_scaled_out_and_in_while_it_counts(
-    run: Callable[[], Running], tmp_path: Path, strategy: str
-) -> None:
-    job = run()
-    out = job.scale("count", 3, strategy)
-    assert (out.before, out.after) == (2, 3)
-    assert len([name for name in job.pids if name.startswith("count")]) == 3
-    job.checkpoint()
-    assert job.scale("count", 1, strategy).after == 1
-    finish(job, tmp_path)
-
-
 @pytest.mark.parametrize("victim", ["count-0", "source-1", "sink-0"])
 def test_a_process_is_killed(run: Callable[[], Running], tmp_path: Path, victim: str) -> None:
     job = run()
@@ -102,19 +73,6 @@ def test_processes_are_killed_again_and_again(run: Callable[[], Running], tmp_pa
         with suppress(ProcessLookupError):  # it belongs to a generation that has just ended
             os.kill(pids[rng.choice(sorted(pids))], signal.SIGKILL)
         assert checkpoint.result(TIMEOUT_S) > 0
-    finish(job, tmp_path)
-
-
-def test_an_old_owner_is_killed_in_a_rescale(run: Callable[[], Running], tmp_path: Path) -> None:
-    job = run()
-    job.checkpoint()
-    with ThreadPoolExecutor() as threads:
-        scaling = threads.submit(job.scale, "count", 4)
-        while "count-3" not in job.pids and not scaling.done():
-            wait([scaling], 0.01)
-        os.kill(job.pids["count-0"], signal.SIGKILL)
-        failed = scaling.exception()  # None: it was done before the kill
-        assert failed is None or "the job went back to checkpoint" in str(failed)
     finish(job, tmp_path)
 
 
@@ -193,16 +151,3 @@ def test_windows_fire_once_and_complete_while_a_stage_is_scaled(
         tuple(row.values()) for b in read_results(tmp_path / "results") for row in b.to_pylist()
     ]
     assert sorted(found) == sorted((word, end, n) for (word, end), n in expected.items())
-
-
-def test_what_cannot_be_scaled_says_why(run: Callable[[], Running], tmp_path: Path) -> None:
-    job = run()
-    for stage, workers, strategy, text in (
-        ("nothing", 2, "seamless", "has no stage 'nothing'. It has source, count, sink"),
-        ("source", 2, "prioritised", "only keyed stages are scaled"),
-        ("count", 0, "prioritised", "cannot have 0 workers"),
-        ("count", 2, "magic", "There are seamless, prioritised"),
-    ):
-        with pytest.raises(EngineError, match=text):
-            job.scale(stage, workers, strategy)
-    assert job.rescales == []

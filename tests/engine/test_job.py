@@ -1,6 +1,5 @@
 """What a user may write, and how a job is found; messages of the coordinator; small parts."""
 
-import random
 import socket
 import struct
 from pathlib import Path
@@ -10,7 +9,6 @@ import pyarrow as pa
 import pytest
 import wordcount
 
-from statekit.engine.balance import rebalance
 from statekit.engine.checkpoints import JobCheckpoint, newest
 from statekit.engine.control import Control
 from statekit.engine.job import Job, KeyedOperator
@@ -87,26 +85,6 @@ def test_a_strategy_that_does_not_exist_names_those_that_do() -> None:
         How(name).check()
     with pytest.raises(EngineError, match="There are seamless, "):
         How("magic").check()
-
-
-# ---- Who gets which key-groups
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_key_groups_are_even_and_as_few_as_possible_move(seed: int) -> None:
-    rng = random.Random(seed)
-    groups = rng.choice((1, 8, 128))
-    before = [f"t{rng.randrange(rng.randint(1, 5))}" for _ in range(groups)]
-    tasks = [f"t{i}" for i in range(rng.randint(1, min(6, groups)))]
-    after = rebalance(before, tasks)
-    held = [after.count(name) for name in tasks]
-    assert sum(held) == groups
-    assert max(held) - min(held) <= 1
-    # Whatever the shares are, a task can keep no more than the larger share, and than it had.
-    most, more = -(-groups // len(tasks)), groups % len(tasks) or len(tasks)
-    kept = sorted((min(before.count(name), most) for name in tasks), reverse=True)
-    at_best = sum(min(n, most if at < more else most - 1) for at, n in enumerate(kept))
-    assert sum(old == now for old, now in zip(before, after, strict=True)) == at_best
 
 
 # ---- Messages

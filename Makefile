@@ -46,7 +46,7 @@ help: ## list the targets
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-demo: .venv/.built ## two processes under load: hand-over, kill -9, lazy restore; checks every count
+demo: .venv/.built ## a job under load: 2 to 3 workers and back, kill -9; checks every count
 	$(BIN)/python examples/demo.py
 
 spark-demo: .venv/.built ## real sensors on Spark: history, stream, 2 to 5 to 3 tasks, kill -9; checks every row

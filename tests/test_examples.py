@@ -22,17 +22,17 @@ def test_example_finds_its_result_right(name: str) -> None:
     assert 2 <= len(done.stdout.splitlines()) <= 10
 
 
-def test_demo_hands_over_kills_restores_and_finds_every_count_right(tmp_path: Path) -> None:
+def test_demo_scales_kills_and_finds_every_count_right(tmp_path: Path) -> None:
     path = ROOT / "examples" / "demo.py"
     plot = tmp_path / "plots" / "demo.png"
     command = [sys.executable, "-W", "error", str(path), "--quick", "--plot", str(plot)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10 * TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert done.stdout.count("no counts differ") == 3
-    for row in ("stop, checkpoint, restore", "prioritised"):
+    assert done.stdout.count("no counts differ") == 2
+    assert "first result after the kill" in done.stdout
+    for row in ("restart 2 to 3", "restart 3 to 2", "seamless 2 to 3", "seamless 3 to 2"):
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(row)]
-        assert len(line.removeprefix(row).split()) == 9
+        assert len(line.removeprefix(row).split()) == 12
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert str(plot) in done.stdout
 

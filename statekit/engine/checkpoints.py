@@ -30,6 +30,7 @@ class JobCheckpoint(msgspec.Struct):
     number: int
     positions: dict[str, Any]  # by source task
     parts: dict[str, list[str]]  # by keyed stage
+    times: dict[str, int] = {}  # by keyed stage: how far event time had come
 
     def write(self, folder: Path) -> None:
         """From now on it exists."""

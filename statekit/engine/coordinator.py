@@ -226,6 +226,9 @@ class Coordinator(Deployment):
                 checkpoint.positions[process.name] = message["position"]
             elif process.stage.kind == "keyed":
                 checkpoint.parts.setdefault(process.stage.name, []).append(message["part"])
+                if (time := message["time"]) is not None:
+                    times, name = checkpoint.times, process.stage.name
+                    times[name] = min(time, times.get(name, time))
             self._missing.discard(process.name)
             self._complete()
         if process.stage.kind != "source":

@@ -19,7 +19,7 @@ from statekit.assignment import assign
 from statekit.engine.checkpoints import JobCheckpoint, place_of
 from statekit.engine.control import Control
 from statekit.engine.frames import groups_to_plain
-from statekit.engine.items import Barrier, Move
+from statekit.engine.items import FIRST, Barrier, Move
 from statekit.engine.job import Job, Stage
 from statekit.engine.turns import Turns
 from statekit.errors import EngineError
@@ -210,6 +210,7 @@ class Deployment:
             owned = [g for g, owner in enumerate(self.owners[stage.name]) if owner == name]
             start["owned"] = groups_to_plain(owned)
             start["token"] = self.token
+            start["time"] = checkpoint.times.get(stage.name, FIRST) if checkpoint else FIRST
             start["place"] = place_of(self.folder, stage.name)
         if (after := self.job.after(stage)) is not None:
             start["outputs"] = {

@@ -11,7 +11,7 @@ A job is a value of a module or a file: every process imports it by that name, s
 need not be sent (loading.py). It says nothing of processes; coordinator.py makes these of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from statekit.engine.event_time import EventTime
-from statekit.engine.items import Watermark
+from statekit.engine.items import FIRST, Watermark
 from statekit.engine.records import Key
 from statekit.engine.settings import Settings
 from statekit.errors import ArgumentError, EngineError, shorten
 from statekit.keys import KeyType, key_type_text
 
 if TYPE_CHECKING:
+    from statekit.engine.windows import Aggregate, Spans
     from statekit.provider.provider import KVProvider
 
 
@@ -59,6 +60,7 @@ class KeyedOperator:
     """
 
     key: Key  # of its stage; it is set before open() is called
+    time: int = FIRST  # how far event time has come
 
     def open(self, kv: "KVProvider") -> None:
         """The task begins: declare states here, and change nothing."""
@@ -186,6 +188,23 @@ class Job:
             raise ArgumentError(f"{parallelism} tasks cannot share {key.key_groups} key-groups.")
         keyed = sum(stage.kind == "keyed" for stage in self.stages)
         return self._add(Stage(name or f"stage{keyed + 1}", parallelism, operator=operator))
+
+    def window(
+        self,
+        spans: "Spans",
+        *,
+        time: str,
+        aggregates: "Mapping[str, Aggregate]",
+        lateness_ms: int = 0,
+        emits_late: bool = False,
+        parallelism: int = 2,
+        name: str | None = None,
+    ) -> "Job":
+        """A keyed stage of aggregates by window; see windows.py. `time`: a column, milliseconds."""
+        from statekit.engine.windows import window_operator  # it is an operator like any other
+
+        make = window_operator(spans, time, aggregates, lateness_ms, emits_late)
+        return self.process(make, parallelism=parallelism, name=name)
 
     def sink(
         self, folder: "str | Path", *, name: str = "sink", arrived: str | None = None

@@ -273,13 +273,15 @@ class KeyedTask(ReceivingTask):
             self.kv = sk.open("memory:", key_groups=groups, owned=owned)
         with self.kv:
             self.operator = stage.operator()
-            self.operator.key = stage.key
+            self.operator.key, self.operator.time = stage.key, start["time"]
             self.operator.open(self.kv)
             server = self.kv.serve(
                 "127.0.0.1:0", generation=start["generation"], token=start["token"]
             )
             everything = frozenset(group for part in owned for group in part)
-            self.receiver = Receiver(self.name, start["channels"], everything)
+            self.receiver = Receiver(
+                self.name, start["channels"], everything, watermark=start["time"]
+            )
             self.connect(start)
             self.hand_overs = HandOvers(
                 self.kv,
@@ -306,6 +308,7 @@ class KeyedTask(ReceivingTask):
             stage, batch = stage_of(action.channel), action.records.batch
             self.outputs.send(self.operator.process_from(stage, batch))
         elif isinstance(action, Advance):
+            self.operator.time = action.time
             self.kv.advance_watermark(action.time)
             self.outputs.send(self.operator.advance(action.time))
             self.outputs.advance(action.time)
@@ -313,7 +316,8 @@ class KeyedTask(ReceivingTask):
             self.hand_overs.let_go(action)
         elif isinstance(action, Pass):
             part = self.kv.write_part(self._place, number=action.number, barrier=action.number)
-            self.control.send("passed", number=action.number, part=part.to_json())
+            time = self.receiver.watermark if self.receiver.owned else None
+            self.control.send("passed", number=action.number, part=part.to_json(), time=time)
             self.outputs.barrier(action.number)
         elif isinstance(action, Finish):
             self._is_finished = True

@@ -4,7 +4,7 @@ A record's latency is the time from the moment at which it was due to the moment
 came to the sink. So what waited anywhere counts, in the source, too: a job that stands still cannot
 hide it. All times here are seconds since the rescale was asked for.
 
-    before    what ran before that, without the first second
+    before    what ran before that
     during    until the rescale was done and latency was back to normal: CALM_S seconds in which no
               record takes longer than records did before
     after     the rest
@@ -61,9 +61,8 @@ class Figures:
 def measure(how: How, strategy: str, due: Any, arrived: Any, moved: Any, seconds: float) -> Figures:
     """due, arrived: of each record, in seconds. moved: whether its key-group got another owner."""
     latency = 1000 * (arrived - due)
-    start, end = float(due.min()), float(due.max())
-    first = min(start + 1.0, start / 2)  # processes that have just begun are slow
-    before = (due >= first) & (due < 0)
+    first, end = float(due.min()), float(due.max())
+    before = due < 0
     edges = np.arange(first, end + SLOT_S, SLOT_S)
     longest = _longest(due, latency, edges)
     normal = float(np.percentile(latency[before], 99)) if before.any() else 0.0

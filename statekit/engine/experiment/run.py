@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from statekit.engine.experiment.figures import Figures, measure
-from statekit.engine.running import Running, start
+from statekit.engine.rescales import Rescale
+from statekit.engine.running import start
 from statekit.engine.sink import read_results
 from statekit.engine.strategies import RESTART, STRATEGIES, How
 from statekit.engine.workloads import Workload, workload
@@ -23,6 +24,7 @@ from statekit.errors import ArgumentError, EngineError, shorten
 ALL = tuple(dict.fromkeys([*STRATEGIES, RESTART]))
 SWEPT = (1, 4, 16, 64)  # key-groups of a step
 Say = Callable[[str], None]
+WARM_S = 1.0  # of the load: processes that have just begun are slow
 _LOOK_S = 0.05
 _START_S = 600.0  # for a job to start and to fill its state
 _RECORDS_MAX = 1 << 40
@@ -46,6 +48,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def work(self) -> Workload:
         parameters = {"rate": 5_000.0, **self.parameters, "records": _RECORDS_MAX}
         found = workload(self.workload, **parameters)
+        if found.job("").stages[-1].arrived is None:
+            raise ArgumentError(
+                f"the results of {self.workload!r} have no moment at which they were due: its "
+                "latency cannot be measured."
+            )
         if not found.rate:
             raise ArgumentError("rate = 0: the experiment needs a load, in records a second.")
         return found
@@ -106,28 +113,100 @@ def run_all(
 
 def run(plan: Plan, how: How, folder: Path) -> Figures:
     """A job, from its start to the check of its results."""
-    work, results = plan.work, folder / "results"
-    reference = write_job(plan, folder)
-    with start(str(reference), folder / "job") as job:
-        began = _wait_for_load(job, work, results)
-        _sleep_until(began / 1e9 + plan.before_s, job)
-        owners = job.owners(work.stage)
-        asked = monotonic_ns()
-        rescale = job.scale(work.stage, plan.after_workers, cause="experiment", **how._asdict())
+    with Load(plan, folder) as load:
+        load.rescale(plan.after_workers, how)
+        load.rest(plan.after_s)
+        return load.finish()[0]
+
+
+class Load:
+    """A job under load. It is measured when it has ended."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        """Returns when the load has run for a while."""
+        self.work = plan.work
+        self._plan = plan
+        self._results = folder / "results"
+        self._timetable = self.work.timetable(self._results)
+        self._rescales: list[tuple[How, int, float, Any, Rescale]] = []
+        self._ends: list[int] = []  # of what is measured of each rescale
+        self.job = start(str(write_job(plan, folder)), folder / "job")
+        try:
+            until = monotonic() + _START_S
+            while not self._timetable.began:
+                if monotonic() > until:
+                    raise EngineError(f"the job has not begun its load after {_START_S:.0f} s.")
+                self.rest(_LOOK_S)
+            self.job.checkpoint()  # so all records so far have come through
+            self.rest(WARM_S + plan.before_s)
+        except BaseException:
+            self.job.stop()
+            raise
+
+    def rest(self, seconds: float) -> None:
+        """Lets it run. Ends early with the error of a job that has failed."""
+        moment = monotonic() + seconds
+        while (left := moment - monotonic()) > 0:
+            sleep(min(left, _LOOK_S))
+            if self.job.is_over:
+                self.job.wait()
+                raise EngineError("the job has ended before its load did.")
+
+    def rescale(self, workers: int, how: How) -> None:
+        stage = self.work.stage
+        owners = self.job.owners(stage)
+        asked = self.cut()
+        rescale = self.job.scale(stage, workers, cause="experiment", **how._asdict())
         seconds = (monotonic_ns() - asked) / 1e9
-        moved = [old != new for old, new in zip(owners, job.owners(work.stage), strict=True)]
-        _sleep_until(monotonic() + plan.after_s, job)
-        memory = sum(_memory_mib(pid) for pid in _pids(job, work.stage))
-        work.end(results)
-        job.wait()
-    figures = _figures(work, results, how, asked, seconds, np.array(moved))
-    figures.memory_mib = memory
-    figures.rescale = rescale.as_dict()
-    try:
-        work.check(results)
-    except EngineError as error:
-        figures.fault = str(error)
-    return figures
+        after = self.job.owners(stage)
+        moved = np.array([old != new for old, new in zip(owners, after, strict=True)])
+        self._rescales.append((how, asked, seconds, moved, rescale))
+
+    def cut(self) -> int:
+        """What comes from now on is not measured with what was before; now, in nanoseconds."""
+        now = monotonic_ns()
+        if len(self._ends) < len(self._rescales):
+            self._ends.append(now)
+        return now
+
+    def finish(self) -> list[Figures]:
+        """Ends the load and checks the results; the figures of each rescale."""
+        self.cut()
+        stage = self.work.stage
+        pids = [pid for name, pid in self.job.pids.items() if name.rpartition("-")[0] == stage]
+        memory = sum(map(_memory_mib, pids))
+        self.work.end(self._results)
+        self.job.wait()
+        fault = ""
+        try:
+            self.records = self.work.check(self._results)
+        except EngineError as error:
+            fault = str(error)
+        due, self.arrived, groups = self._read()
+        found = []
+        before = 1e9 * self._plan.before_s
+        for (how, asked, seconds, moved, rescale), end in zip(
+            self._rescales, self._ends, strict=True
+        ):
+            these = (due >= asked - before) & (due < end)
+            due_s, arrived_s = (due[these] - asked) / 1e9, (self.arrived[these] - asked) / 1e9
+            one = measure(how, show(how), due_s, arrived_s, moved[groups[these]], seconds)
+            one.memory_mib, one.rescale, one.fault = memory, rescale.as_dict(), fault
+            found.append(one)
+        return found
+
+    def _read(self) -> tuple[Any, Any, Any]:
+        """When each record was due, and arrived, and its key-group."""
+        found = pa.Table.from_batches(read_results(self._results)).combine_chunks()
+        key = self.job.stage_key(self.work.stage)
+        groups = key.groups_of(found.select([self.work.key]).to_batches()[0])
+        return found["due"].to_numpy(), found["arrived"].to_numpy(), groups
+
+    def __enter__(self) -> "Load":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.job.stop()
 
 
 def write_job(plan: Plan, folder: Path) -> Path:
@@ -144,28 +223,6 @@ def write_job(plan: Plan, folder: Path) -> Path:
     return path
 
 
-def _wait_for_load(job: Running, work: Workload, results: Path) -> int:
-    until = monotonic() + _START_S
-    while not (began := work.timetable(results).began):
-        if monotonic() > until:
-            raise EngineError(f"the job has not begun its load after {_START_S:.0f} s.")
-        _sleep_until(monotonic() + _LOOK_S, job)
-    return began
-
-
-def _sleep_until(moment: float, job: Running) -> None:
-    """Ends early with the error of a job that has failed."""
-    while (left := moment - monotonic()) > 0:
-        sleep(min(left, _LOOK_S))
-        if job.is_over:
-            job.wait()
-            raise EngineError("the job has ended before its load did.")
-
-
-def _pids(job: Running, stage: str) -> list[int]:
-    return [pid for name, pid in job.pids.items() if name.rpartition("-")[0] == stage]
-
-
 def _memory_mib(pid: int) -> float:
     """The most memory that a process had at once; 0 if it has gone."""
     try:
@@ -174,17 +231,6 @@ def _memory_mib(pid: int) -> float:
         return 0.0
     found = [line.split()[1] for line in text.splitlines() if line.startswith("VmHWM:")]
     return int(found[0]) / 1024 if found else 0.0
-
-
-def _figures(
-    work: Workload, results: Path, how: How, asked: int, seconds: float, moved: Any
-) -> Figures:
-    found = pa.Table.from_batches(read_results(results)).combine_chunks()
-    key = work.job(results).stage(work.stage).key
-    assert key is not None
-    groups = key.groups_of(found.select([work.key]).to_batches()[0])
-    due, arrived = ((found[name].to_numpy() - asked) / 1e9 for name in ("due", "arrived"))
-    return measure(how, show(how), due, arrived, moved[groups], seconds)
 
 
 def parse_value(text: str) -> tuple[str, Any]:

@@ -34,6 +34,10 @@ _SECTIONS: dict[str, list[click.Command]] = {
         engine.scale,
         experiment.experiment,
         experiment.workgen,
+        engine.drain,
+        engine.move,
+        engine.rescales,
+        engine.abort_rescale,
     ],
     "Changing": [
         changing.edit,

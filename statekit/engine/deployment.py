@@ -209,8 +209,8 @@ class Deployment:
         if stage.kind == "keyed":
             owned = [g for g, owner in enumerate(self.owners[stage.name]) if owner == name]
             start["owned"] = groups_to_plain(owned)
-            start["time"] = checkpoint.times.get(stage.name, FIRST) if checkpoint else FIRST
             start["token"] = self.token
+            start["time"] = checkpoint.times.get(stage.name, FIRST) if checkpoint else FIRST
             start["place"] = place_of(self.folder, stage.name)
         if (after := self.job.after(stage)) is not None:
             start["outputs"] = {

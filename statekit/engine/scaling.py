@@ -42,7 +42,9 @@ class Goal:
 
     def check(self, key_groups: int) -> None:
         """EngineError if no stage of so many key-groups could be so."""
-        if self.groups and not self.groups <= {*range(key_groups)}:
+        if self.to and not self.groups:
+            raise EngineError("no key-groups are named that are to move.")
+        if not self.groups <= {*range(key_groups)}:
             raise EngineError(
                 f"key-group {max(self.groups)} is none: the stage has 0 to {key_groups - 1}."
             )

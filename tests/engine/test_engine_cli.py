@@ -97,6 +97,16 @@ def test_a_job_is_run_and_scaled_from_the_command_line(tmp_path: Path) -> None:
             assert (folder / "api.json").stat().st_mode & 0o777 == 0o600
             done = call("scale", "count", "--folder", folder)
             assert "count: 2 -> 3 workers" in done.output
+            moved = call(
+                "move", "count", "--key-groups", "0-1", "--to", "count-0", "--folder", folder
+            )
+            assert "count: 3 -> 3 workers" in moved.output
+            drained = call("drain", "count-1", "--strategy", "pause", "--folder", folder, "--json")
+            assert json.loads(drained.output)["after"] == 2
+            shown = call("rescales", "--folder", folder).output
+            assert "1  count: 2 -> 3 workers (3 workers; asked), seamless: done" in shown
+            none = call("abort-rescale", "--folder", folder)
+            assert (none.exit_code, "no rescale is under way" in none.output) == (1, True)
             wrong = call("scale", "source", "--folder", folder)
             assert (wrong.exit_code, "only keyed stages" in wrong.output) == (1, True)
             (tmp_path / "enough").write_text("")

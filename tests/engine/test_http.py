@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from statekit.engine.http import Api
-from statekit.engine.scaling import Rescale
+from statekit.engine.metrics import Figures
+from statekit.engine.rescales import Rescale
+from statekit.engine.strategies import How
 from statekit.errors import EngineError
 
 
@@ -19,18 +22,33 @@ class Job:
     """What the API asks of a Running."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, str]] = []
+        self.asked: list[tuple[Any, ...]] = []
         self.rescales: list[Rescale] = []
 
-    def scale(self, stage: str, workers: int, strategy: str) -> Rescale:
+    def scale(self, stage: str, workers: int, strategy: str, **how: Any) -> Rescale:
         if stage != "count":
             raise EngineError(f"job 'j' has no stage {stage!r}.")
-        self.asked.append((stage, workers, strategy))
-        self.rescales.append(Rescale(stage, 2, workers, strategy, 43))
-        return self.rescales[-1]
+        return self._note(f"{workers} workers", workers, "scale", strategy, how)
+
+    def drain(self, worker: str, strategy: str, **how: Any) -> Rescale:
+        return self._note(f"without {worker}", 1, "drain", strategy, how)
+
+    def move(self, stage: str, groups: list[int], to: str, strategy: str, **how: Any) -> Rescale:
+        return self._note(f"key-groups {groups} to {to}", 2, "move", strategy, how)
+
+    def abort_rescale(self, number: int | None) -> Rescale:
+        return self._note(f"abort {number}", 2, "abort", "seamless", {})
 
     def workers(self, stage: str) -> int:
         return 2
+
+    figures = Figures("j", {"count-0": {"records_in": 7.0}}, {"count": 2}, {"checkpoints": 3}, {})
+
+    def _note(self, goal: str, after: int, what: str, strategy: str, how: Any) -> Rescale:
+        given = {name: value for name, value in how.items() if value is not None}
+        self.asked.append((what, goal, strategy, given))
+        self.rescales.append(Rescale(1, "count", goal, "asked", How(strategy), 2, after))
+        return self.rescales[-1]
 
 
 @pytest.fixture
@@ -52,29 +70,71 @@ def ask(api: Api, method: str, path: str, **headers: str) -> tuple[int, Any]:
             made.putheader(name, value)
         made.endheaders()
         reply = made.getresponse()
-        return reply.status, json.loads(reply.read())
+        data = reply.read()
+        is_json = reply.getheader("Content-Type") == "application/json"
+        return reply.status, json.loads(data) if is_json else data.decode()
     finally:
         made.close()
 
 
 def test_a_stage_is_scaled_and_the_history_shows_it(api: Api, job: Job) -> None:
-    status, done = ask(api, "POST", "/scale?stage=count&workers=4&strategy=all_at_once")
-    assert (status, done["before"], done["after"]) == (200, 2, 4)
-    assert ask(api, "POST", "/scale?stage=count")[0] == 200
-    assert job.asked == [("count", 4, "all_at_once"), ("count", 3, "prioritised")]
+    status, done = ask(api, "POST", "/scale?stage=count&workers=4&strategy=fluid&step=3&gap=0.5")
+    assert (status, done["before"], done["after"], done["strategy"]) == (200, 2, 4, "fluid")
+    assert ask(api, "POST", "/scale?stage=count&pace=99")[0] == 200
+    assert job.asked == [
+        ("scale", "4 workers", "fluid", {"step": 3, "gap_s": 0.5}),
+        ("scale", "3 workers", "seamless", {"pace": 99}),
+    ]
     assert [one["after"] for one in ask(api, "GET", "/rescales")[1]] == [4, 3]
+
+
+def test_workers_are_drained_key_groups_moved_and_rescales_aborted(api: Api, job: Job) -> None:
+    for path in (
+        "/drain?worker=count-0",
+        "/move?stage=count&key-groups=1,3-5&to=count-1&strategy=pause",
+        "/abort-rescale",
+        "/abort-rescale?number=2",
+    ):
+        assert ask(api, "POST", path)[0] == 200
+    assert job.asked == [
+        ("drain", "without count-0", "seamless", {}),
+        ("move", "key-groups [1, 3, 4, 5] to count-1", "pause", {}),
+        ("abort", "abort None", "seamless", {}),
+        ("abort", "abort 2", "seamless", {}),
+    ]
+
+
+def test_prometheus_reads_the_figures(api: Api) -> None:
+    status, text = ask(api, "GET", "/metrics")
+    assert status == 200
+    assert text.splitlines()[:3] == [
+        "# HELP statekit_engine_records_in_total Records that were taken from channels",
+        "# TYPE statekit_engine_records_in_total counter",
+        'statekit_engine_records_in_total{job="j",stage="count",task="count-0"} 7',
+    ]
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert families["statekit_engine_checkpoints"].samples[0].value == 3
+    assert families["statekit_engine_workers"].samples[0].labels == {"job": "j", "stage": "count"}
 
 
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
         ("/scale", 400, "stage is missing"),
-        ("/scale?stage=count&workers=", 400, "no number of workers"),
-        ("/scale?stage=count&workers=-1", 400, "no number of workers"),
-        ("/scale?stage=count&workers=1&workers=2", 400, "each once"),
+        ("/scale?stage=count&workers=", 400, "no number"),
+        ("/scale?stage=count&workers=-1", 400, "no number"),
+        ("/scale?stage=count&workers=1&workers=2", 400, "each once at most"),
         ("/scale?stage=count&worker=1", 400, "'worker'"),
         ("/scale?stage=x&workers=1", 400, "no stage 'x'"),
-        ("/other", 404, "POST /scale"),
+        ("/scale?stage=count&step=x", 400, "step='x' is no number"),
+        ("/scale?stage=count&gap=x", 400, "no number of seconds"),
+        ("/drain", 400, "worker is missing"),
+        ("/drain?worker=a&stage=b", 400, "'stage'"),
+        ("/move?stage=count&key-groups=1", 400, "to is missing"),
+        ("/move?stage=count&to=a&key-groups=1-x", 400, "names no key-groups"),
+        ("/move?stage=count&to=a&key-groups=9-1", 400, "there is no key-group in"),
+        ("/abort-rescale?number=-1", 400, "no number"),
+        ("/other", 404, "/scale, /drain, /move, /abort-rescale"),
     ],
 )
 def test_what_cannot_be_done_says_why(
@@ -101,10 +161,19 @@ def test_what_cannot_be_done_says_why(
 def test_only_who_has_the_token_and_is_on_this_machine(
     api: Api, job: Job, headers: dict[str, str], status: int
 ) -> None:
-    for method, path in (("POST", "/scale?stage=count&workers=4"), ("GET", "/rescales")):
+    for method, path in (
+        ("POST", "/scale?stage=count&workers=4"),
+        ("GET", "/rescales"),
+        ("GET", "/metrics"),
+    ):
         assert ask(api, method, path, **headers)[0] == status
     assert job.asked == []
 
 
 def test_a_page_of_the_job_itself_may_ask(api: Api) -> None:
     assert ask(api, "GET", "/rescales", Origin=f"http://localhost:{api.port}")[0] == 200
+
+
+def test_a_port_in_use_is_a_clear_error(api: Api, job: Job) -> None:
+    with pytest.raises(EngineError, match=f"cannot listen at port {api.port}: .*in use"):
+        Api(job, api.port)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import TIMEOUT_S, check, finish
+from test_engine import JOB, TIMEOUT_S, check, finish
 
 from statekit.engine import deployment
 from statekit.engine.rescales import Rescale
@@ -188,7 +188,7 @@ def test_what_cannot_be_done_says_why(run: Run) -> None:
         (lambda: job.drain("nobody"), "has no stage 'nobody'"),
         (lambda: job.move("count", [128], "count-0"), "key-group 128 is none"),
         (lambda: job.move("count", [1], "sink-0"), "no worker 'sink-0'"),
-        (lambda: job.move("count", [], "count-0"), "names no key-groups"),
+        (lambda: job.move("count", [], "count-0"), "no key-groups are named"),
         (lambda: job.abort_rescale(3), "no rescale 3 is under way"),
     ):
         with pytest.raises(EngineError, match=text):
@@ -210,10 +210,10 @@ def test_a_process_that_does_not_come_fails_the_rescale_and_the_job_goes_on(
         "    raise OSError('no such library')\n"
         "while os.path.exists(folder + '/hang'):\n"
         "    time.sleep(0.05)\n"
-        "from wordcount import job\n"
+        "from statekit.engine.loading import load_job\n"
+        f"job = load_job({JOB!r})\n"
     )
     monkeypatch.setenv("WORDCOUNT_FOLDER", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}")
     with start(str(file), tmp_path / "job") as job:
         job.checkpoint()
         (tmp_path / "broken").write_text("")

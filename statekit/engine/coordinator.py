@@ -364,6 +364,10 @@ class Coordinator(Deployment):
         if self._is_ending:
             raise EngineError("the job is about to end: its sources have ended.")
         how.check()
+        if self.job.settings.is_fixed and how.strategy != RESTART:
+            raise EngineError(
+                "the job is fixed: its settings say is_fixed = true. It can be scaled by 'restart'."
+            )
         stage = self.job.stage(name)
         if stage.key is None:
             raise EngineError(f"stage {name!r} has no key: only keyed stages are scaled.")

@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Literal["memory", "rocksdb"] = "memory"  # where state lives
     state_memory: str = "64MiB"  # of a task whose state is in RocksDB
     strategy: str = DEFAULT  # of a rescale that names none
+    is_fixed: bool = False  # no stage is ever rescaled: tasks do not serve their state
     checkpoint_every_s: float = 10.0  # of `statekit run`, unless it is told; 0: none is taken
 
     def __post_init__(self) -> None:

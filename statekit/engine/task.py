@@ -292,9 +292,10 @@ class KeyedTask(ReceivingTask):
             self.operator = stage.operator()
             self.operator.key, self.operator.time = stage.key, start["time"]
             self.operator.open(self.kv)
-            server = self.kv.serve(
-                "127.0.0.1:0", generation=start["generation"], token=start["token"]
-            )
+            provider = ""
+            if not self.job.settings.is_fixed:
+                given = {"generation": start["generation"], "token": start["token"]}
+                provider = self.kv.serve("127.0.0.1:0", **given).address
             everything = frozenset(group for part in owned for group in part)
             self.receiver = Receiver(
                 self.name, start["channels"], everything, watermark=start["time"]
@@ -309,7 +310,7 @@ class KeyedTask(ReceivingTask):
                 lambda: _fail(self.control),
             )
             pa.array([{}])  # now pyarrow imports pandas, and not when the first record is here
-            self.control.send("ready", provider=server.address)
+            self.control.send("ready", provider=provider)
             self.work()
             self.hand_overs.leave()
             self.outputs.end()

@@ -114,4 +114,5 @@ def test_an_experiment_runs_checks_and_draws(tmp_path: Path) -> None:
     kinds = [run[kind][name]["records"] for kind in ("moved", "stayed") for name in run[kind]]
     assert sum(phases) == sum(kinds) > 1000
     assert run["rescale"]["moved"] > 0
-    assert (tmp_path / "rescale.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("rescale.png", "times.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -17,12 +17,12 @@ from statekit.engine.experiment.figures import Figures, measure
 from statekit.engine.rescales import Rescale
 from statekit.engine.running import start
 from statekit.engine.sink import read_results
-from statekit.engine.strategies import RESTART, STRATEGIES, How
+from statekit.engine.strategies import DEFAULT, RESTART, STRATEGIES, How
 from statekit.engine.workloads import Workload, workload
 from statekit.errors import ArgumentError, EngineError, shorten
 
 ALL = tuple(dict.fromkeys([*STRATEGIES, RESTART]))
-SWEPT = (1, 4, 16, 64)  # key-groups of a step
+SWEPT = (4, 16, 64)  # key-groups of a step
 Say = Callable[[str], None]
 WARM_S = 1.0  # of the load: processes that have just begun are slow
 _LOOK_S = 0.05
@@ -82,11 +82,11 @@ def show(how: How) -> str:
 
 
 def best_of(plan: Plan, strategies: Iterable[How], folder: Path, say: Say) -> list[Figures]:
-    """Runs those that have a step with several of them: all runs. The shortest peak is the best."""
+    """All runs of the others than ours that move in batches, each with several sizes of these."""
     found = []
     for how in strategies:
-        steps = SWEPT if how.strategy != RESTART and how.row.step else ()
-        for step in steps:
+        is_swept = how.strategy not in (DEFAULT, RESTART) and how.row.step > 1
+        for step in SWEPT if is_swept and how.step is None else ():
             one = how._replace(step=step)
             say(f"{show(one)} ...")
             found.append(run(plan, one, folder / f"sweep-{how.strategy}-{step}"))
@@ -130,7 +130,8 @@ class Load:
         self._timetable = self.work.timetable(self._results)
         self._rescales: list[tuple[How, int, float, Any, Rescale]] = []
         self._ends: list[int] = []  # of what is measured of each rescale
-        self.job = start(str(write_job(plan, folder)), folder / "job")
+        self._where = str(write_job(plan, folder)), folder / "job"
+        self.job = start(*self._where)
         try:
             until = monotonic() + _START_S
             while not self._timetable.began:
@@ -168,6 +169,19 @@ class Load:
         if len(self._ends) < len(self._rescales):
             self._ends.append(now)
         return now
+
+    def restart(self) -> int:
+        """Stops the job and starts it again from a checkpoint; when that began, in nanoseconds."""
+        self.job.checkpoint()
+        now = self.cut()
+        self.job.stop()
+        self.job = start(*self._where)
+        self.job.checkpoint()
+        return now
+
+    def first_after(self, moment: int) -> float:
+        """Seconds from a moment to the next result. (What a recovery took back never was one.)"""
+        return float(self.arrived[self.arrived > moment].min() - moment) / 1e9
 
     def finish(self) -> list[Figures]:
         """Ends the load and checks the results; the figures of each rescale."""

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from statekit.engine.job import Job, KeyedOperator
 from statekit.engine.workloads import workload
-from statekit.engine.workloads.base import ARRIVED
+from statekit.engine.workloads.base import DUE
 
 
 class Move(KeyedOperator):
@@ -22,5 +22,5 @@ def move(folder: str, **parameters: Any) -> Job:
         .source(work.read(folder), parallelism=work.sources)
         .key_by("key", key=int)
         .process(Move, parallelism=work.workers, name="count")
-        .sink(folder, arrived=ARRIVED)
+        .sink(folder, due=DUE)
     )

@@ -14,6 +14,7 @@ windows.py   windows of event time; event_time.py: the watermarks of a source
 sources.py   files as a source; kafka.py: a topic; lines.py: a socket
 loading.py   the job that a reference names, and settings.py: its knobs
 collector.py     records that wait to be sent in larger batches
+histogram.py     latencies, counted in buckets
 workloads/   streams to measure with, each with its oracle
 experiment/  strategies side by side
 outputs.py   a sender with its sockets

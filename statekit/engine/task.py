@@ -42,13 +42,14 @@ from statekit.engine.control import Control
 from statekit.engine.event_time import clock
 from statekit.engine.frames import groups_from_plain, move_from_plain
 from statekit.engine.hand_over import HandOvers
+from statekit.engine.histogram import Histogram
 from statekit.engine.items import FIRST, LAST, Watermark
 from statekit.engine.job import Job, Placed, Stage, Until
 from statekit.engine.loading import load_job
 from statekit.engine.metrics import Due
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
-from statekit.engine.sink import FileSink
+from statekit.engine.sink import ARRIVED, FileSink
 from statekit.errors import EngineError, MigrationError, PeerError
 
 Message = dict[str, Any]
@@ -396,6 +397,7 @@ class SinkTask(ReceivingTask):
         assert self.stage.folder is not None
         self._sink = FileSink(self.stage.folder, self.stage.tasks().index(self.name))
         self._sink.begin(start["checkpoint"])
+        self._latencies = Histogram()
         self.receiver = Receiver(self.name, start["channels"], [0])
         self.control.send("ready", provider="")
         self.work()
@@ -418,10 +420,29 @@ class SinkTask(ReceivingTask):
             self._is_finished = True
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if (name := self.stage.arrived) is None:
+        """With the moment at which it came, if latencies are to be measured."""
+        if (due := self.stage.due) is None:
             return batch
+        if due not in batch.schema.names:
+            raise EngineError(
+                f"latencies are to be measured from column {due!r}, and the results have "
+                f"{', '.join(batch.schema.names)}."
+            )
         now = np.full(batch.num_rows, monotonic_ns())
-        return pa.record_batch([*batch.columns, pa.array(now)], [*batch.schema.names, name])
+        self._latencies.add(now - batch.column(due).to_numpy())
+        return pa.record_batch([*batch.columns, pa.array(now)], [*batch.schema.names, ARRIVED])
+
+    def figures(self) -> dict[str, float]:
+        """Latencies are those since it said so last."""
+        known, self._latencies = self._latencies, Histogram()
+        if not known.records:
+            return super().figures()
+        return {
+            **super().figures(),
+            "latency_p50_ms": known.percentile(50) / 1e6,
+            "latency_p99_ms": known.percentile(99) / 1e6,
+            "latency_max_ms": known.longest / 1e6,
+        }
 
     def hear(self, message: Message) -> None:
         if message["kind"] == "published":

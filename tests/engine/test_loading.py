@@ -85,9 +85,10 @@ def test_a_file_that_is_not_there_is_said() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        "batch_rows = 300\nbatch_timeout_ms = 20\nstrategy = 'batched'",
-        "buffer_bytes = 2048\nstrategy = 'on_demand'",
-        "state = 'rocksdb'\nstate_memory = '8MiB'\nstrategy = 'prioritised'",
+        "state = 'rocksdb'\nstate_memory = '8MiB'\nstrategy = 'prioritised'\nbatch_rows = 300",
+        pytest.param("batch_rows = 50\nbatch_timeout_ms = 20", marks=pytest.mark.nightly),
+        pytest.param("buffer_bytes = 2048\nstrategy = 'batched'", marks=pytest.mark.nightly),
+        pytest.param("is_fixed = true\nstrategy = 'restart'", marks=pytest.mark.nightly),
     ],
 )
 def test_results_are_exact_with_other_settings(settings: str, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def work(self) -> Workload:
         parameters = {"rate": 5_000.0, **self.parameters, "records": _RECORDS_MAX}
         found = workload(self.workload, **parameters)
-        if found.job("").stages[-1].arrived is None:
+        if found.job("").stages[-1].due is None:
             raise ArgumentError(
                 f"the results of {self.workload!r} have no moment at which they were due: its "
                 "latency cannot be measured."

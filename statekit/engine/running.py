@@ -16,8 +16,8 @@ from typing import Any
 
 from statekit.assignment import KeyGroups, group_ranges
 from statekit.engine.coordinator import Coordinator
+from statekit.engine.job import Stage
 from statekit.engine.metrics import Figures
-from statekit.engine.records import Key
 from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal
 from statekit.engine.strategies import How
@@ -118,12 +118,10 @@ class Running:
         """The task of each key-group of a keyed stage."""
         return [*self._coordinator.owners[self._coordinator.job.stage(stage).name]]
 
-    def stage_key(self, stage: str) -> Key:
-        """Which columns are the key of a stage, and how many key-groups it has."""
-        key = self._coordinator.job.stage(stage).key
-        if key is None:
-            raise EngineError(f"stage {stage!r} has no key.")
-        return key
+    @property
+    def stages(self) -> list[Stage]:
+        """As the job was written."""
+        return self._coordinator.job.stages
 
     @property
     def is_over(self) -> bool:

@@ -26,6 +26,7 @@ SWEPT = (4, 16, 64)  # key-groups of a step
 Say = Callable[[str], None]
 WARM_S = 1.0  # of the load: processes that have just begun are slow
 _LOOK_S = 0.05
+_SETTLED_MS, _SETTLE_S = 100.0, 30.0  # a latency that a job under load has; how long to wait for it
 _START_S = 600.0  # for a job to start and to fill its state
 _RECORDS_MAX = 1 << 40
 
@@ -138,11 +139,21 @@ class Load:
                 if monotonic() > until:
                     raise EngineError(f"the job has not begun its load after {_START_S:.0f} s.")
                 self.rest(_LOOK_S)
-            self.job.checkpoint()  # so all records so far have come through
+            self._settle()
+            self.job.checkpoint()  # as a job has that has run for a while
             self.rest(WARM_S + plan.before_s)
         except BaseException:
             self.job.stop()
             raise
+
+    def _settle(self) -> None:
+        """Until what was late because the job began is through, as the sink sees it."""
+        until, sink = monotonic() + _SETTLE_S, self.job.stages[-1].tasks()[0]
+        while monotonic() < until:
+            late = self.job.figures.tasks.get(sink, {}).get("latency_p99_ms")
+            if late is not None and late < _SETTLED_MS:
+                return
+            self.rest(_LOOK_S)
 
     def rest(self, seconds: float) -> None:
         """Lets it run. Ends early with the error of a job that has failed."""
@@ -212,7 +223,8 @@ class Load:
     def _read(self) -> tuple[Any, Any, Any]:
         """When each record was due, and arrived, and its key-group."""
         found = pa.Table.from_batches(read_results(self._results)).combine_chunks()
-        key = self.job.stage_key(self.work.stage)
+        (key,) = [one.key for one in self.job.stages if one.name == self.work.stage]
+        assert key is not None
         groups = key.groups_of(found.select([self.work.key]).to_batches()[0])
         return found["due"].to_numpy(), found["arrived"].to_numpy(), groups
 

@@ -96,6 +96,11 @@ class Outputs:
             channel.finish()
         self._channels.clear()
 
+    def close(self) -> None:
+        """Nothing is sent any more, not even the end."""
+        for channel in self._channels.values():
+            channel.close()
+
     def _do(self, sends: Sequence[Send]) -> None:
         for to, item in sends:
             self._channels[to].send(item)

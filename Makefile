@@ -59,7 +59,7 @@ test-all: test sanitize ## test, sanitize, a short fuzz, the fault and model tes
 	$(MAKE) fuzz FUZZ_SECONDS=20
 	STATEKIT_NIGHTLY=1 $(BIN)/$(PYTEST) tests/faults tests/test_checkpoint_model.py tests/test_damage.py \
 	    tests/test_simulator.py tests/test_lives.py tests/test_commit_model.py tests/test_commit_faults.py \
-	    tests/test_commit_interrupts.py tests/test_checkpoint_interrupts.py tests/spark
+	    tests/test_commit_interrupts.py tests/test_checkpoint_interrupts.py tests/spark tests/engine
 	$(MAKE) test-spark-lts
 	$(BIN)/python -m tests.lives --seconds $(LIVES_SECONDS) --jobs $$(nproc)
 

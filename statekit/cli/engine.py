@@ -33,8 +33,17 @@ _API = "api.json"  # in the folder of a job that runs: where it can be reached, 
     metavar="SECONDS",
     help="Time between checkpoints; 0: none is taken.",
 )
+@click.option(
+    "--spares",
+    type=click.IntRange(0, 16),
+    default=0,
+    metavar="N",
+    help="Processes that wait: for a new worker, or until one is lost.",
+)
 @json_option
-def run(job: str, folder: str, port: int, checkpoint_every: float, as_json: bool) -> None:
+def run(
+    job: str, folder: str, port: int, checkpoint_every: float, spares: int, as_json: bool
+) -> None:
     """Run a job of the demo engine until it ends.
 
     JOB is package.module:name or path/file.py:name; the name is `job` unless told. If the folder
@@ -50,7 +59,7 @@ def run(job: str, folder: str, port: int, checkpoint_every: float, as_json: bool
 
     if not 0 <= port < 1 << 16:
         raise ArgumentError(f"--port {port}: there is no such port. Pass 0 to 65535.")
-    with start(job, folder) as running, Api(running, port) as api:
+    with start(job, folder, spares=spares) as running, Api(running, port) as api:
         path = Path(folder) / _API
         with suppress(FileNotFoundError):
             path.unlink()

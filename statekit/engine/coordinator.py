@@ -4,9 +4,9 @@ One thread takes events in turns: messages of the processes, processes that have
 users (running.py). Nothing else touches what it knows. What takes several steps, such as a rescale,
 is a script, which goes on when that is so which it waits for. One script runs at a time.
 
-If a process is lost, all are stopped and started again from the newest checkpoint, at the
-parallelism that they had. (An error of the job itself, in an operator or a source, ends the job:
-it would come again.)
+If a process is lost, all tasks begin anew from the newest checkpoint, at the parallelism that they
+had. The other processes stay, without their state: they have imported everything. (An error of the
+job itself, in an operator or a source, ends the job: it would come again.)
 
 A job ends when all sources have said that they have no more records, and nothing is under way:
 then they are told to send their end. When everything has reached the sink, that is written down,
@@ -41,6 +41,7 @@ from statekit.engine.strategies import RESTART, How
 from statekit.engine.task import SAID_WHY
 from statekit.errors import EngineError
 
+LOST_SECONDS = 0.1  # after which a task that has lost another one is believed
 RECOVERIES_MAX = 20  # of one job: a machine that loses a process that often is broken
 
 
@@ -57,12 +58,12 @@ class _Running:
 
 
 class Coordinator(Deployment):
-    def __init__(self, reference: str, folder: Path) -> None:
+    def __init__(self, reference: str, folder: Path, spares: int = 0) -> None:
         job = load_job(reference)
         folder.mkdir(parents=True, exist_ok=True)
         # A path of a Unix socket is short: it cannot be in a folder of any name.
         self._sockets = tempfile.TemporaryDirectory(prefix="statekit-")
-        super().__init__(job, reference, folder, f"{self._sockets.name}/control")
+        super().__init__(job, reference, folder, f"{self._sockets.name}/control", spares)
         self._listener = listen(self.address)
         self.rescales: list[Rescale] = []
         self.done: Future[None] = Future()
@@ -88,6 +89,8 @@ class Coordinator(Deployment):
             if has_ended(self.folder):
                 self._finish()
             else:
+                # What is in homes of an earlier start is in the checkpoint, too, or never was.
+                shutil.rmtree(self.folder / HOMES, ignore_errors=True)
                 self._start()
             while not self.done.done():
                 self.events.get()()
@@ -121,11 +124,15 @@ class Coordinator(Deployment):
         with suppress(EngineError, OSError, ValueError):  # broken, or closed by us: _watch() tells
             while (message := control.receive()) is not None:
                 self.events.put(arrive(message))
+        control.close()
 
     def _hear(self, control: Control, known: list[Process], message: Message) -> None:
         if not known:
-            process = self.processes.get(message.get("task", ""))
-            is_ours = message["kind"] == "hello" and message.get("generation") == self.generation
+            name, pid = message.get("task", ""), message.get("pid")
+            spares = (one for one in self.idle if one.popen.pid == pid and not one.name)
+            process = self.processes.get(name) if name else next(spares, None)
+            is_now = not name or message.get("generation") == self.generation
+            is_ours = message["kind"] == "hello" and is_now
             if process is None or not is_ours or process.control is not None:
                 control.close()  # a process of an earlier generation, or none at all
                 return
@@ -240,10 +247,15 @@ class Coordinator(Deployment):
         self.begin(self.turns.gone(process.name))
 
     def _on_failed(self, process: Process, message: Message) -> None:
-        if message["is_lost"]:  # because another one has gone: we hear of that one, too
-            self._recover(f"{process.name} has lost another process")
+        if message["is_lost"]:  # another one has gone: mostly we hear of that one, too
+            self.wake_in(LOST_SECONDS, self._recovering(f"{process.name} has lost another process"))
         else:
             self.fail(EngineError(f"{process.name} failed:\n{message['text']}"))
+
+    def _recovering(self, why: str) -> Callable[[], None]:
+        """Recovers, if that was not done before it is called."""
+        generation = self.generation
+        return lambda: self._recover(why) if self.generation == generation else None
 
     # ---- Turns
 
@@ -333,6 +345,8 @@ class Coordinator(Deployment):
             one.future.set_exception(error)
         else:
             one.future.set_result(rescale)
+        if not self._scripts and self.is_started:
+            self.refill()
 
     # ---- Rescales
 
@@ -436,8 +450,6 @@ class Coordinator(Deployment):
         """All processes, from the newest checkpoint if there is one."""
         checkpoint = newest(self.folder)
         self.last = checkpoint.number if checkpoint else 0
-        # What is in the homes of an earlier start is in the checkpoint, too, or never was.
-        shutil.rmtree(self.folder / HOMES, ignore_errors=True)
         self.deploy()
         started: Future[None] = Future()
         self._scripts.appendleft(_Running(self.starting(checkpoint), started))
@@ -450,7 +462,7 @@ class Coordinator(Deployment):
 
     def _renew(self) -> None:
         """Another generation of processes, from the newest checkpoint."""
-        self.stop()
+        self.keep()
         if self._future is not None:  # a checkpoint was cut off: whoever waits gets the next one
             self._asked.appendleft(self._future)
         self.generation += 1

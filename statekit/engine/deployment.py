@@ -25,7 +25,8 @@ from statekit.engine.turns import Turns
 from statekit.errors import EngineError
 
 Message: TypeAlias = dict[str, Any]
-JOIN_SECONDS = 60.0  # for a process to start, and to say so
+JOIN_SECONDS = 120.0  # for a process to start, and to say so
+REJOIN_SECONDS = 5.0  # for one that runs to become another task
 
 #: What takes several steps: a generator that yields what it waits for.
 Script: TypeAlias = Generator[Callable[[], bool], None, None]
@@ -44,6 +45,7 @@ class Process:
         self.is_ready = False
         self.is_finished = False
         self.is_gone = False  # it ended before it said that it is there
+        self.is_kept = False  # the process was another task before
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Says something. If the process has gone, somebody else notices."""
@@ -62,12 +64,16 @@ class Process:
 class Deployment:
     """See above. The coordinator's thread alone calls it, and changes it."""
 
-    def __init__(self, job: Job, reference: str, folder: Path, address: str) -> None:
-        """address: where the coordinator listens for its processes."""
+    def __init__(
+        self, job: Job, reference: str, folder: Path, address: str, spares: int = 0
+    ) -> None:
+        """address: where the coordinator listens. spares: processes that wait to be needed."""
         self.job = job
         self.reference = reference
         self.folder = folder
         self.address = address
+        self.spares = spares
+        self.idle: list[Process] = []  # that can become any task, and have imported everything
         self.events: queue.Queue[Callable[[], None]] = queue.Queue()
         self.parallelism = {stage.name: stage.parallelism for stage in job.stages}
         self.shares: dict[str, list[int]] = {}  # by stage: which task has each key-group, if told
@@ -138,6 +144,7 @@ class Deployment:
 
     def starting(self, checkpoint: JobCheckpoint | None) -> Script:
         """From the last stage to the first: who sends needs somebody who receives."""
+        yield from self._rejoining()
         yield from self.joining(self.processes)
         for stage in reversed(self.job.stages):
             for process in (some := self.living(stage)):
@@ -145,6 +152,17 @@ class Deployment:
             if stage.kind != "source":
                 yield lambda some=some: all(p.is_ready for p in some)  # type: ignore[misc]
         self.is_started = True
+
+    def _rejoining(self) -> Script:
+        """Processes that are used again. Those that do not hear of it in time are replaced."""
+        kept = [process for process in self.processes.values() if process.is_kept]
+        until = monotonic() + REJOIN_SECONDS
+        self.wake_in(REJOIN_SECONDS)
+        yield lambda: monotonic() >= until or all(process.control for process in kept)
+        for process in kept:
+            if process.control is None:
+                self.processes[process.name] = self._begin(process.name, process.stage)
+                process.stop()
 
     def joining(self, names: Collection[str]) -> Script:
         """Until these processes are there. EngineError if one does not come: then none stays."""
@@ -170,9 +188,9 @@ class Deployment:
                 process.stop()
             raise EngineError(f"process {first.name} {why}. It was to join the job.")
 
-    def wake_in(self, seconds: float) -> None:
-        """Scripts look again then whether what they wait for is so."""
-        timer = threading.Timer(seconds, lambda: self.events.put(lambda: None))
+    def wake_in(self, seconds: float, call: Callable[[], None] = lambda: None) -> None:
+        """Calls it then; and scripts look whether what they wait for is so."""
+        timer = threading.Timer(seconds, self.events.put, (call,))
         timer.daemon = True
         timer.start()
 
@@ -183,13 +201,47 @@ class Deployment:
         self.shares[stage.name] = [names.index(owner) for owner in self.owners[stage.name]]
 
     def spawn(self, name: str, stage: Stage) -> None:
+        """A process for a task: an idle one, or a new one."""
+        self.names_used.add(name)
+        idle = [one for one in self.idle if one.control is not None and one.popen.poll() is None]
+        if not idle:
+            self.processes[name] = self._begin(name, stage)
+            return
+        old = next((one for one in idle if one.stage is stage), idle[0])
+        self.idle.remove(old)
+        process = self.processes[name] = Process(name, stage, old.popen)
+        process.is_kept = True
+        old.tell("again", task=name, generation=self.generation)
+        self._observe(process)
+
+    def _begin(self, name: str, stage: Stage) -> Process:
+        """A new process; without a name it is a spare one."""
         command = [sys.executable, "-m", "statekit.engine.task"]
         command += [self.address, name, str(self.generation), self.reference]
         # A session of its own: Ctrl-C is for us, and we end it.
-        popen = subprocess.Popen(command, start_new_session=True)
-        self.names_used.add(name)
-        process = self.processes[name] = Process(name, stage, popen)
+        process = Process(name, stage, subprocess.Popen(command, start_new_session=True))
+        self._observe(process)
+        return process
+
+    def _observe(self, process: Process) -> None:
         threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def keep(self) -> None:
+        """A generation ends. Processes that can be used again are idle then, others are stopped."""
+        for process in self.processes.values():
+            if process.control and not process.is_finished and process.popen.poll() is None:
+                self.idle.append(process)
+            else:
+                process.stop()
+
+    def refill(self) -> None:
+        """As many spare processes as there are to be; those that are too many end."""
+        self.idle = [one for one in self.idle if one.popen.poll() is None]
+        for process in self.idle[self.spares :]:
+            process.stop()
+        del self.idle[self.spares :]
+        while len(self.idle) < self.spares:
+            self.idle.append(self._begin("", self.job.stages[0]))
 
     def _watch(self, process: Process) -> None:
         process.popen.wait()
@@ -221,5 +273,5 @@ class Deployment:
         process.tell("start", **start)
 
     def stop(self) -> None:
-        for process in self.processes.values():
+        for process in (*self.processes.values(), *self.idle):
             process.stop()

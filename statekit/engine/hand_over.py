@@ -45,7 +45,7 @@ class HandOvers:
         later: deque[Message],
         fail: Callable[[], None],
     ) -> None:
-        """place: of the stage's checkpoints. fail: ends the process.
+        """place: of the stage's checkpoints. fail: says why this task cannot go on.
 
         hear: waits for the next message. later: for those that are not for us, and came when we
         stood still.
@@ -59,6 +59,7 @@ class HandOvers:
         self._plans: dict[int, Message] = {}  # by version: how, and where whose state is
         self._shadows: list[Shadow] = []
         self._counted: dict[str, int] = {}  # by shadow: bytes that the coordinator knows of
+        self._is_over = False
         self._undone = 0  # times that shadows were not wanted any more
 
     def on(self, message: Message) -> bool:
@@ -82,6 +83,10 @@ class HandOvers:
         else:
             return False
         return True
+
+    def give_up(self) -> None:
+        """The task is over: nothing that fails now matters."""
+        self._is_over = True
 
     # ---- The old owner
 
@@ -170,6 +175,7 @@ class HandOvers:
             try:
                 call()
             except Exception:
-                self._fail()
+                if not self._is_over:
+                    self._fail()
 
         threading.Thread(target=run, daemon=True).start()

@@ -119,6 +119,11 @@ class Outputs:
             channel.finish()
         self._channels.clear()
 
+    def close(self) -> None:
+        """Nothing is sent any more, not even the end."""
+        for channel in self._channels.values():
+            channel.close()
+
     def _do(self, sends: Sequence[Send]) -> None:
         if sends:
             self._send(self._collector.take())

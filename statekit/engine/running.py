@@ -110,6 +110,11 @@ class Running:
             if not p.is_finished
         }
 
+    @property
+    def spares(self) -> list[int]:
+        """Processes that wait to be needed."""
+        return [one.popen.pid for one in [*self._coordinator.idle] if one.control is not None]
+
     def workers(self, stage: str) -> int:
         """How many tasks a stage has."""
         return self._coordinator.parallelism[self._coordinator.job.stage(stage).name]
@@ -169,9 +174,10 @@ class Running:
         self.stop()
 
 
-def start(reference: str, folder: "str | Path") -> Running:
+def start(reference: str, folder: "str | Path", *, spares: int = 0) -> Running:
     """Starts a job, from its newest checkpoint if the folder has one.
 
     reference: "package.module:name" or "path/file.py:name". folder: where its checkpoints are.
+    spares: processes that wait, with all imported: for a new worker, or until one is lost.
     """
-    return Running(Coordinator(reference, Path(folder)))
+    return Running(Coordinator(reference, Path(folder), spares))

@@ -7,15 +7,17 @@ and works until its input ends. One thread does everything in turns: what the co
 what comes on the channels. So a task's operator, its routing and its part of a checkpoint never
 meet half-way. (The library's own threads carry state.)
 
-A task that cannot go on says why, and ends. Recovery is the coordinator's business.
+A task that cannot go on says why, and ends. If that is so because another one has gone, its process
+stays, and becomes a task of the job as it is recovered (again): it has imported everything.
 """
 
 import os
 import selectors
 import sys
+import threading
 import traceback
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
@@ -59,6 +61,7 @@ SAID_WHY = 3  # exit code of a process that has told the coordinator
 class Task:
     """What all tasks share: the coordinator's orders about what they send."""
 
+    address = ""  # for its senders
     outputs: Outputs
 
     def __init__(self, control: Control, name: str, job: Job, stage: Stage) -> None:
@@ -68,9 +71,14 @@ class Task:
         self.stage = stage
         self.next = job.after(stage)
         self.due = Due()
+        self.closing = ExitStack()  # what is done at the end
 
     def run(self, start: Message) -> None:
         raise NotImplementedError
+
+    def close(self) -> None:
+        """It has finished, or is given up: others hear of that by their channels."""
+        self.closing.close()
 
     def connect(self, start: Message) -> None:
         """Opens the channels to the next stage."""
@@ -85,6 +93,7 @@ class Task:
             out["version"],
             self.job.settings,
         )
+        self.closing.callback(self.outputs.close)
 
     def obey(self, message: Message) -> None:
         """An order that is the same for all tasks."""
@@ -124,7 +133,9 @@ class SourceTask(Task):
         index, tasks = self.stage.tasks().index(self.name), self.stage.parallelism
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self.control, selectors.EVENT_READ)
-            for item in read(index, tasks, self._position):
+            items = read(index, tasks, self._position)
+            self.closing.callback(getattr(items, "close", lambda: None))  # connections, files
+            for item in items:
                 self._listen_until(item.moment if isinstance(item, Until) else 0)
                 if isinstance(item, Watermark):
                     self.outputs.advance(item.time)
@@ -173,10 +184,11 @@ class SourceTask(Task):
 class ReceivingTask(Task):
     """What keyed tasks and the sink share: channels, and what the receiver says of them."""
 
-    def __init__(self, control: Control, name: str, job: Job, stage: Stage, folder: str) -> None:
+    def __init__(self, control: Control, name: str, job: Job, stage: Stage, address: str) -> None:
         super().__init__(control, name, job, stage)
-        self.address = str(Path(folder) / f"{name}.{os.getpid()}")
+        self.address = address
         self._listener = listen(self.address)
+        self.closing.callback(self._listener.close)
         self._channels: dict[str, Incoming] = {}
         self._later: deque[Message] = deque()  # heard while another one was waited for
         self._is_finished = False
@@ -216,6 +228,7 @@ class ReceivingTask(Task):
         if incoming.name in self._channels:
             raise EngineError(f"{self.name}: channel {incoming.name!r} was opened twice.")
         self._channels[incoming.name] = incoming
+        self.closing.callback(incoming.close)
 
     def _choose(self) -> None:
         """Reads those channels that should be read."""
@@ -289,32 +302,42 @@ class KeyedTask(ReceivingTask):
             self.kv = sk.restore(self._place, at=number, key_groups=owned, home=home, lazy=True)
         else:
             self.kv = sk.open(home, key_groups=groups, owned=owned)
-        with self.kv:
-            self.operator = stage.operator()
-            self.operator.key, self.operator.time = stage.key, start["time"]
-            self.operator.open(self.kv)
-            provider = ""
-            if not self.job.settings.is_fixed:
-                given = {"generation": start["generation"], "token": start["token"]}
-                provider = self.kv.serve("127.0.0.1:0", **given).address
-            everything = frozenset(group for part in owned for group in part)
-            self.receiver = Receiver(
-                self.name, start["channels"], everything, watermark=start["time"]
-            )
-            self.connect(start)
-            self.hand_overs = HandOvers(
-                self.kv,
-                self.control,
-                self._place,
-                lambda: _heard(self.control),
-                self._later,
-                lambda: _fail(self.control),
-            )
-            pa.array([{}])  # now pyarrow imports pandas, and not when the first record is here
-            self.control.send("ready", provider=provider)
-            self.work()
-            self.hand_overs.leave()
-            self.outputs.end()
+        self.closing.callback(self._let_go_of_state)
+        self.operator = stage.operator()
+        self.operator.key, self.operator.time = stage.key, start["time"]
+        self.operator.open(self.kv)
+        provider = ""
+        if not self.job.settings.is_fixed:
+            given = {"generation": start["generation"], "token": start["token"]}
+            provider = self.kv.serve("127.0.0.1:0", **given).address
+        everything = frozenset(group for part in owned for group in part)
+        self.receiver = Receiver(self.name, start["channels"], everything, watermark=start["time"])
+        self.connect(start)
+        self.hand_overs = HandOvers(
+            self.kv,
+            self.control,
+            self._place,
+            lambda: _heard(self.control),
+            self._later,
+            self._failed,
+        )
+        self.closing.callback(self.hand_overs.give_up)
+        self.control.send("ready", provider=provider)
+        self.work()
+        self.hand_overs.leave()
+        self.outputs.end()
+        self.kv.close()
+
+    def _failed(self) -> None:
+        """In a thread, of what is being handed over."""
+        if isinstance(sys.exc_info()[1], LOST):
+            _lost(self.control)
+        else:
+            _fail(self.control)
+
+    def _let_go_of_state(self) -> None:
+        """It may wait for others that have gone: nobody waits for that."""
+        threading.Thread(target=self.kv.close, daemon=True).start()
 
     def _home(self, generation: int) -> str:
         """Where state lives. What is there counts no longer than this process lives."""
@@ -455,40 +478,84 @@ def stage_of(task: str) -> str:
     return task.rpartition("-")[0]
 
 
+class Again(Exception):  # noqa: N818  # no error: this process is to be another task
+    """The job goes back to a checkpoint, or needs a task; and this process is to be one of them."""
+
+
 def _heard(control: Control) -> Message:
     message = control.receive()
     if message is None:
         raise ChannelLostError("the coordinator has gone.")
+    if message["kind"] == "again":
+        raise Again(message["task"], message["generation"])
     return message
 
 
 def _fail(control: Control) -> None:
-    """Says why this task cannot go on, and ends the process: nothing it holds counts."""
-    error = sys.exc_info()[1]
-    lost = isinstance(error, ChannelLostError | PeerError | MigrationError)
+    """Says why this process cannot go on, and ends it: nothing it holds counts."""
     with suppress(ChannelLostError):  # else nobody is there to be told
-        control.send("failed", is_lost=lost, text=traceback.format_exc())
+        control.send("failed", is_lost=False, text=traceback.format_exc())
     os._exit(SAID_WHY)
+
+
+def _lost(control: Control) -> None:
+    """Says that another process has gone. What is to be done about it, the coordinator says."""
+    control.send("failed", is_lost=True, text=traceback.format_exc())
+
+
+LOST = (ChannelLostError, PeerError, MigrationError)
+
+
+def _live(address: str, job: Job, name: str, generation: int) -> tuple[str, int] | None:
+    """One life of this process. The name and generation of the next one; None if it has ended.
+
+    name: "" is a spare process, which waits until it is needed.
+    """
+    with Control(connect(address)) as control, ExitStack() as stack:
+        try:
+            about = {"task": name, "generation": generation, "pid": os.getpid()}
+            if not name:
+                control.send("hello", **about, address="")
+                _wait(control)
+            task = _make(control, job, name, generation, str(Path(address).parent))
+            stack.callback(task.close)
+            control.send("hello", **about, address=task.address)
+            try:
+                task.run(_heard(control))
+            except LOST:
+                _lost(control)
+                _wait(control)
+            control.send("finished")
+        except Again as again:
+            return again.args
+        except LOST:
+            os._exit(SAID_WHY)  # the coordinator has gone
+        except Exception:
+            _fail(control)
+    return None
+
+
+def _wait(control: Control) -> None:
+    """Until this process is to be another task."""
+    while True:
+        _heard(control)
+
+
+def _make(control: Control, job: Job, name: str, generation: int, folder: str) -> Task:
+    stage = job.stage(stage_of(name))
+    if stage.kind == "source":
+        return SourceTask(control, name, job, stage)
+    kind = KeyedTask if stage.kind == "keyed" else SinkTask
+    return kind(control, name, job, stage, f"{folder}/{name}.{os.getpid()}.{generation}")
 
 
 def main(arguments: list[str]) -> None:
     address, name, generation, reference = arguments
-    with Control(connect(address)) as control:
-        try:
-            job = load_job(reference)
-            stage = job.stage(stage_of(name))
-            task: Task
-            if stage.kind == "source":
-                task = SourceTask(control, name, job, stage)
-            else:
-                kind = KeyedTask if stage.kind == "keyed" else SinkTask
-                task = kind(control, name, job, stage, str(Path(address).parent))
-            place = getattr(task, "address", "")
-            control.send("hello", task=name, generation=int(generation), address=place)
-            task.run(_heard(control))
-            control.send("finished")
-        except Exception:
-            _fail(control)
+    pa.array([{}])  # now pyarrow imports pandas, and not when the first record is here
+    life: tuple[str, int] | None = (name, int(generation))
+    job = load_job(reference)
+    while life is not None:
+        life = _live(address, job, *life)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import wordcount
 
+from statekit.engine import deployment
 from statekit.engine.running import Running, start
 from statekit.engine.sink import read_results
 from statekit.errors import EngineError
@@ -55,12 +57,40 @@ def test_a_job_runs_to_its_end(run: Callable[[], Running], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("victim", ["count-0", "source-1", "sink-0"])
-def test_a_process_is_killed(run: Callable[[], Running], tmp_path: Path, victim: str) -> None:
+def test_a_process_is_killed_and_the_others_stay(
+    run: Callable[[], Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    monkeypatch.setattr(deployment, "REJOIN_SECONDS", 60.0)
     job = run()
     first = job.checkpoint()
-    os.kill(job.pids[victim], signal.SIGKILL)
+    before = job.pids
+    os.kill(before[victim], signal.SIGKILL)
     assert job.checkpoint() > first  # the one that is cut off by the kill is taken afterwards
+    assert len({*before.values()} - {*job.pids.values()}) == 1
     finish(job, tmp_path)
+
+
+def test_a_spare_process_takes_the_place_of_one_that_was_killed_and_of_a_new_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "REJOIN_SECONDS", 60.0)
+    monkeypatch.setenv("WORDCOUNT_FOLDER", str(tmp_path))
+    with start(JOB, tmp_path / "job", spares=1) as job:
+        job.checkpoint()
+        (spare,) = wait_for_spares(job)
+        job.scale("count", 3)
+        assert job.pids["count-2"] == spare
+        (spare,) = wait_for_spares(job)
+        os.kill(job.pids["count-0"], signal.SIGKILL)
+        job.checkpoint()
+        assert spare in job.pids.values()
+        finish(job, tmp_path)
+
+
+def wait_for_spares(job: Running) -> list[int]:
+    while not job.spares:
+        select.select([], [], [], 0.05)
+    return job.spares
 
 
 def test_processes_are_killed_again_and_again(run: Callable[[], Running], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-fil
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help demo spark-demo test test-all test-spark-lts ctest lint format bench bench-spark bench-compare sanitize fuzz wheel clean
+.PHONY: help demo spark-demo test test-all test-spark-lts ctest lint format bench bench-engine bench-spark bench-compare sanitize fuzz wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -143,6 +143,9 @@ bench: .venv/.built ## store, typed state, checkpoints, migration, commits, home
 	$(BIN)/python benchmarks/bench_misses.py
 	$(BIN)/python benchmarks/arriving_memory.py
 	$(BIN)/python benchmarks/bench_arrow.py
+
+bench-engine: .venv/.built ## the demo engine: every strategy under load, by turns; writes benchmarks/results
+	$(BIN)/python benchmarks/bench_engine.py
 
 bench-spark: .venv/.built ## state on Spark against Spark's own, by turns in one JVM; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_spark.py

@@ -60,8 +60,7 @@ def scale_and_kill(plan: Plan, strategy: str, folder: Path, kills: bool) -> list
     if found[0].fault:
         raise SystemExit(f"The results are wrong. This must not be. {found[0].fault}")
     if kills:
-        first = load.arrived[load.arrived > killed].min()
-        say(f"first result after the kill: {(first - killed) / 1e9:.2f} s")
+        say(f"first result after the kill: {load.first_after(killed):.2f} s")
     say(f"{load.records:,} results checked: no counts differ")
     for one, way in zip(found, ("2 to 3", "3 to 2"), strict=True):
         one.strategy += f" {way}"

@@ -134,8 +134,8 @@ def _how(command: Any) -> Any:
             "--step", type=int, metavar="N", help="Key-groups of one move; 0: all."
         ),
         click.option(
-            "--strategy", default="seamless", show_default=True, metavar="NAME",
-            help="How state goes over; docs/engine.md has a table.",
+            "--strategy", metavar="NAME",
+            help="How state goes over, see docs/engine.md; as the job is set unless told.",
         ),
     ):  # fmt: skip
         command = option(command)

@@ -59,7 +59,7 @@ def experiment(
     Example:
       statekit experiment rescale --strategies seamless,restart --set keys=1000000 --set rate=20000
     """
-    from statekit.engine.experiment.report import middle, plot, table, write_json
+    from statekit.engine.experiment.report import middle, plot, plot_times, table, write_json
     from statekit.engine.experiment.run import (
         Plan,
         best_of,
@@ -92,7 +92,7 @@ def experiment(
     place = Path(out)
     write_json(plan, found, swept, place / "rescale.json")
     title = f"{workload}, {work.rate:,.0f} records/s, {work.workers} to {workers} workers"
-    has_plot = plot(title, shown, place / "rescale.png")
+    has_plot = plot(title, shown, place / "rescale.png") and plot_times(shown, place / "times.png")
     if as_json:
         print_json([one.as_dict() for one in found])
     else:

@@ -10,6 +10,13 @@ channel.py   the sockets between tasks, bounded by credit
 control.py   messages between the coordinator and its processes
 job.py       what a user writes, and its plan
 on_key.py    a function of one key as an operator: the one of StatefulOp
+windows.py   windows of event time; event_time.py: the watermarks of a source
+sources.py   files as a source; kafka.py: a topic; lines.py: a socket
+loading.py   the job that a reference names, and settings.py: its knobs
+collector.py     records that wait to be sent in larger batches
+histogram.py     latencies, counted in buckets
+workloads/   streams to measure with, each with its oracle
+experiment/  strategies side by side
 outputs.py   a sender with its sockets
 task.py      a process: source, keyed task, sink
 sink.py      result files, which appear with their checkpoint

@@ -23,6 +23,7 @@ import statekit as sk
 from statekit.errors import EngineError
 
 KEEP = 3  # checkpoints of the job
+HOMES = "homes"  # a folder beside them: of tasks whose state is not in memory
 _ENDED = "ended.json"
 
 

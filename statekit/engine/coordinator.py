@@ -13,6 +13,7 @@ then they are told to send their end. When everything has reached the sink, that
 and all results appear.
 """
 
+import shutil
 import tempfile
 import threading
 from collections import deque
@@ -25,7 +26,7 @@ from time import monotonic
 from typing import Any
 
 from statekit.engine.channel import listen
-from statekit.engine.checkpoints import JobCheckpoint, end, has_ended, newest
+from statekit.engine.checkpoints import HOMES, JobCheckpoint, end, has_ended, newest
 from statekit.engine.control import Control
 from statekit.engine.deployment import Deployment, Message, Process, Script
 from statekit.engine.frames import move_to_plain
@@ -375,6 +376,10 @@ class Coordinator(Deployment):
         if self._is_ending:
             raise EngineError("the job is about to end: its sources have ended.")
         how.check()
+        if self.job.settings.is_fixed and how.strategy != RESTART:
+            raise EngineError(
+                "the job is fixed: its settings say is_fixed = true. It can be scaled by 'restart'."
+            )
         stage = self.job.stage(name)
         if stage.key is None:
             raise EngineError(f"stage {name!r} has no key: only keyed stages are scaled.")
@@ -443,6 +448,8 @@ class Coordinator(Deployment):
         """All processes, from the newest checkpoint if there is one."""
         checkpoint = newest(self.folder)
         self.last = checkpoint.number if checkpoint else 0
+        # What is in the homes of an earlier start is in the checkpoint, too, or never was.
+        shutil.rmtree(self.folder / HOMES, ignore_errors=True)
         self.deploy()
         started: Future[None] = Future()
         self._scripts.appendleft(_Running(self.starting(checkpoint), started))

@@ -24,7 +24,6 @@ from urllib.parse import parse_qs, urlsplit
 from statekit.engine.metrics import exposition
 from statekit.engine.rescales import Rescale
 from statekit.engine.running import Running
-from statekit.engine.strategies import DEFAULT
 from statekit.errors import EngineError, StateKitError
 
 _HOSTS = ("127.0.0.1", "localhost")
@@ -112,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         how: dict[str, Any] = {"step": _number(query, "step"), "pace": _number(query, "pace")}
         if "gap" in query:
             how["gap_s"] = _seconds(query["gap"])
-        strategy = query.get("strategy", DEFAULT)
+        strategy = query.get("strategy")
         if path == "/drain":
             return job.drain(query["worker"], strategy, **how)
         if path == "/move":

@@ -90,7 +90,7 @@ class Stage:
     operator: Callable[[], KeyedOperator] | None = None
     maps: list[Map] = field(default_factory=list)  # on what goes on
     folder: str | None = None  # of a sink
-    arrived: str | None = None  # a column that the sink adds
+    due: str | None = None  # a column that a sink measures latencies from
 
     @property
     def key(self) -> Key | None:
@@ -206,16 +206,15 @@ class Job:
         make = window_operator(spans, time, aggregates, lateness_ms, emits_late)
         return self.process(make, parallelism=parallelism, name=name)
 
-    def sink(
-        self, folder: "str | Path", *, name: str = "sink", arrived: str | None = None
-    ) -> "Job":
+    def sink(self, folder: "str | Path", *, name: str = "sink", due: str | None = None) -> "Job":
         """Where results go: Arrow files in a folder, which appear with the checkpoints.
 
-        arrived: a column that is added: when a result came, in nanoseconds of time.monotonic().
+        due: a column that says when a result was due, in nanoseconds of time.monotonic(). Results
+        get a column `arrived` then, and latencies are in the metrics.
         """
         if self._key or len(self._open) != 1:
             raise ArgumentError("sink() comes last, after source() or process(), and once.")
-        return self._add(Stage(name, 1, folder=str(folder), arrived=arrived))
+        return self._add(Stage(name, 1, folder=str(folder), due=due))
 
     def _add(self, stage: Stage) -> "Job":
         _check_name(stage.name)

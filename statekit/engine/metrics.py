@@ -24,6 +24,9 @@ _NOW = {
     "state_entries": "Entries in memory",
     "shadow_bytes": "Native memory of copies of other tasks' state",
     "migrations": "Hand-overs that are not done",
+    "latency_p50_ms": "Latency of results: the median since it said so last",
+    "latency_p99_ms": "Latency of results: the 99th percentile since it said so last",
+    "latency_max_ms": "Latency of results: the longest since it said so last",
     "records_per_second": "Records taken, or sent by a source, since it said so last",
 }
 _RESCALE = {

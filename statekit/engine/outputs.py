@@ -1,20 +1,23 @@
 """Outputs: a sender with its sockets. What a task does with what it makes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 import numpy as np
 import pyarrow as pa
 
 from statekit.engine.channel import Outgoing, connect
+from statekit.engine.collector import Collector, Taken
 from statekit.engine.items import Move
 from statekit.engine.records import Key, Router
 from statekit.engine.sender import Send, Sender
+from statekit.engine.settings import Settings
 
 Map = Callable[[pa.RecordBatch], "pa.RecordBatch | None"]
 
 
 class Outputs:
-    """The channels to the next stage. Nothing is kept back: every batch is sent when it is made."""
+    """The channels to the next stage, and what is collected for them."""
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class Outputs:
         owners: Sequence[str],
         receivers: Mapping[str, str],
         version: int,
+        settings: Settings,
     ) -> None:
         """receivers: their addresses. key: None if the next stage has one task, which gets all."""
         self.name = name
@@ -33,7 +37,12 @@ class Outputs:
         self.records = 0  # that were sent
         self._counts = np.zeros(len(owners), np.int64)  # of records, by key-group
         self._router = self._make_router()
-        self._channels = {to: Outgoing(connect(place), name) for to, place in receivers.items()}
+        self._window = settings.buffer_bytes
+        self._collector = Collector(settings.batch_rows, settings.batch_timeout_ms)
+        self._channels = {to: self._connect(place) for to, place in receivers.items()}
+
+    def _connect(self, address: str) -> Outgoing:
+        return Outgoing(connect(address), self.name, self._window)
 
     def _make_router(self) -> Router | None:
         return None if self._key is None else Router(self._key, self._sender.owners, self._counts)
@@ -55,10 +64,24 @@ class Outputs:
             return
         self.records += batch.num_rows
         if self._router is None:
-            self._channels[self._sender.owners[0]].send_records(batch)
+            self._send(self._collector.add(self._sender.owners[0], batch))
             return
         for to, part in self._router.deal(batch):
-            self._channels[to].send_records(part)
+            self._send(self._collector.add(to, part))
+
+    def send_due(self) -> None:
+        """Sends what was collected, if it has waited long enough."""
+        self._send(self._collector.take_due())
+
+    @property
+    def left(self) -> float:
+        """Seconds until send_due() has something to do."""
+        left = self._collector.left
+        return inf if left is None else left
+
+    def _send(self, taken: Taken) -> None:
+        for to, batch in taken:
+            self._channels[to].send_records(batch)
 
     @property
     def queued_bytes(self) -> int:
@@ -82,7 +105,7 @@ class Outputs:
         self._router = self._make_router()
 
     def open(self, receiver: str, address: str) -> None:
-        self._channels[receiver] = Outgoing(connect(address), self.name)
+        self._channels[receiver] = self._connect(address)
         self._do(self._sender.open(receiver))
 
     def leave(self, receiver: str) -> None:
@@ -102,5 +125,7 @@ class Outputs:
             channel.close()
 
     def _do(self, sends: Sequence[Send]) -> None:
+        if sends:
+            self._send(self._collector.take())
         for to, item in sends:
             self._channels[to].send(item)

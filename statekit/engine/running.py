@@ -16,11 +16,11 @@ from typing import Any
 
 from statekit.assignment import KeyGroups, group_ranges
 from statekit.engine.coordinator import Coordinator
+from statekit.engine.job import Stage
 from statekit.engine.metrics import Figures
-from statekit.engine.records import Key
 from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal
-from statekit.engine.strategies import DEFAULT, How
+from statekit.engine.strategies import How
 from statekit.errors import EngineError
 
 
@@ -33,35 +33,45 @@ class Running:
         self._thread.start()
 
     def scale(
-        self, stage: str, workers: int, strategy: str = DEFAULT, *, cause: str = "asked", **how: Any
+        self,
+        stage: str,
+        workers: int,
+        strategy: str | None = None,
+        *,
+        cause: str = "asked",
+        **how: Any,
     ) -> Rescale:
         """Gives a keyed stage so many tasks, while records flow; waits until that is done.
 
+        strategy: that of the job's settings unless told.
         how: step=, gap_s= and pace=, see How. Another number of workers that is asked for
         meanwhile supersedes this one: EngineError, as for one that was aborted or has failed.
         """
-        return self._rescale(stage, Goal(workers), How(strategy, **how), cause)
+        return self._rescale(stage, Goal(workers), self._how(strategy, how), cause)
 
     def drain(
-        self, worker: str, strategy: str = DEFAULT, *, cause: str = "asked", **how: Any
+        self, worker: str, strategy: str | None = None, *, cause: str = "asked", **how: Any
     ) -> Rescale:
         """Gives all key-groups of a task to the others of its stage, and ends it."""
         stage = worker.rpartition("-")[0] or worker
-        return self._rescale(stage, Goal(without=worker), How(strategy, **how), cause)
+        return self._rescale(stage, Goal(without=worker), self._how(strategy, how), cause)
 
     def move(
         self,
         stage: str,
         key_groups: KeyGroups,
         to: str,
-        strategy: str = DEFAULT,
+        strategy: str | None = None,
         *,
         cause: str = "asked",
         **how: Any,
     ) -> Rescale:
         """Gives key-groups to a task of one's choice."""
         groups = frozenset(group for part in group_ranges(key_groups) for group in part)
-        return self._rescale(stage, Goal(groups=groups, to=to), How(strategy, **how), cause)
+        return self._rescale(stage, Goal(groups=groups, to=to), self._how(strategy, how), cause)
+
+    def _how(self, strategy: str | None, how: dict[str, Any]) -> How:
+        return How(strategy or self._coordinator.job.settings.strategy, **how)
 
     def abort_rescale(self, number: int | None = None) -> Rescale:
         """Cuts a rescale short: what has moved goes back. Waits until the stage is as it was."""
@@ -113,12 +123,10 @@ class Running:
         """The task of each key-group of a keyed stage."""
         return [*self._coordinator.owners[self._coordinator.job.stage(stage).name]]
 
-    def stage_key(self, stage: str) -> Key:
-        """Which columns are the key of a stage, and how many key-groups it has."""
-        key = self._coordinator.job.stage(stage).key
-        if key is None:
-            raise EngineError(f"stage {stage!r} has no key.")
-        return key
+    @property
+    def stages(self) -> list[Stage]:
+        """As the job was written."""
+        return self._coordinator.job.stages
 
     @property
     def is_over(self) -> bool:

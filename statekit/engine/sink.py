@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+ARRIVED = "arrived"  # a column: when a result came, in nanoseconds of time.monotonic()
 _HIDDEN = re.compile(r"\.results-(\d+)-(\d+)-\d+\.arrow")
 
 

@@ -1,4 +1,4 @@
-"""Sources: files as the source of a job.
+"""Sources: files as the source of a job. (Kafka: kafka.py. A socket: lines.py.)
 
     job.source(files("/data/clicks-*.arrow"), parallelism=2)
 

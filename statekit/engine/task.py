@@ -39,17 +39,19 @@ from statekit.engine.align import (
     Settled,
 )
 from statekit.engine.channel import ChannelLostError, Incoming, connect, listen
+from statekit.engine.checkpoints import HOMES
 from statekit.engine.control import Control
 from statekit.engine.event_time import clock
 from statekit.engine.frames import groups_from_plain, move_from_plain
 from statekit.engine.hand_over import HandOvers
+from statekit.engine.histogram import Histogram
 from statekit.engine.items import FIRST, LAST, Watermark
 from statekit.engine.job import Job, Placed, Stage, Until
 from statekit.engine.loading import load_job
 from statekit.engine.metrics import Due
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
-from statekit.engine.sink import FileSink
+from statekit.engine.sink import ARRIVED, FileSink
 from statekit.errors import EngineError, MigrationError, PeerError
 
 Message = dict[str, Any]
@@ -89,6 +91,7 @@ class Task:
             out["owners"],
             out["receivers"],
             out["version"],
+            self.job.settings,
         )
         self.closing.callback(self.outputs.close)
 
@@ -155,8 +158,14 @@ class SourceTask(Task):
 
     def _listen_until(self, moment: float) -> None:
         """Does what the coordinator says: what it has said, and what it says before the moment."""
-        while self._selector.select(max(0.0, moment - monotonic())):
-            self._listen()
+        while True:
+            left = max(0.0, moment - monotonic())
+            heard = self._selector.select(min(left, self.outputs.left))
+            self.outputs.send_due()
+            if heard:
+                self._listen()
+            elif not left:
+                return
 
     def _listen(self) -> str:
         message = _heard(self.control)
@@ -191,7 +200,7 @@ class ReceivingTask(Task):
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._is_finished:
-                for key, _ in selector.select(self.due.left):
+                for key, _ in selector.select(self.left()):
                     if key.fileobj is self.control:
                         self.hear(_heard(self.control))
                     elif key.fileobj is self._listener:
@@ -201,11 +210,19 @@ class ReceivingTask(Task):
                     while self._later:
                         self.hear(self._later.popleft())
                 self._choose()
-                self.tell_figures()
+                self.turn()
+
+    def left(self) -> float:
+        """Seconds until turn() has something to do, whatever comes."""
+        return self.due.left
+
+    def turn(self) -> None:
+        """After whatever has come."""
+        self.tell_figures()
 
     def _accept(self) -> None:
         made, _ = self._listener.accept()
-        incoming = Incoming(made)
+        incoming = Incoming(made, self.job.settings.buffer_bytes)
         if incoming.name in self._channels:
             raise EngineError(f"{self.name}: channel {incoming.name!r} was opened twice.")
         self._channels[incoming.name] = incoming
@@ -278,15 +295,19 @@ class KeyedTask(ReceivingTask):
         groups = stage.key.key_groups
         self._place = start["place"]
         number = start["checkpoint"]
+        home = self._home(start["generation"])
         if number and owned:
-            self.kv = sk.restore(self._place, at=number, key_groups=owned)
+            self.kv = sk.restore(self._place, at=number, key_groups=owned, home=home, lazy=True)
         else:
-            self.kv = sk.open("memory:", key_groups=groups, owned=owned)
+            self.kv = sk.open(home, key_groups=groups, owned=owned)
         self.closing.callback(self._let_go_of_state)
         self.operator = stage.operator()
         self.operator.key, self.operator.time = stage.key, start["time"]
         self.operator.open(self.kv)
-        server = self.kv.serve("127.0.0.1:0", generation=start["generation"], token=start["token"])
+        provider = ""
+        if not self.job.settings.is_fixed:
+            given = {"generation": start["generation"], "token": start["token"]}
+            provider = self.kv.serve("127.0.0.1:0", **given).address
         everything = frozenset(group for part in owned for group in part)
         self.receiver = Receiver(self.name, start["channels"], everything, watermark=start["time"])
         self.connect(start)
@@ -299,7 +320,7 @@ class KeyedTask(ReceivingTask):
             self._failed,
         )
         self.closing.callback(self.hand_overs.give_up)
-        self.control.send("ready", provider=server.address)
+        self.control.send("ready", provider=provider)
         self.work()
         self.hand_overs.leave()
         self.outputs.end()
@@ -315,6 +336,22 @@ class KeyedTask(ReceivingTask):
     def _let_go_of_state(self) -> None:
         """It may wait for others that have gone: nobody waits for that."""
         threading.Thread(target=self.kv.close, daemon=True).start()
+
+    def _home(self, generation: int) -> str:
+        """Where state lives. What is there counts no longer than this process lives."""
+        settings = self.job.settings
+        if settings.state == "memory":
+            return "memory:"
+        folder = Path(self._place).parents[1] / HOMES / f"{self.name}-{generation}-{os.getpid()}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return f"rocksdb:{folder}?memory={settings.state_memory}"
+
+    def left(self) -> float:
+        return min(super().left(), self.outputs.left)
+
+    def turn(self) -> None:
+        super().turn()
+        self.outputs.send_due()
 
     def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         key = self.stage.inputs[stage_of(channel)]
@@ -381,6 +418,7 @@ class SinkTask(ReceivingTask):
         assert self.stage.folder is not None
         self._sink = FileSink(self.stage.folder, self.stage.tasks().index(self.name))
         self._sink.begin(start["checkpoint"])
+        self._latencies = Histogram()
         self.receiver = Receiver(self.name, start["channels"], [0])
         self.control.send("ready", provider="")
         self.work()
@@ -403,10 +441,29 @@ class SinkTask(ReceivingTask):
             self._is_finished = True
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if (name := self.stage.arrived) is None:
+        """With the moment at which it came, if latencies are to be measured."""
+        if (due := self.stage.due) is None:
             return batch
+        if due not in batch.schema.names:
+            raise EngineError(
+                f"latencies are to be measured from column {due!r}, and the results have "
+                f"{', '.join(batch.schema.names)}."
+            )
         now = np.full(batch.num_rows, monotonic_ns())
-        return pa.record_batch([*batch.columns, pa.array(now)], [*batch.schema.names, name])
+        self._latencies.add(now - batch.column(due).to_numpy())
+        return pa.record_batch([*batch.columns, pa.array(now)], [*batch.schema.names, ARRIVED])
+
+    def figures(self) -> dict[str, float]:
+        """Latencies are those since it said so last."""
+        known, self._latencies = self._latencies, Histogram()
+        if not known.records:
+            return super().figures()
+        return {
+            **super().figures(),
+            "latency_p50_ms": known.percentile(50) / 1e6,
+            "latency_p99_ms": known.percentile(99) / 1e6,
+            "latency_max_ms": known.longest / 1e6,
+        }
 
     def hear(self, message: Message) -> None:
         if message["kind"] == "published":

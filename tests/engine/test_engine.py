@@ -173,7 +173,7 @@ def test_windows_fire_once_and_complete_while_a_stage_is_scaled(
     expected: Counter[tuple[str, int]] = Counter()
     size = wordcount.WINDOW_MS
     for task in range(2):
-        for number in range(int((tmp_path / f"read-{task}").read_text())):
+        for number in range(int((tmp_path / f"clicked-{task}").read_text())):
             batch = wordcount.clicks(task, number)
             for word, at in zip(batch["word"].to_pylist(), batch["at"].to_pylist(), strict=True):
                 expected[word, at // size * size + size] += 1
@@ -181,3 +181,29 @@ def test_windows_fire_once_and_complete_while_a_stage_is_scaled(
         tuple(row.values()) for b in read_results(tmp_path / "results") for row in b.to_pylist()
     ]
     assert sorted(found) == sorted((word, end, n) for (word, end), n in expected.items())
+
+
+def test_an_operator_with_two_inputs_is_scaled_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORDCOUNT_FOLDER", str(tmp_path))
+    with start(f"{JOB}:joined", tmp_path / "job") as job:
+        job.scale("count", 3)
+        job.checkpoint()
+        os.kill(job.pids["clicks-1"], signal.SIGKILL)
+        job.checkpoint()
+        job.scale("count", 1)
+        (tmp_path / "enough").write_text("")
+        job.wait(TIMEOUT_S)
+    expected = Counter({("texts", word): n for word, n in counted(tmp_path).items()})
+    for task in range(2):
+        for number in range(int((tmp_path / f"clicked-{task}").read_text())):
+            batch = wordcount.clicks(task, number)
+            expected.update(("clicks", word) for word in batch["word"].to_pylist())
+    found = defaultdict(list)
+    for batch in read_results(tmp_path / "results"):
+        for row in batch.to_pylist():
+            found[row["from"], row["word"]].append(row["count"])
+    assert {at: sorted(some) for at, some in found.items()} == {
+        at: [*range(1, n + 1)] for at, n in expected.items()
+    }

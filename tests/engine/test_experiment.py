@@ -12,6 +12,7 @@ from statekit.cli.app import app
 from statekit.engine.experiment.figures import CALM_S, measure
 from statekit.engine.experiment.report import middle, table
 from statekit.engine.experiment.run import ALL, parse_strategies, parse_value, show
+from statekit.engine.histogram import SUB, Histogram
 from statekit.engine.strategies import RESTART, STRATEGIES, How
 from statekit.errors import ArgumentError, EngineError
 
@@ -60,6 +61,28 @@ def test_the_middle_of_several_runs_is_shown() -> None:
     lines = table(shown).splitlines()
     assert len(lines) == 4
     assert lines[2].startswith("seamless")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_histogram_knows_percentiles_to_a_few_percent(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = (10 ** rng.uniform(0, 12, 5000)).astype(np.int64)
+    whole, parts = Histogram(), [Histogram(), Histogram()]
+    whole.add(values)
+    for part, some in zip(parts, (values[:2000], values[2000:]), strict=True):
+        part.add(some)
+    parts[0].merge(parts[1])
+    assert (parts[0].counts == whole.counts).all()
+    assert whole.records == len(values)
+    for percent in (1, 50, 87.5, 99, 100):
+        exact = np.percentile(values, percent, method="inverted_cdf")
+        assert exact <= whole.percentile(percent) <= exact * (1 + 1 / SUB) + 1
+    assert whole.percentile(100) == whole.longest == values.max()
+    empty = Histogram()
+    empty.add(np.array([]))
+    assert empty.percentile(99) == 0.0
+    empty.add(np.array([-5]))
+    assert (empty.records, empty.percentile(50)) == (1, 0.0)
 
 
 def test_strategies_are_written_with_their_parameters() -> None:
@@ -114,4 +137,5 @@ def test_an_experiment_runs_checks_and_draws(tmp_path: Path) -> None:
     kinds = [run[kind][name]["records"] for kind in ("moved", "stayed") for name in run[kind]]
     assert sum(phases) == sum(kinds) > 1000
     assert run["rescale"]["moved"] > 0
-    assert (tmp_path / "rescale.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("rescale.png", "times.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

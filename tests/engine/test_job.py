@@ -32,6 +32,14 @@ def test_a_plan_shows_what_was_written_and_what_runs() -> None:
     assert "source-0, source-1  ==[128 key-groups]==> count" in shown
 
 
+def test_a_plan_with_two_inputs_shows_both() -> None:
+    shown = wordcount.joined.plan()
+    assert (
+        "{ (texts | words) ; (clicks | renamed) } -> [count by word or clicked] -> (sink)" in shown
+    )
+    assert "clicks-0, clicks-1  ==[128 key-groups]==> count" in shown
+
+
 def new() -> Job:
     return Job("j").source(read)
 
@@ -55,6 +63,12 @@ def new() -> Job:
         (lambda: new().key_by("a").process(KeyedOperator, name="source"), "two stages named"),
         (lambda: new().sink("x").sink("y"), "comes last"),
         (lambda: new().sink("x").map(print), "comes after source"),
+        (lambda: new().key_by("a").sink("x"), "comes last"),
+        (lambda: new().key_by("a").source(read, name="b").process(KeyedOperator), "needs a key"),
+        (
+            lambda: new().key_by("a").source(read, name="b").key_by("c", key=int),
+            "must have keys of one type",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_where_it_is_written(build: Any, match: str) -> None:

@@ -2,6 +2,11 @@
 wrong.
 """
 
+import os
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import pytest
 
 from statekit.engine.running import start
 from statekit.engine.sink import read_results
+from statekit.engine.strategies import RESTART, STRATEGIES
 from statekit.engine.workloads import WORKLOADS, workload
 from statekit.engine.workloads.draws import Ranks, below, mixed, uniform
 from statekit.errors import ArgumentError, EngineError
@@ -36,15 +42,17 @@ def write_job(folder: Path, name: str, parameters: dict[str, Any], settings: str
     return path
 
 
-def run(folder: Path, name: str, parameters: dict[str, Any], settings: str = "") -> Any:
+def run(
+    folder: Path, name: str, parameters: dict[str, Any], settings: str = "", workers: Any = (3,)
+) -> Any:
     """Scales a workload while it runs, and checks it: itself, its results, how many events."""
     parameters = {**parameters, "records": 1 << 40}
     work = workload(name, **parameters)
     results = folder / "results"
     with start(str(write_job(folder, name, parameters, settings)), folder / "job") as job:
-        job.scale(work.stage, 3)
-        job.checkpoint()
-        job.scale(work.stage, 1)
+        for number in workers:
+            job.scale(work.stage, number)
+            job.checkpoint()
         work.end(results)
         job.wait(TIMEOUT_S)
     assert work.check(results) > 0
@@ -75,6 +83,58 @@ def test_a_workload_is_exact_though_it_is_scaled_and_its_oracle_sees_faults(
         assert work.wrong(spoilt, records), f"{column} is wrong"
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", [*STRATEGIES, RESTART])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_exact_with_every_strategy_out_in_and_overlapping(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
+    parameters = {**SMALL[name], "records": 1 << 40}
+    work, results = workload(name, **parameters), tmp_path / "results"
+    with (
+        start(str(write_job(tmp_path, name, parameters)), tmp_path / "job") as job,
+        ThreadPoolExecutor() as threads,
+    ):
+        job.scale(work.stage, 3, strategy)
+        job.scale(work.stage, 1, strategy)
+        first = threads.submit(job.scale, work.stage, 2, strategy)
+        second = threads.submit(job.scale, work.stage, 3, strategy)
+        for one in (first, second):  # one may be superseded by the other, which says so
+            assert one.exception() is None or "supersede" in str(one.exception())
+        work.end(results)
+        job.wait(TIMEOUT_S)
+    assert work.check(results) > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_exact_though_processes_are_killed_at_random(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    parameters = {**SMALL[name], "records": 1 << 40}
+    work, results = workload(name, **parameters), tmp_path / "results"
+    with (
+        start(str(write_job(tmp_path, name, parameters)), tmp_path / "job") as job,
+        ThreadPoolExecutor() as threads,
+    ):
+        job.checkpoint()
+        for _ in range(3):
+            scaling = threads.submit(job.scale, work.stage, rng.randint(1, 4))
+            wait([scaling], rng.random() * 2)
+            pids = job.pids
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pids[rng.choice(sorted(pids))], signal.SIGKILL)
+            job.checkpoint()
+            scaling.exception(TIMEOUT_S)  # the kill may have cut it off
+        work.end(results)
+        job.wait(TIMEOUT_S)
+    assert work.check(results) > 0
+
+
+@pytest.mark.nightly
 def test_values_may_be_large_and_the_load_heavy(tmp_path: Path) -> None:
     small = {"rate": 800, "keys": 300, "value_bytes": 1024, "rounds": 2, "is_filled": True}
     work, results, records = run(tmp_path, "key_count", small)

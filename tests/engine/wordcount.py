@@ -104,7 +104,7 @@ def read_clicks(task: int, tasks: int, start: int) -> Iterator[pa.RecordBatch | 
         yield Watermark(start * 10)
         if start > BATCHES:
             time.sleep(PACE_S)
-    (FOLDER / f"read-{task}").write_text(str(start))
+    (FOLDER / f"clicked-{task}").write_text(str(start))
 
 
 def into_windows(word: str, rows, st):  # type: ignore[no-untyped-def]
@@ -132,6 +132,37 @@ windows = (
         parallelism=2,
         name="count",
     )
+    .sink(FOLDER / "results")
+)
+
+
+class Join(KeyedOperator):
+    """Two inputs: how often a word came as a line's word, and as a click."""
+
+    def open(self, kv):  # type: ignore[no-untyped-def]
+        self.counts = {name: kv.value(name, int, default=0) for name in ("texts", "clicks")}
+
+    def process_from(self, stage: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        word = batch.column("word" if stage == "texts" else "clicked")
+        counts = self.counts[stage].add_many(word, returning=True)
+        return pa.record_batch(
+            {"word": word, "from": [stage] * len(word), "count": counts.to_arrow()}
+        )
+
+
+def renamed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"clicked": batch["word"]})
+
+
+joined = (
+    Job("joined")
+    .source(read, parallelism=2, name="texts")
+    .map(words)
+    .key_by("word")
+    .source(read_clicks, parallelism=2, name="clicks")
+    .map(renamed)
+    .key_by("clicked")
+    .process(Join, parallelism=2, name="count")
     .sink(FOLDER / "results")
 )
 

@@ -14,6 +14,8 @@ from statekit.engine.experiment.figures import SLOT_S, Figures
 from statekit.engine.experiment.run import Plan
 
 _COLORS = {"moved": "#c1440e", "stayed": "#08519c"}
+#: As rescales.py names them.
+PHASES = ("waiting", "starting", "copying", "moving", "arriving", "leaving", "returning")
 _FLOOR_MS = 1.0  # of the axis
 
 
@@ -90,6 +92,33 @@ def plot(title: str, figures: Sequence[Figures], path: Path) -> bool:
     figure.legend(handles, labels, loc="upper right", ncols=3, frameon=False, fontsize=9)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+    return True
+
+
+def plot_times(figures: Sequence[Figures], path: Path) -> bool:
+    """What each rescale spent its time on, a bar for each strategy; False without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.4 * len(figures)), dpi=120)
+    names = [one.strategy for one in figures]
+    ends = [0.0] * len(figures)
+    for phase in PHASES:
+        seconds = [one.rescale["seconds"].get(phase, 0.0) for one in figures]
+        if any(seconds):
+            axes.barh(names, seconds, left=ends, label=phase)
+        ends = [end + more for end, more in zip(ends, seconds, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a rescale")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, ncols=7, loc="lower left", bbox_to_anchor=(0, 1))
+    figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
     return True

@@ -17,15 +17,16 @@ from statekit.engine.experiment.figures import Figures, measure
 from statekit.engine.rescales import Rescale
 from statekit.engine.running import start
 from statekit.engine.sink import read_results
-from statekit.engine.strategies import RESTART, STRATEGIES, How
+from statekit.engine.strategies import DEFAULT, RESTART, STRATEGIES, How
 from statekit.engine.workloads import Workload, workload
 from statekit.errors import ArgumentError, EngineError, shorten
 
 ALL = tuple(dict.fromkeys([*STRATEGIES, RESTART]))
-SWEPT = (1, 4, 16, 64)  # key-groups of a step
+SWEPT = (4, 16, 64)  # key-groups of a step
 Say = Callable[[str], None]
 WARM_S = 1.0  # of the load: processes that have just begun are slow
 _LOOK_S = 0.05
+_SETTLED_MS, _SETTLE_S = 100.0, 30.0  # a latency that a job under load has; how long to wait for it
 _START_S = 600.0  # for a job to start and to fill its state
 _RECORDS_MAX = 1 << 40
 
@@ -48,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def work(self) -> Workload:
         parameters = {"rate": 5_000.0, **self.parameters, "records": _RECORDS_MAX}
         found = workload(self.workload, **parameters)
-        if found.job("").stages[-1].arrived is None:
+        if found.job("").stages[-1].due is None:
             raise ArgumentError(
                 f"the results of {self.workload!r} have no moment at which they were due: its "
                 "latency cannot be measured."
@@ -82,11 +83,11 @@ def show(how: How) -> str:
 
 
 def best_of(plan: Plan, strategies: Iterable[How], folder: Path, say: Say) -> list[Figures]:
-    """Runs those that have a step with several of them: all runs. The shortest peak is the best."""
+    """All runs of the others than ours that move in batches, each with several sizes of these."""
     found = []
     for how in strategies:
-        steps = SWEPT if how.strategy != RESTART and how.row.step else ()
-        for step in steps:
+        is_swept = how.strategy not in (DEFAULT, RESTART) and how.row.step > 1
+        for step in SWEPT if is_swept and how.step is None else ():
             one = how._replace(step=step)
             say(f"{show(one)} ...")
             found.append(run(plan, one, folder / f"sweep-{how.strategy}-{step}"))
@@ -130,18 +131,29 @@ class Load:
         self._timetable = self.work.timetable(self._results)
         self._rescales: list[tuple[How, int, float, Any, Rescale]] = []
         self._ends: list[int] = []  # of what is measured of each rescale
-        self.job = start(str(write_job(plan, folder)), folder / "job")
+        self._where = str(write_job(plan, folder)), folder / "job"
+        self.job = start(*self._where)
         try:
             until = monotonic() + _START_S
             while not self._timetable.began:
                 if monotonic() > until:
                     raise EngineError(f"the job has not begun its load after {_START_S:.0f} s.")
                 self.rest(_LOOK_S)
-            self.job.checkpoint()  # so all records so far have come through
+            self._settle()
+            self.job.checkpoint()  # as a job has that has run for a while
             self.rest(WARM_S + plan.before_s)
         except BaseException:
             self.job.stop()
             raise
+
+    def _settle(self) -> None:
+        """Until what was late because the job began is through, as the sink sees it."""
+        until, sink = monotonic() + _SETTLE_S, self.job.stages[-1].tasks()[0]
+        while monotonic() < until:
+            late = self.job.figures.tasks.get(sink, {}).get("latency_p99_ms")
+            if late is not None and late < _SETTLED_MS:
+                return
+            self.rest(_LOOK_S)
 
     def rest(self, seconds: float) -> None:
         """Lets it run. Ends early with the error of a job that has failed."""
@@ -168,6 +180,19 @@ class Load:
         if len(self._ends) < len(self._rescales):
             self._ends.append(now)
         return now
+
+    def restart(self) -> int:
+        """Stops the job and starts it again from a checkpoint; when that began, in nanoseconds."""
+        self.job.checkpoint()
+        now = self.cut()
+        self.job.stop()
+        self.job = start(*self._where)
+        self.job.checkpoint()
+        return now
+
+    def first_after(self, moment: int) -> float:
+        """Seconds from a moment to the next result. (What a recovery took back never was one.)"""
+        return float(self.arrived[self.arrived > moment].min() - moment) / 1e9
 
     def finish(self) -> list[Figures]:
         """Ends the load and checks the results; the figures of each rescale."""
@@ -198,7 +223,8 @@ class Load:
     def _read(self) -> tuple[Any, Any, Any]:
         """When each record was due, and arrived, and its key-group."""
         found = pa.Table.from_batches(read_results(self._results)).combine_chunks()
-        key = self.job.stage_key(self.work.stage)
+        (key,) = [one.key for one in self.job.stages if one.name == self.work.stage]
+        assert key is not None
         groups = key.groups_of(found.select([self.work.key]).to_batches()[0])
         return found["due"].to_numpy(), found["arrived"].to_numpy(), groups
 

@@ -18,7 +18,7 @@ from statekit.engine.sources import files
 from statekit.engine.workloads.pace import Timetable, paced
 from statekit.errors import ArgumentError, EngineError
 
-ARRIVED = "arrived"  # the sink's column: when a result came, as `due`
+DUE = "due"  # a column: when an event was due, for latencies
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

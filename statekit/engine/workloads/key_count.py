@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from statekit.engine.job import Job, KeyedOperator, Read
-from statekit.engine.workloads.base import ARRIVED, Workload, in_order, repeats
+from statekit.engine.workloads.base import DUE, Workload, in_order, repeats
 from statekit.engine.workloads.draws import Ranks, mixed
 from statekit.engine.workloads.pace import paced, source_of
 from statekit.errors import EngineError
@@ -59,7 +59,7 @@ class KeyCount(Workload, frozen=True, kw_only=True):
             .source(self.read(folder), parallelism=self.sources)
             .key_by("key", key=int)
             .process(self._operator, parallelism=self.workers, name=self.stage)
-            .sink(folder, arrived=ARRIVED)
+            .sink(folder, due=DUE)
         )
 
     def _operator(self) -> KeyedOperator:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from statekit.engine.job import Job, KeyedOperator
-from statekit.engine.workloads.base import ARRIVED, Workload, in_order, repeats
+from statekit.engine.workloads.base import DUE, Workload, in_order, repeats
 from statekit.engine.workloads.draws import Ranks, below, uniform
 from statekit.engine.workloads.pace import source_of
 
@@ -50,7 +50,7 @@ class ServerCount(Workload, frozen=True, kw_only=True):
             .source(self.read(folder), parallelism=self.sources)
             .key_by("server")
             .process(_Servers, parallelism=self.workers, name=self.stage)
-            .sink(folder, arrived=ARRIVED)
+            .sink(folder, due=DUE)
         )
 
     def wrong(self, results: pa.Table, records: int) -> str:

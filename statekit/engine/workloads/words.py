@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from statekit.engine.job import Job, KeyedOperator
-from statekit.engine.workloads.base import ARRIVED, Workload, in_order
+from statekit.engine.workloads.base import DUE, Workload, in_order
 from statekit.engine.workloads.draws import Ranks, uniform
 from statekit.engine.workloads.pace import source_of
 
@@ -77,7 +77,7 @@ class WordCount(Workload, frozen=True, kw_only=True):
             .map(words)
             .key_by("word")
             .process(_Count, parallelism=self.workers, name=self.stage)
-            .sink(folder, arrived=ARRIVED)
+            .sink(folder, due=DUE)
         )
 
     def wrong(self, results: pa.Table, records: int) -> str:

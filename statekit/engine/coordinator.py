@@ -27,7 +27,7 @@ from typing import Any
 
 from statekit.engine.channel import listen
 from statekit.engine.checkpoints import HOMES, JobCheckpoint, end, has_ended, newest
-from statekit.engine.control import Control
+from statekit.engine.control import SAID_WHY, Control
 from statekit.engine.deployment import Deployment, Message, Process, Script
 from statekit.engine.frames import move_to_plain
 from statekit.engine.items import Barrier, Move
@@ -38,7 +38,6 @@ from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal, rescaling, weighing
 from statekit.engine.sink import publish_all
 from statekit.engine.strategies import RESTART, How
-from statekit.engine.task import SAID_WHY
 from statekit.errors import EngineError
 
 LOST_SECONDS = 0.1  # after which a task that has lost another one is believed

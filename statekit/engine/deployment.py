@@ -216,7 +216,7 @@ class Deployment:
 
     def _begin(self, name: str, stage: Stage) -> Process:
         """A new process; without a name it is a spare one."""
-        command = [sys.executable, "-m", "statekit.engine.task"]
+        command = [sys.executable, "-m", "statekit.engine.process"]
         command += [self.address, name, str(self.generation), self.reference]
         # A session of its own: Ctrl-C is for us, and we end it.
         process = Process(name, stage, subprocess.Popen(command, start_new_session=True))

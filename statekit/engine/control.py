@@ -2,8 +2,8 @@
 
 One Unix socket for each process, opened by the process. A message is an object with a "kind".
 
-A process that cannot go on says so. If that is because another one has gone, it is *lost*, and waits:
-the coordinator mostly wants it to be a task again. Else it ends.
+A process that cannot go on says so. If that is because another one has gone, it is *lost* and waits
+for the coordinator, which mostly wants it to be a task again. Else it ends.
 """
 
 import os

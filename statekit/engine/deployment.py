@@ -207,7 +207,7 @@ class Deployment:
         if not idle:
             self.processes[name] = self._begin(name, stage)
             return
-        old = next((one for one in idle if one.stage is stage), idle[0])
+        old = max(idle, key=lambda one: (one.name == name, bool(one.name) and one.stage is stage))
         self.idle.remove(old)
         process = self.processes[name] = Process(name, stage, old.popen)
         process.is_kept = True

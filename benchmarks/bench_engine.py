@@ -23,6 +23,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from compare import RESULTS, Report, Row
 
@@ -166,11 +167,11 @@ class Bench:
                 cpu = max(cpu, cpu_seconds(pid) if pid else 0.0)
                 threading.Event().wait(0.02)
             running.wait()
-        began = int((folder / "results" / "began").read_text())
         results = pa.Table.from_batches(read_results(folder / "results"))
         assert results.num_rows == parameters["records"], "records are lost"
-        seconds = (int(results["arrived"].to_numpy().max()) - began) / 1e9
-        return {"seconds": seconds, "cpu": cpu}
+        arrived = np.sort(results["arrived"].to_numpy())
+        seconds = (arrived[-1] - arrived[len(arrived) // 5]) / 0.8 / 1e9  # without the start
+        return {"seconds": float(seconds), "cpu": cpu}
 
     def fixed(self) -> None:
         """The same job, with and without all that is there for rescales."""

@@ -37,6 +37,7 @@ _SECTIONS: dict[str, list[click.Command]] = {
         engine.drain,
         engine.move,
         engine.rescales,
+        engine.worker,
         engine.abort_rescale,
     ],
     "Changing": [

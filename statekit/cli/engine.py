@@ -64,7 +64,12 @@ def run(
         with suppress(FileNotFoundError):
             path.unlink()
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"url": api.url, "token": api.token}, file)
+            file_name, colon, name = job.partition(":")
+            if file_name.endswith(".py"):
+                file_name = str(Path(file_name).resolve())
+            where = {"url": api.url, "token": api.token, "address": running.address}
+            where["job"] = f"{file_name}{colon}{name}"
+            json.dump(where, file)
         try:
             _show(job, folder, api, as_json)
             _wait(running, checkpoint_every)
@@ -210,6 +215,26 @@ def abort_rescale(number: int | None, folder: str, as_json: bool) -> None:
 
 
 @click.command()
+@click.option(
+    "--join", "folder", required=True, metavar="DIR", help="That `statekit run` was told."
+)
+def worker(folder: str) -> None:
+    """Add a process to a running job. It waits until the job needs one more, and works then.
+
+    Workers that a stage is given, and those in the place of a lost one, are taken from such
+    processes first. It ends when the job ends, or does not need it any more.
+
+    \b
+    Example:
+      statekit worker --join /data/wordcount
+    """
+    from statekit.engine.process import main
+
+    known = _known(folder)
+    main([known["address"], "", "0", known["job"]])
+
+
+@click.command()
 @_FOLDER
 @json_option
 def rescales(folder: str, as_json: bool) -> None:
@@ -254,13 +279,7 @@ def _post(folder: str, what: str, **query: Any) -> Any:
 
 def _ask(folder: str, method: str, what: str, query: dict[str, Any]) -> Any:
     """What the job in this folder answers."""
-    path = Path(folder) / _API
-    try:
-        api = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise EngineError(
-            f"no job runs in {folder!r}. Start it with: statekit run JOB --folder {folder}"
-        ) from None
+    api = _known(folder)
     told = urlencode({name: value for name, value in query.items() if value is not None})
     request = urllib.request.Request(
         f"{api['url']}/{what}?{told}",
@@ -275,3 +294,14 @@ def _ask(folder: str, method: str, what: str, query: dict[str, Any]) -> Any:
             raise EngineError(json.load(error)["error"]) from None
     except urllib.error.URLError as error:
         raise EngineError(f"the job in {folder!r} does not answer: {error.reason}.") from None
+
+
+def _known(folder: str) -> dict[str, str]:
+    """Where the job in this folder can be reached."""
+    try:
+        known: dict[str, str] = json.loads((Path(folder) / _API).read_text())
+    except FileNotFoundError:
+        raise EngineError(
+            f"no job runs in {folder!r}. Start it with: statekit run JOB --folder {folder}"
+        ) from None
+    return known

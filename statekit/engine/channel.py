@@ -60,7 +60,9 @@ def connect(address: str) -> socket.socket:
             undo.pop_all()
         return made
     except OSError as error:
-        raise EngineError(f"nobody listens at {address!r}: {error.strerror or error}.") from None
+        raise ChannelLostError(
+            f"nobody listens at {address!r}: {error.strerror or error}."
+        ) from None
 
 
 def _tcp(address: str) -> tuple[str, int] | None:

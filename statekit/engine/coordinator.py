@@ -27,7 +27,7 @@ from typing import Any
 
 from statekit.engine.channel import listen
 from statekit.engine.checkpoints import HOMES, JobCheckpoint, end, has_ended, newest
-from statekit.engine.control import Control
+from statekit.engine.control import SAID_WHY, Control
 from statekit.engine.deployment import Deployment, Message, Process, Script
 from statekit.engine.frames import move_to_plain
 from statekit.engine.items import Barrier, Move
@@ -38,7 +38,6 @@ from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal, rescaling, weighing
 from statekit.engine.sink import publish_all
 from statekit.engine.strategies import RESTART, How
-from statekit.engine.task import SAID_WHY
 from statekit.errors import EngineError
 
 LOST_SECONDS = 0.1  # after which a task that has lost another one is believed
@@ -128,12 +127,8 @@ class Coordinator(Deployment):
 
     def _hear(self, control: Control, known: list[Process], message: Message) -> None:
         if not known:
-            name, pid = message.get("task", ""), message.get("pid")
-            spares = (one for one in self.idle if one.popen.pid == pid and not one.name)
-            process = self.processes.get(name) if name else next(spares, None)
-            is_now = not name or message.get("generation") == self.generation
-            is_ours = message["kind"] == "hello" and is_now
-            if process is None or not is_ours or process.control is not None:
+            process = self._who(message)
+            if process is None or process.control is not None:
                 control.close()  # a process of an earlier generation, or none at all
                 return
             process.control, process.address = control, message["address"]
@@ -144,10 +139,21 @@ class Coordinator(Deployment):
                 raise EngineError(f"{known[0].name} says {message['kind']!r}: nobody knows that.")
             handler(known[0], message)
 
+    def _who(self, message: Message) -> Process | None:
+        """Whose first message this is; None for a process of an earlier generation."""
+        if message["kind"] != "hello":
+            return None
+        if name := message["task"]:
+            is_now = message["generation"] == self.generation
+            return self.processes.get(name) if is_now else None
+        pid = message["pid"]
+        known = (one for one in self.idle if one.popen.pid == pid)
+        return next(known, None) or self.join(pid)
+
     def gone(self, process: Process) -> None:
         """If it knew that it would end, it has said so, or says so now."""
         code = process.popen.returncode
-        if self.processes.get(process.name) is not process:
+        if self.processes.get(process.name) is not process or process.is_finished:
             return
         if process.control is None and code >= 0:
             process.is_gone = True  # whoever waits for it says what that means

@@ -4,8 +4,11 @@ What the coordinator knows of one generation of processes, and how it talks to t
 scaling and recovering change it; they are scripts (scaling.py, coordinator.py).
 """
 
+import os
 import queue
 import secrets
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -26,16 +29,37 @@ from statekit.errors import EngineError
 
 Message: TypeAlias = dict[str, Any]
 JOIN_SECONDS = 120.0  # for a process to start, and to say so
+SAID_SECONDS = 0.02  # after the end of a process, in which what it said last is heard
 REJOIN_SECONDS = 5.0  # for one that runs to become another task
 
 #: What takes several steps: a generator that yields what it waits for.
 Script: TypeAlias = Generator[Callable[[], bool], None, None]
 
 
+class Joined:
+    """A process that somebody has started by hand. What of a Popen is needed here."""
+
+    returncode = -signal.SIGKILL  # nobody tells who is not its parent
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)  # it stays this process, whoever gets its number later
+
+    def poll(self) -> int | None:
+        return self.returncode if select.select([self._fd], [], [], 0)[0] else None
+
+    def wait(self) -> None:
+        select.select([self._fd], [], [])
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+
 class Process:
     """A task's process, as the coordinator knows it."""
 
-    def __init__(self, name: str, stage: Stage, popen: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, name: str, stage: Stage, popen: "subprocess.Popen[bytes] | Joined") -> None:
         self.name = name
         self.stage = stage
         self.popen = popen
@@ -207,7 +231,7 @@ class Deployment:
         if not idle:
             self.processes[name] = self._begin(name, stage)
             return
-        old = next((one for one in idle if one.stage is stage), idle[0])
+        old = max(idle, key=lambda one: (one.name == name, bool(one.name) and one.stage is stage))
         self.idle.remove(old)
         process = self.processes[name] = Process(name, stage, old.popen)
         process.is_kept = True
@@ -216,7 +240,7 @@ class Deployment:
 
     def _begin(self, name: str, stage: Stage) -> Process:
         """A new process; without a name it is a spare one."""
-        command = [sys.executable, "-m", "statekit.engine.task"]
+        command = [sys.executable, "-m", "statekit.engine.process"]
         command += [self.address, name, str(self.generation), self.reference]
         # A session of its own: Ctrl-C is for us, and we end it.
         process = Process(name, stage, subprocess.Popen(command, start_new_session=True))
@@ -225,6 +249,16 @@ class Deployment:
 
     def _observe(self, process: Process) -> None:
         threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def join(self, pid: int) -> Process | None:
+        """A process that was started by hand: a spare one. None if it has gone already."""
+        try:
+            process = Process("", self.job.stages[0], Joined(pid))
+        except ProcessLookupError:
+            return None
+        self.idle.append(process)
+        self._observe(process)
+        return process
 
     def keep(self) -> None:
         """A generation ends. Processes that can be used again are idle then, others are stopped."""
@@ -235,17 +269,20 @@ class Deployment:
                 process.stop()
 
     def refill(self) -> None:
-        """As many spare processes as there are to be; those that are too many end."""
-        self.idle = [one for one in self.idle if one.popen.poll() is None]
-        for process in self.idle[self.spares :]:
-            process.stop()
-        del self.idle[self.spares :]
-        while len(self.idle) < self.spares:
-            self.idle.append(self._begin("", self.job.stages[0]))
+        """As many spare processes as there are to be. Ours that are too many end."""
+        alive = [one for one in self.idle if one.popen.poll() is None]
+        joined = [one for one in alive if isinstance(one.popen, Joined)]
+        ours = [one for one in alive if one not in joined]
+        while len(ours) > self.spares:
+            ours.pop().stop()
+        while len(ours) < self.spares:
+            ours.append(self._begin("", self.job.stages[0]))
+        self.idle = joined + ours
 
     def _watch(self, process: Process) -> None:
         process.popen.wait()
-        self.events.put(lambda: self.gone(process))
+        # What it has said comes first, by another thread.
+        self.wake_in(SAID_SECONDS, lambda: self.gone(process))
 
     def gone(self, process: Process) -> None:
         """A process has ended."""

@@ -115,6 +115,11 @@ class Running:
         """Processes that wait to be needed."""
         return [one.popen.pid for one in [*self._coordinator.idle] if one.control is not None]
 
+    @property
+    def address(self) -> str:
+        """Where a process that is started by hand joins: statekit worker --join."""
+        return self._coordinator.address
+
     def workers(self, stage: str) -> int:
         """How many tasks a stage has."""
         return self._coordinator.parallelism[self._coordinator.job.stage(stage).name]

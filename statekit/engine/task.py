@@ -1,23 +1,18 @@
-"""Task: one process of a stage. A source, a keyed task or the sink.
+"""Task: what a process of a stage does. A source, a keyed task or the sink.
 
-    python -m statekit.engine.task CONTROL NAME GENERATION JOB
+One thread does everything in turns: what the coordinator says, and what comes on the channels. So a
+task's operator, its routing and its part of a checkpoint never meet half-way. (The library's own
+threads carry state, and those of hand_over.py wait for it.)
 
-It connects to the coordinator, says where it can be reached, is told who the others are (start),
-and works until its input ends. One thread does everything in turns: what the coordinator says, and
-what comes on the channels. So a task's operator, its routing and its part of a checkpoint never
-meet half-way. (The library's own threads carry state.)
-
-A task that cannot go on says why, and ends. If that is so because another one has gone, its process
-stays, and becomes a task of the job as it is recovered (again): it has imported everything.
+A task that cannot go on raises why. Recovery is the coordinator's business.
 """
 
 import os
 import selectors
 import sys
 import threading
-import traceback
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
@@ -38,24 +33,22 @@ from statekit.engine.align import (
     Receiver,
     Settled,
 )
-from statekit.engine.channel import ChannelLostError, Incoming, connect, listen
+from statekit.engine.channel import ChannelLostError, Incoming, listen
 from statekit.engine.checkpoints import HOMES
-from statekit.engine.control import Control
+from statekit.engine.control import LOST, Control, fail, heard, lost
 from statekit.engine.event_time import clock
 from statekit.engine.frames import groups_from_plain, move_from_plain
 from statekit.engine.hand_over import HandOvers
 from statekit.engine.histogram import Histogram
 from statekit.engine.items import FIRST, LAST, Watermark
 from statekit.engine.job import Job, Placed, Stage, Until
-from statekit.engine.loading import load_job
 from statekit.engine.metrics import Due
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
 from statekit.engine.sink import ARRIVED, FileSink
-from statekit.errors import EngineError, MigrationError, PeerError
+from statekit.errors import EngineError
 
 Message = dict[str, Any]
-SAID_WHY = 3  # exit code of a process that has told the coordinator
 
 
 class Task:
@@ -71,14 +64,10 @@ class Task:
         self.stage = stage
         self.next = job.after(stage)
         self.due = Due()
-        self.closing = ExitStack()  # what is done at the end
+        self.closing = ExitStack()  # for when it has finished, or is given up
 
     def run(self, start: Message) -> None:
         raise NotImplementedError
-
-    def close(self) -> None:
-        """It has finished, or is given up: others hear of that by their channels."""
-        self.closing.close()
 
     def connect(self, start: Message) -> None:
         """Opens the channels to the next stage."""
@@ -170,7 +159,7 @@ class SourceTask(Task):
                 return
 
     def _listen(self) -> str:
-        message = _heard(self.control)
+        message = heard(self.control)
         kind: str = message["kind"]
         if kind == "barrier":
             position = self._position, self._clock.latest
@@ -204,7 +193,7 @@ class ReceivingTask(Task):
             while not self._is_finished:
                 for key, _ in selector.select(self.left()):
                     if key.fileobj is self.control:
-                        self.hear(_heard(self.control))
+                        self.hear(heard(self.control))
                     elif key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.fileobj, Incoming):
@@ -317,7 +306,7 @@ class KeyedTask(ReceivingTask):
             self.kv,
             self.control,
             self._place,
-            lambda: _heard(self.control),
+            lambda: heard(self.control),
             self._later,
             self._failed,
         )
@@ -331,9 +320,9 @@ class KeyedTask(ReceivingTask):
     def _failed(self) -> None:
         """In a thread, of what is being handed over."""
         if isinstance(sys.exc_info()[1], LOST):
-            _lost(self.control)
+            lost(self.control)
         else:
-            _fail(self.control)
+            fail(self.control)
 
     def _let_go_of_state(self) -> None:
         """It may wait for others that have gone: nobody waits for that."""
@@ -427,7 +416,7 @@ class SinkTask(ReceivingTask):
         self._sink.close()
         self.control.send("drained")  # it is for the coordinator to say that the results count
         while True:
-            self.hear(_heard(self.control))
+            self.hear(heard(self.control))
 
     def wrap(self, channel: str, batch: pa.RecordBatch) -> ArrowRecords:
         return ArrowRecords(batch, None)  # type: ignore[arg-type]  # nobody asks for key-groups
@@ -476,87 +465,3 @@ class SinkTask(ReceivingTask):
 
 def stage_of(task: str) -> str:
     return task.rpartition("-")[0]
-
-
-class Again(Exception):  # noqa: N818  # no error: this process is to be another task
-    """The job goes back to a checkpoint, or needs a task; and this process is to be one of them."""
-
-
-def _heard(control: Control) -> Message:
-    message = control.receive()
-    if message is None:
-        raise ChannelLostError("the coordinator has gone.")
-    if message["kind"] == "again":
-        raise Again(message["task"], message["generation"])
-    return message
-
-
-def _fail(control: Control) -> None:
-    """Says why this process cannot go on, and ends it: nothing it holds counts."""
-    with suppress(ChannelLostError):  # else nobody is there to be told
-        control.send("failed", is_lost=False, text=traceback.format_exc())
-    os._exit(SAID_WHY)
-
-
-def _lost(control: Control) -> None:
-    """Says that another process has gone. What is to be done about it, the coordinator says."""
-    control.send("failed", is_lost=True, text=traceback.format_exc())
-
-
-LOST = (ChannelLostError, PeerError, MigrationError)
-
-
-def _live(address: str, job: Job, name: str, generation: int) -> tuple[str, int] | None:
-    """One life of this process. The name and generation of the next one; None if it has ended.
-
-    name: "" is a spare process, which waits until it is needed.
-    """
-    with Control(connect(address)) as control, ExitStack() as stack:
-        try:
-            about = {"task": name, "generation": generation, "pid": os.getpid()}
-            if not name:
-                control.send("hello", **about, address="")
-                _wait(control)
-            task = _make(control, job, name, generation, str(Path(address).parent))
-            stack.callback(task.close)
-            control.send("hello", **about, address=task.address)
-            try:
-                task.run(_heard(control))
-            except LOST:
-                _lost(control)
-                _wait(control)
-            control.send("finished")
-        except Again as again:
-            return again.args
-        except LOST:
-            os._exit(SAID_WHY)  # the coordinator has gone
-        except Exception:
-            _fail(control)
-    return None
-
-
-def _wait(control: Control) -> None:
-    """Until this process is to be another task."""
-    while True:
-        _heard(control)
-
-
-def _make(control: Control, job: Job, name: str, generation: int, folder: str) -> Task:
-    stage = job.stage(stage_of(name))
-    if stage.kind == "source":
-        return SourceTask(control, name, job, stage)
-    kind = KeyedTask if stage.kind == "keyed" else SinkTask
-    return kind(control, name, job, stage, f"{folder}/{name}.{os.getpid()}.{generation}")
-
-
-def main(arguments: list[str]) -> None:
-    address, name, generation, reference = arguments
-    pa.array([{}])  # now pyarrow imports pandas, and not when the first record is here
-    life: tuple[str, int] | None = (name, int(generation))
-    job = load_job(reference)
-    while life is not None:
-        life = _live(address, job, *life)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,6 +4,8 @@ import os
 import random
 import select
 import signal
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -84,6 +86,24 @@ def test_a_spare_process_takes_the_place_of_one_that_was_killed_and_of_a_new_wor
         os.kill(job.pids["count-0"], signal.SIGKILL)
         job.checkpoint()
         assert spare in job.pids.values()
+        finish(job, tmp_path)
+
+
+def test_a_process_that_was_started_by_hand_becomes_a_worker_and_is_killed(
+    run: Callable[[], Running], tmp_path: Path
+) -> None:
+    job = run()
+    job.checkpoint()
+    command = [sys.executable, "-m", "statekit.engine.process", job.address, "", "0", JOB]
+    with subprocess.Popen(command) as process:
+        assert wait_for_spares(job) == [process.pid]
+        job.scale("count", 3)
+        assert job.pids["count-2"] == process.pid
+        first = job.checkpoint()
+        process.kill()
+        process.wait()
+        assert job.checkpoint() > first
+        assert process.pid not in job.pids.values()
         finish(job, tmp_path)
 
 

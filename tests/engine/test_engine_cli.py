@@ -35,6 +35,8 @@ def test_plan_shows_stages_and_processes() -> None:
         (("run", "none.py", "--folder", "x"), "there is no file 'none.py'"),
         (("run", JOB, "--folder", "x", "--port", "70000"), "there is no such port"),
         (("scale", "count", "--folder", "nothing"), "no job runs in 'nothing'"),
+        (("worker", "--join", "nothing"), "no job runs in 'nothing'"),
+        (("rescales", "--folder", "nothing"), "no job runs in 'nothing'"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(

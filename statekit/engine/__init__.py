@@ -9,6 +9,7 @@ frames.py    items as bytes
 channel.py   the sockets between tasks, bounded by credit
 control.py   messages between the coordinator and its processes
 job.py       what a user writes, and its plan
+operators.py     what a keyed stage does
 on_key.py    a function of one key as an operator: the one of StatefulOp
 windows.py   windows of event time; event_time.py: the watermarks of a source
 sources.py   files as a source; kafka.py: a topic; lines.py: a socket

@@ -14,20 +14,18 @@ need not be sent (loading.py). It says nothing of processes; coordinator.py make
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from statekit.engine.event_time import EventTime
-from statekit.engine.items import FIRST, Watermark
+from statekit.engine.items import Watermark
+from statekit.engine.operators import KeyedOperator as KeyedOperator  # users find it here
 from statekit.engine.records import Key
 from statekit.engine.settings import Settings
+from statekit.engine.windows import Aggregate, Spans, window_operator
 from statekit.errors import ArgumentError, EngineError, shorten
 from statekit.keys import KeyType, key_type_text
-
-if TYPE_CHECKING:
-    from statekit.engine.windows import Aggregate, Spans
-    from statekit.provider.provider import KVProvider
 
 
 class Until(NamedTuple):
@@ -51,31 +49,6 @@ Map: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | None"]
 
 KEY_GROUPS = 128
 NAME_MAX = 60
-
-
-class KeyedOperator:
-    """What a keyed stage does. Each task has one, with the state of its key-groups.
-
-    A task calls these one after the other, never two at once.
-    """
-
-    key: Key  # of its stage; it is set before open() is called
-    time: int = FIRST  # how far event time has come
-
-    def open(self, kv: "KVProvider") -> None:
-        """The task begins: declare states here, and change nothing."""
-
-    def process(self, batch: pa.RecordBatch) -> "pa.RecordBatch | None":
-        """Records of this task's key-groups, in order per key; what it gives goes on."""
-        raise NotImplementedError
-
-    def process_from(self, stage: str, batch: pa.RecordBatch) -> "pa.RecordBatch | None":
-        """The same, for a stage with several inputs: `stage` is where they come from."""
-        return self.process(batch)
-
-    def advance(self, time: int) -> "pa.RecordBatch | None":
-        """Event time has come so far: no earlier record will come."""
-        return None
 
 
 @dataclass
@@ -191,18 +164,16 @@ class Job:
 
     def window(
         self,
-        spans: "Spans",
+        spans: Spans,
         *,
         time: str,
-        aggregates: "Mapping[str, Aggregate]",
+        aggregates: Mapping[str, Aggregate],
         lateness_ms: int = 0,
         emits_late: bool = False,
         parallelism: int = 2,
         name: str | None = None,
     ) -> "Job":
         """A keyed stage of aggregates by window; see windows.py. `time`: a column, milliseconds."""
-        from statekit.engine.windows import window_operator  # it is an operator like any other
-
         make = window_operator(spans, time, aggregates, lateness_ms, emits_late)
         return self.process(make, parallelism=parallelism, name=name)
 

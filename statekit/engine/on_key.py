@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from statekit.engine.job import KeyedOperator
+from statekit.engine.operators import KeyedOperator
 from statekit.keys import key_type_text
 from statekit.spark.cursor import (
     Cursor,

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from statekit.engine.items import FIRST
-from statekit.engine.job import KeyedOperator
+from statekit.engine.operators import KeyedOperator
 from statekit.errors import ArgumentError, EngineError, shorten
 from statekit.keys import key_type_text
 

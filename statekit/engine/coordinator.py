@@ -455,7 +455,8 @@ class Coordinator(Deployment):
         checkpoint = newest(self.folder)
         self.last = checkpoint.number if checkpoint else 0
         # What is in the homes of an earlier start is in the checkpoint, too, or never was.
-        shutil.rmtree(self.folder / HOMES, ignore_errors=True)
+        if not self.generation:  # later, tasks that are given up still have theirs
+            shutil.rmtree(self.folder / HOMES, ignore_errors=True)
         self.deploy()
         started: Future[None] = Future()
         self._scripts.appendleft(_Running(self.starting(checkpoint), started))

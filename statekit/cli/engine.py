@@ -28,10 +28,9 @@ _API = "api.json"  # in the folder of a job that runs: where it can be reached, 
 )
 @click.option(
     "--checkpoint-every",
-    default=10.0,
-    show_default=True,
+    type=float,
     metavar="SECONDS",
-    help="Time between checkpoints; 0: none is taken.",
+    help="Time between checkpoints; 0: none is taken. As the job is set unless told: 10.",
 )
 @click.option(
     "--spares",
@@ -42,7 +41,7 @@ _API = "api.json"  # in the folder of a job that runs: where it can be reached, 
 )
 @json_option
 def run(
-    job: str, folder: str, port: int, checkpoint_every: float, spares: int, as_json: bool
+    job: str, folder: str, port: int, checkpoint_every: float | None, spares: int, as_json: bool
 ) -> None:
     """Run a job of the demo engine until it ends.
 
@@ -72,7 +71,8 @@ def run(
             json.dump(where, file)
         try:
             _show(job, folder, api, as_json)
-            _wait(running, checkpoint_every)
+            usual = running.settings.checkpoint_every_s
+            _wait(running, usual if checkpoint_every is None else checkpoint_every)
         finally:
             path.unlink()
     if not as_json:

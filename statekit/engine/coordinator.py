@@ -88,6 +88,8 @@ class Coordinator(Deployment):
             if has_ended(self.folder):
                 self._finish()
             else:
+                # What is in homes of an earlier start is in the checkpoint, too, or never was.
+                shutil.rmtree(self.folder / HOMES, ignore_errors=True)
                 self._start()
             while not self.done.done():
                 self.events.get()()
@@ -454,9 +456,6 @@ class Coordinator(Deployment):
         """All processes, from the newest checkpoint if there is one."""
         checkpoint = newest(self.folder)
         self.last = checkpoint.number if checkpoint else 0
-        # What is in the homes of an earlier start is in the checkpoint, too, or never was.
-        if not self.generation:  # later, tasks that are given up still have theirs
-            shutil.rmtree(self.folder / HOMES, ignore_errors=True)
         self.deploy()
         started: Future[None] = Future()
         self._scripts.appendleft(_Running(self.starting(checkpoint), started))

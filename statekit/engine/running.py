@@ -20,6 +20,7 @@ from statekit.engine.job import Stage
 from statekit.engine.metrics import Figures
 from statekit.engine.rescales import Rescale
 from statekit.engine.scaling import Goal
+from statekit.engine.settings import Settings
 from statekit.engine.strategies import How
 from statekit.errors import EngineError
 
@@ -127,6 +128,10 @@ class Running:
     def owners(self, stage: str) -> list[str]:
         """The task of each key-group of a keyed stage."""
         return [*self._coordinator.owners[self._coordinator.job.stage(stage).name]]
+
+    @property
+    def settings(self) -> Settings:
+        return self._coordinator.job.settings
 
     @property
     def stages(self) -> list[Stage]:

@@ -123,7 +123,9 @@ class SourceTask(Task):
         index, tasks = self.stage.tasks().index(self.name), self.stage.parallelism
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self.control, selectors.EVENT_READ)
-            for item in read(index, tasks, self._position):
+            items = read(index, tasks, self._position)
+            self.closing.callback(getattr(items, "close", lambda: None))  # connections, files
+            for item in items:
                 self._listen_until(item.moment if isinstance(item, Until) else 0)
                 if isinstance(item, Watermark):
                     self.outputs.advance(item.time)

@@ -978,6 +978,22 @@ def test_only_what_changed_since_the_base_goes_over_the_wire(
         assert dict(restored.value("names", str).items()) == expected
 
 
+def test_a_checkpoint_that_was_published_from_parts_is_a_base(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    source, target, address = pair(stack)
+    names = source.value("names", str)
+    names.put_many(KEYS, [key * 50 for key in KEYS])
+    sk.publish(tmp_path, [source.write_part(tmp_path, number=1)], number=1)
+    names[KEYS[0]] = "changed"
+    migration = target.fetch_from(address, base=str(tmp_path))
+    migration.wait(SECONDS_MAX)
+    assert migration.is_based
+    assert migration.progress.bytes < 4000
+    expected = {key: key * 50 for key in KEYS} | {KEYS[0]: "changed"}
+    assert dict(target.value("names", str).items()) == expected
+
+
 @pytest.mark.parametrize("is_lazy", [True, False])
 def test_a_checkpoint_beside_a_delta_hand_over_is_whole(
     stack: ExitStack, tmp_path: Path, is_lazy: bool

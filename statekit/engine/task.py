@@ -9,10 +9,11 @@ A task that cannot go on raises why. Recovery is the coordinator's business.
 
 import os
 import selectors
+import shutil
 import sys
 import threading
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
@@ -46,7 +47,7 @@ from statekit.engine.metrics import Due
 from statekit.engine.outputs import Outputs
 from statekit.engine.records import ArrowRecords
 from statekit.engine.sink import ARRIVED, FileSink
-from statekit.errors import EngineError
+from statekit.errors import EngineError, StateKitError
 
 Message = dict[str, Any]
 
@@ -278,6 +279,8 @@ class ReceivingTask(Task):
 class KeyedTask(ReceivingTask):
     """An operator with the state of its key-groups."""
 
+    _home_folder = ""  # if state has a home
+
     def run(self, start: Message) -> None:
         stage = self.stage
         assert stage.key is not None
@@ -325,8 +328,15 @@ class KeyedTask(ReceivingTask):
             fail(self.control)
 
     def _let_go_of_state(self) -> None:
-        """It may wait for others that have gone: nobody waits for that."""
-        threading.Thread(target=self.kv.close, daemon=True).start()
+        """It may wait for others that have gone. Nobody waits for that, or minds if it fails."""
+
+        def close() -> None:
+            with suppress(StateKitError):
+                self.kv.close()
+            if self._home_folder:
+                shutil.rmtree(self._home_folder, ignore_errors=True)
+
+        threading.Thread(target=close, daemon=True).start()
 
     def _home(self, generation: int) -> str:
         """Where state lives. What is there counts no longer than this process lives."""
@@ -335,6 +345,7 @@ class KeyedTask(ReceivingTask):
             return "memory:"
         folder = Path(self._place).parents[1] / HOMES / f"{self.name}-{generation}-{os.getpid()}"
         folder.parent.mkdir(parents=True, exist_ok=True)
+        self._home_folder = str(folder)
         return f"rocksdb:{folder}?memory={settings.state_memory}"
 
     def left(self) -> float:

@@ -14,26 +14,28 @@ from prometheus_client.parser import text_string_to_metric_families
 from statekit.engine.http import Api
 from statekit.engine.metrics import Figures
 from statekit.engine.rescales import Rescale
-from statekit.engine.strategies import How
+from statekit.engine.strategies import DEFAULT, How
 from statekit.errors import EngineError
 
 
 class Job:
-    """What the API asks of a Running."""
+    """What the API asks of a Running. strategy: None is that of the job's settings."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.rescales: list[Rescale] = []
 
-    def scale(self, stage: str, workers: int, strategy: str, **how: Any) -> Rescale:
+    def scale(self, stage: str, workers: int, strategy: str | None, **how: Any) -> Rescale:
         if stage != "count":
             raise EngineError(f"job 'j' has no stage {stage!r}.")
         return self._note(f"{workers} workers", workers, "scale", strategy, how)
 
-    def drain(self, worker: str, strategy: str, **how: Any) -> Rescale:
+    def drain(self, worker: str, strategy: str | None, **how: Any) -> Rescale:
         return self._note(f"without {worker}", 1, "drain", strategy, how)
 
-    def move(self, stage: str, groups: list[int], to: str, strategy: str, **how: Any) -> Rescale:
+    def move(
+        self, stage: str, groups: list[int], to: str, strategy: str | None, **how: Any
+    ) -> Rescale:
         return self._note(f"key-groups {groups} to {to}", 2, "move", strategy, how)
 
     def abort_rescale(self, number: int | None) -> Rescale:
@@ -44,10 +46,10 @@ class Job:
 
     figures = Figures("j", {"count-0": {"records_in": 7.0}}, {"count": 2}, {"checkpoints": 3}, {})
 
-    def _note(self, goal: str, after: int, what: str, strategy: str, how: Any) -> Rescale:
+    def _note(self, goal: str, after: int, what: str, strategy: str | None, how: Any) -> Rescale:
         given = {name: value for name, value in how.items() if value is not None}
         self.asked.append((what, goal, strategy, given))
-        self.rescales.append(Rescale(1, "count", goal, "asked", How(strategy), 2, after))
+        self.rescales.append(Rescale(1, "count", goal, "asked", How(strategy or DEFAULT), 2, after))
         return self.rescales[-1]
 
 
@@ -83,7 +85,7 @@ def test_a_stage_is_scaled_and_the_history_shows_it(api: Api, job: Job) -> None:
     assert ask(api, "POST", "/scale?stage=count&pace=99")[0] == 200
     assert job.asked == [
         ("scale", "4 workers", "fluid", {"step": 3, "gap_s": 0.5}),
-        ("scale", "3 workers", "seamless", {"pace": 99}),
+        ("scale", "3 workers", None, {"pace": 99}),
     ]
     assert [one["after"] for one in ask(api, "GET", "/rescales")[1]] == [4, 3]
 
@@ -97,7 +99,7 @@ def test_workers_are_drained_key_groups_moved_and_rescales_aborted(api: Api, job
     ):
         assert ask(api, "POST", path)[0] == 200
     assert job.asked == [
-        ("drain", "without count-0", "seamless", {}),
+        ("drain", "without count-0", None, {}),
         ("move", "key-groups [1, 3, 4, 5] to count-1", "pause", {}),
         ("abort", "abort None", "seamless", {}),
         ("abort", "abort 2", "seamless", {}),

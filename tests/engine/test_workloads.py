@@ -24,9 +24,9 @@ from statekit.errors import ArgumentError, EngineError
 TIMEOUT_S = 300
 SMALL: dict[str, dict[str, Any]] = {
     "key_count": {"rate": 5_000, "keys": 2_000, "zipf": 1.0, "is_filled": True},
-    "word_count": {"rate": 400, "rows": 20, "vocabulary": 500},
-    "server_count": {"rate": 2_000, "servers": 50, "users": 2_000},
-    "windowed_sum": {"rate": 2_000, "keys": 50, "size_ms": 500, "slide_ms": 200},
+    "word_count": {"sources": 1, "rate": 400, "rows": 20, "vocabulary": 500},
+    "server_count": {"sources": 1, "rate": 2_000, "servers": 50, "users": 2_000},
+    "windowed_sum": {"sources": 1, "rate": 2_000, "keys": 50, "size_ms": 500, "slide_ms": 200},
 }
 
 

@@ -14,8 +14,6 @@ from statekit.engine.experiment.figures import SLOT_S, Figures
 from statekit.engine.experiment.run import Plan
 
 _COLORS = {"moved": "#c1440e", "stayed": "#08519c"}
-#: As rescales.py names them.
-PHASES = ("waiting", "starting", "copying", "moving", "arriving", "leaving", "returning")
 _FLOOR_MS = 1.0  # of the axis
 
 
@@ -109,10 +107,9 @@ def plot_times(figures: Sequence[Figures], path: Path) -> bool:
     figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.4 * len(figures)), dpi=120)
     names = [one.strategy for one in figures]
     ends = [0.0] * len(figures)
-    for phase in PHASES:
+    for phase in dict.fromkeys(phase for one in figures for phase in one.rescale["seconds"]):
         seconds = [one.rescale["seconds"].get(phase, 0.0) for one in figures]
-        if any(seconds):
-            axes.barh(names, seconds, left=ends, label=phase)
+        axes.barh(names, seconds, left=ends, label=phase)
         ends = [end + more for end, more in zip(ends, seconds, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("seconds of a rescale")

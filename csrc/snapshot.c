@@ -64,20 +64,89 @@ struct sk_snapshot {
     uint32_t epoch;     /* changes of this epoch and before are in it */
     uint32_t *since;    /* per leaf, or NULL */
     int64_t watermark;  /* event time when it was taken; it has what was alive then */
-    uint64_t bytes_max; /* of the queue */
+    uint64_t bytes_max; /* of the queue and the logs */
     uint8_t *progress;  /* per leaf */
     uint8_t *residency; /* per leaf: sk_residency when it was encoded */
+    /* bytes of the queue and of the logs; read and, by logs that grow, raised without a lock */
+    _Atomic uint64_t held;
     /* it has shut leaves too */
     _Atomic bool has_shut;
     /* all below: under snapshots_lock */
     uint32_t cursor; /* leaves before it have been visited by the reader */
     queued *queue;
-    uint64_t queue_bytes;
-    uint64_t taken;  /* items that left the queue: proof that the reader lives */
+    sk_undo *undos;  /* its logs, the oldest first */
+    sk_undo **undos_end;
+    uint64_t taken;  /* items that left the queue, and leaves read: proof that the reader lives */
     uint32_t users;  /* changers that hold a pointer to this snapshot */
     bool is_overrun; /* given up */
     bool is_closing;
 };
+
+/* ---- Logs. The leaf is locked, and snapshots_lock held. ---- */
+
+/* The snapshot's log of the leaf, or NULL. (For this, the leaf's lock is enough.) */
+static sk_undo *undo_of(const sk_snapshot *snapshot, uint32_t leaf_no) {
+    sk_undo *undo = snapshot->store->undos[leaf_no];
+    return undo != NULL && undo->snapshot == snapshot ? undo : NULL;
+}
+
+static void drop_undo(sk_store *store, uint32_t leaf_no) {
+    sk_undo *undo = store->undos[leaf_no];
+    if (undo == NULL) return;
+    sk_snapshot *snapshot = undo->snapshot;
+    *undo->link = undo->next;
+    *(undo->next != NULL ? &undo->next->link : &snapshot->undos_end) = undo->link;
+    store->undos[leaf_no] = NULL;
+    sk_undo_free(undo);
+}
+
+/* A log for a leaf that has not changed since the snapshot was taken. NULL if the leaf is so small
+ * that it should rather be encoded, or memory is short. */
+static sk_undo *open_undo(sk_snapshot *snapshot, uint32_t leaf_no) {
+    sk_store *store = snapshot->store;
+    const sk_leaf *leaf = &store->leaves[leaf_no];
+    uint64_t entries = 0;
+    uint32_t count = store->state_count;
+    for (uint32_t s = 0; s < count && entries < SK_UNDO_ENTRIES_MIN; s++)
+        entries += (uint64_t)store->states[s]->tables[leaf_no].live +
+                   store->states[s]->tables[leaf_no].tombs;
+    if (entries < SK_UNDO_ENTRIES_MIN) return NULL;
+    sk_undo *undo = sk_undo_new(count, &snapshot->held, snapshot->bytes_max);
+    if (undo == NULL) return NULL;
+    assert(leaf->changed <= snapshot->epoch);
+    undo->snapshot = snapshot;
+    undo->leaf_no = leaf_no;
+    undo->epoch = snapshot->epoch;
+    undo->changed = leaf->changed;
+    undo->forgot = leaf->forgot;
+    undo->residency = leaf->residency;
+    undo->kept = leaf->kept;
+    for (uint32_t s = 0; s < count; s++) {
+        const sk_table *table = &store->states[s]->tables[leaf_no];
+        undo->tables[s] = (sk_past){.epoch = snapshot->epoch,
+                                    .live = table->live,
+                                    .tombs = table->tombs,
+                                    .forgot = table->forgot};
+    }
+    undo->link = snapshot->undos_end;
+    *undo->link = undo;
+    snapshot->undos_end = &undo->next;
+    store->undos[leaf_no] = undo;
+    return undo;
+}
+
+/* Lets changes go on with a log, for the only snapshot that needs the leaf. False if that cannot
+ * be. */
+static bool log_for(sk_snapshot *snapshot, uint32_t leaf_no) {
+    sk_undo *undo = undo_of(snapshot, leaf_no);
+    if (undo == NULL) {
+        drop_undo(snapshot->store, leaf_no); /* of a snapshot that was given up */
+        undo = open_undo(snapshot, leaf_no);
+    }
+    if (undo == NULL) return false;
+    undo->covers = snapshot->store->epoch - 1;
+    return true;
+}
 
 /* ---- Opening and closing ---- */
 
@@ -105,6 +174,7 @@ int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
     if (snapshot == NULL) return SK_NO_MEMORY;
     size_t since_bytes = (size_t)store->leaf_count * sizeof *since;
     snapshot->store = store;
+    snapshot->undos_end = &snapshot->undos;
     snapshot->bytes_max = bytes_max != 0 ? bytes_max : SK_QUEUE_BYTES_DEFAULT;
     snapshot->progress = sk_raw_zalloc(store->leaf_count);
     snapshot->residency = sk_raw_zalloc(store->leaf_count);
@@ -137,6 +207,14 @@ void sk_snapshot_close(sk_snapshot *snapshot) {
     snapshot->is_closing = true;
     pthread_cond_broadcast(&store->snapshots_moved);
     while (snapshot->users > 0) pthread_cond_wait(&store->snapshots_moved, &store->snapshots_lock);
+    while (snapshot->undos != NULL) { /* nobody opens another one */
+        uint32_t leaf_no = snapshot->undos->leaf_no;
+        pthread_mutex_unlock(&store->snapshots_lock);
+        sk_leaf_lock(&store->leaves[leaf_no]);
+        pthread_mutex_lock(&store->snapshots_lock);
+        if (undo_of(snapshot, leaf_no) != NULL) drop_undo(store, leaf_no);
+        sk_leaf_unlock(&store->leaves[leaf_no]);
+    }
     pthread_mutex_unlock(&store->snapshots_lock);
     free_snapshot(snapshot);
     sk_store_release(store);
@@ -166,24 +244,29 @@ void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
 /* What a leaf whose lock is held is to the snapshot: an sk_residency. */
 static uint8_t seen_by(sk_snapshot *snapshot, uint32_t leaf_no) {
     const sk_leaf *leaf = &snapshot->store->leaves[leaf_no];
-    return (uint8_t)(snapshot->has_shut ? sk_leaf_held(leaf) : sk_leaf_seen(leaf));
+    const sk_undo *undo = undo_of(snapshot, leaf_no);
+    sk_leaf was = {.residency = undo != NULL ? undo->residency : leaf->residency,
+                   .kept = undo != NULL ? undo->kept : leaf->kept};
+    return (uint8_t)(snapshot->has_shut ? sk_leaf_held(&was) : sk_leaf_seen(&was));
 }
 
-/* Encodes the leaf as the snapshot must see it. Its lock is held, and it has not changed since the
- * snapshot was taken. */
+/* Encodes the leaf as the snapshot must see it. Its lock is held, and since the snapshot was taken
+ * it has not changed, or the snapshot has a log of it. */
 static int encode_for(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     sk_store *store = snapshot->store;
     uint32_t since = snapshot->since != NULL ? snapshot->since[leaf_no] : 0;
     snapshot->residency[leaf_no] = seen_by(snapshot, leaf_no);
     if (snapshot->residency[leaf_no] == SK_AWAY) return SK_OK; /* or shut */
-    if (since > 0 && store->leaves[leaf_no].changed <= since) return SK_OK;
+    const sk_undo *undo = undo_of(snapshot, leaf_no);
+    uint32_t changed = undo != NULL ? undo->changed : store->leaves[leaf_no].changed;
+    if (since > 0 && changed <= since) return SK_OK;
     return sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
                                  since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since,
-                                 &snapshot->watermark, buf);
+                                 &snapshot->watermark, undo, buf);
 }
 
-static sk_snapshot *first_wanting(sk_store *store, uint32_t leaf_no) {
-    sk_snapshot *snapshot = store->snapshots;
+/* The first snapshot of the list that still needs the leaf; or NULL. */
+static sk_snapshot *first_wanting(sk_snapshot *snapshot, uint32_t leaf_no) {
     while (snapshot != NULL && (snapshot->is_overrun || snapshot->progress[leaf_no] != WANTED))
         snapshot = snapshot->next;
     return snapshot;
@@ -196,7 +279,7 @@ static struct timespec stall_deadline(void) {
     return until;
 }
 
-/* Releases the leaf's lock and waits until the queue has room, the snapshot is closed, or its
+/* Releases the leaf's lock and waits until there is room, the snapshot is closed, or its
  * reader has stalled for too long. Under snapshots_lock. */
 static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *leaf) {
     snapshot->users++;
@@ -205,7 +288,7 @@ static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *lea
     struct timespec until = stall_deadline();
     uint64_t taken = snapshot->taken;
     while (!snapshot->is_closing && !snapshot->is_overrun &&
-           snapshot->queue_bytes >= snapshot->bytes_max) {
+           snapshot->held >= snapshot->bytes_max) {
         int waited =
             pthread_cond_timedwait(&store->snapshots_moved, &store->snapshots_lock, &until);
         if (snapshot->taken != taken) {
@@ -219,7 +302,7 @@ static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *lea
     pthread_cond_broadcast(&store->snapshots_moved);
 }
 
-/* Encodes the locked leaf into the snapshot's queue. Under snapshots_lock, which it releases while
+/* Encodes the locked leaf into the snapshot's queue; then it needs no log. Under snapshots_lock, which it releases while
  * it encodes: the leaf's lock keeps progress[leaf_no] from changing. */
 static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     snapshot->users++;
@@ -233,7 +316,10 @@ static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     snapshot->users--;
     pthread_cond_broadcast(&store->snapshots_moved);
     bool is_empty = item == NULL || item->blocks.len == 0;
-    if (status == SK_OK) snapshot->progress[leaf_no] = is_empty ? DONE : QUEUED;
+    if (status == SK_OK) {
+        snapshot->progress[leaf_no] = is_empty ? DONE : QUEUED;
+        if (undo_of(snapshot, leaf_no) != NULL) drop_undo(store, leaf_no);
+    }
     if (status != SK_OK || is_empty) {
         if (item != NULL) sk_buf_free(&item->blocks);
         sk_raw_free(item);
@@ -242,27 +328,43 @@ static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     item->leaf_no = leaf_no;
     item->next = snapshot->queue;
     snapshot->queue = item;
-    snapshot->queue_bytes += item->blocks.cap;
+    snapshot->held += item->blocks.cap;
     return SK_OK;
 }
 
-int sk_snapshots_serve(sk_store *store, uint32_t leaf_no) {
+static int serve(sk_store *store, uint32_t leaf_no, bool may_wait, bool may_log) {
     sk_leaf *leaf = &store->leaves[leaf_no];
     sk_snapshot *snapshot;
     int status = SK_OK;
     pthread_mutex_lock(&store->snapshots_lock);
-    while (status == SK_OK && (snapshot = first_wanting(store, leaf_no)) != NULL) {
-        if (snapshot->queue_bytes >= snapshot->bytes_max) {
+    while (status == SK_OK && (snapshot = first_wanting(store->snapshots, leaf_no)) != NULL) {
+        if (may_wait && snapshot->held >= snapshot->bytes_max) {
             wait_for_reader(store, snapshot, leaf);
             pthread_mutex_unlock(&store->snapshots_lock);
             sk_leaf_lock(leaf);
             return SK_CHANGED;
         }
+        bool is_only_one = first_wanting(snapshot->next, leaf_no) == NULL;
+        if (may_log && is_only_one && log_for(snapshot, leaf_no)) {
+            pthread_mutex_unlock(&store->snapshots_lock);
+            return SK_OK;
+        }
         status = enqueue(store, snapshot, leaf_no);
     }
-    if (status == SK_OK) leaf->served = store->epoch - 1;
+    if (status == SK_OK) {
+        drop_undo(store, leaf_no); /* of a snapshot that was given up */
+        leaf->served = store->epoch - 1;
+    }
     pthread_mutex_unlock(&store->snapshots_lock);
     return status;
+}
+
+int sk_snapshots_serve(sk_store *store, uint32_t leaf_no, bool may_log) {
+    return serve(store, leaf_no, true, may_log);
+}
+
+int sk_snapshots_serve_now(sk_store *store, uint32_t leaf_no) {
+    return serve(store, leaf_no, false, false);
 }
 
 /* ---- Reading ---- */
@@ -279,7 +381,7 @@ static int64_t take_queued(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf
     int status = sk_buf_put(buf, item->blocks.data, item->blocks.len);
     pthread_mutex_lock(&store->snapshots_lock);
     if (status == SK_OK) {
-        snapshot->queue_bytes -= item->blocks.cap;
+        snapshot->held -= item->blocks.cap;
         snapshot->taken++;
         snapshot->progress[item->leaf_no] = DONE;
     } else { /* try again */
@@ -308,7 +410,12 @@ static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
     pthread_mutex_unlock(&store->snapshots_lock);
     if (is_wanted) status = encode_for(snapshot, leaf_no, buf);
     pthread_mutex_lock(&store->snapshots_lock);
-    if (is_wanted && status == SK_OK) snapshot->progress[leaf_no] = DONE;
+    if (is_wanted && status == SK_OK) {
+        snapshot->progress[leaf_no] = DONE;
+        if (undo_of(snapshot, leaf_no) != NULL) drop_undo(store, leaf_no);
+        snapshot->taken++;
+        pthread_cond_broadcast(&store->snapshots_moved);
+    }
     if (status != SK_OK && snapshot->cursor > leaf_no) snapshot->cursor = leaf_no; /* try again */
     pthread_mutex_unlock(&store->snapshots_lock);
     sk_leaf_unlock(&store->leaves[leaf_no]);
@@ -361,7 +468,8 @@ int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) 
         pthread_mutex_lock(&store->snapshots_lock);
         bool is_overrun = snapshot->is_overrun;
         bool is_left = snapshot->cursor < store->leaf_count;
-        bool is_half_full = snapshot->queue_bytes >= snapshot->bytes_max / 2;
+        bool is_half_full = snapshot->held >= snapshot->bytes_max / 2;
+        uint32_t logged = snapshot->undos != NULL ? snapshot->undos->leaf_no : store->leaf_count;
         pthread_mutex_unlock(&store->snapshots_lock);
         if (is_overrun)
             return -sk_fail(SK_OVERRUN,
@@ -370,13 +478,13 @@ int64_t sk_snapshot_next(sk_snapshot *snapshot, uint32_t *leaf_no, sk_buf *buf) 
                             SK_STALL_MS, (unsigned long long)snapshot->bytes_max);
         int64_t len = -SK_MISSING;
         /* First read leaves that nobody has encoded: if the reader gets to a leaf before a changer
-         * does, no changer has to wait for it. Blocks from changers can wait while the queue has
-         * room. */
+         * does, no changer has to wait for it, and no log is needed. Blocks from changers, and
+         * leaves with a log, can wait while there is room. */
         if (!is_left || is_half_full) len = take_queued(snapshot, leaf_no, buf);
         if (len != -SK_MISSING) return len;
         if (!is_left) return -SK_END;
-        uint32_t next;
-        if (!next_leaf(snapshot, &next)) continue;
+        uint32_t next = logged;
+        if ((!is_half_full || logged == store->leaf_count) && !next_leaf(snapshot, &next)) continue;
         len = read_leaf(snapshot, next, buf);
         if (len == 0) continue;
         if (len > 0) *leaf_no = next;

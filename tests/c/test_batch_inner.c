@@ -24,12 +24,14 @@ static void hooked_lock(sk_store *store, sk_leaf *leaf) {
 #define sk_pack_keys inner_pack_keys
 #define sk_route_keys inner_route_keys
 #define sk_leaf_lock_write inner_leaf_lock_write
+#define sk_leaf_lock_entries inner_leaf_lock_entries
 #define sk_leaves_lock_write inner_leaves_lock_write
 #define sk_leaves_unlock inner_leaves_unlock
 #define sk_leaf_list_lock inner_leaf_list_lock
 #define sk_leaf_list_unlock inner_leaf_list_unlock
 int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
-int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, bool writes,
+int sk_leaf_lock_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_undo **undo);
+int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, sk_lock_for what,
                       uint32_t *epoch);
 #include "../../csrc/batch.c"
 #include "../../csrc/lock.c"

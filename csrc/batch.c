@@ -537,7 +537,9 @@ static int run_chunk(batch *b, int64_t n) {
             if (__builtin_expect(status == SK_BLOCKED, 0)) {
                 status = unblock_chunk(b);
                 is_locked = status == SK_OK;
-                if (!is_locked) b->args->failed = b->first + (b->is_sorted ? b->order[w.first] : (int64_t)w.first);
+                if (!is_locked)
+                    b->args->failed =
+                        b->first + (b->is_sorted ? b->order[w.first] : (int64_t)w.first);
             }
         }
         if (is_locked) expect_more(b, n);

@@ -60,8 +60,8 @@ static inline void prefetch_long_keys(const sk_table *table, size_t group) {
 typedef struct selection {
     sk_select select;
     uint32_t since;
-    const sk_past *past; /* or NULL */
-    uint32_t as_of;      /* its epoch; slots that changed later are not looked at */
+    const sk_past *past;  /* or NULL */
+    uint32_t as_of;       /* its epoch; slots that changed later are not looked at */
     uint32_t live, tombs; /* how many of each there are, selected or not; only with past */
 } selection;
 

@@ -151,13 +151,7 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
                           uint32_t since, const int64_t *watermark, const sk_undo *undo,
                           sk_buf *buf) {
     size_t start = buf->len;
-    sk_leaf was = {0};
-    if (undo != NULL) {
-        was.residency = undo->residency;
-        was.kept = undo->kept;
-        was.forgot = undo->forgot;
-    }
-    const sk_leaf *leaf = undo != NULL ? &was : &store->leaves[leaf_no];
+    const sk_leaf *leaf = &store->leaves[leaf_no];
     /* It has no entries here, but it is not empty either, which is what a delta would say. */
     if (leaf->residency == SK_AWAY) return SK_OK;
     /* A home must be told what has expired. A delta keeps expired entries with their stamps, which
@@ -186,8 +180,7 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
         /* If a table has lost entries without a trace since then, there is no delta of it: all of
          * it is written, as a full block, even if nothing is left. */
         uint32_t forgot = past != NULL ? past->forgot : table->forgot;
-        if (leaf->forgot > forgot) forgot = leaf->forgot;
-        bool has_delta = select != SK_SELECT_SINCE || forgot <= since;
+        bool has_delta = select != SK_SELECT_SINCE || (forgot <= since && leaf->forgot <= since);
         status = SK_FAILPOINT(LEAF_ENCODE);
         if (status == SK_OK)
             status = sk_block_encode(table, &env, states[s]->name, leaf_no,
@@ -204,9 +197,9 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uin
     if (since > store->epoch) return -sk_since_fail(store, since);
     size_t start = buf->len;
     sk_leaf_lock(&store->leaves[leaf_no]);
-    int status = sk_leaf_encode_locked(
-        store, leaf_no, state_id, since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, NULL, NULL,
-        buf);
+    int status =
+        sk_leaf_encode_locked(store, leaf_no, state_id, since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL,
+                              since, NULL, NULL, buf);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }

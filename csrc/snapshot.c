@@ -1,23 +1,38 @@
 /*
  * snapshot.c: consistent views of the store, taken in O(1) while it is in use.
  *
- * Taking one bumps the store's epoch. No entry is versioned and nothing is copied. Instead each
- * leaf is encoded once per snapshot, *before* its first change after the snapshot. Whoever comes
- * first encodes it: the reader (sk_snapshot_next) or the call that is about to change the leaf
- * (sk_leaf_lock_write -> sk_snapshots_serve). So a changing call waits for the encoding of at most
- * one leaf, and a leaf that nobody touches costs nothing until it is read.
+ * Taking one bumps the store's epoch. Nothing is copied, and a leaf that nobody changes costs
+ * nothing until the snapshot's reader (sk_snapshot_next) encodes it. What is changed before the
+ * reader comes is kept for it, in one of two ways:
  *
- *   leaf->served  the epoch up to which every open snapshot has been served for this leaf.
- *                 If the store's epoch is the next one, the leaf may be changed at once. In the
- *                 steady state that is one comparison.
+ *   a log          A call that changes entries whose keys it knows (sk_leaf_lock_entries) first
+ *                  copies each of them, as it was, into the leaf's log (undo.h), and then changes
+ *                  the table in place. The reader encodes the leaf without the entries that are
+ *                  newer than the snapshot, and with those of the log.
+ *   the queue      Every other change (sk_leaf_lock_write: a leaf is cleared, decoded, evicted,
+ *                  swept, detached, marked or gated, timers fire, an entry comes from the home) first
+ *                  encodes the whole leaf, as the reader would, into the snapshot's queue: it serves
+ *                  the snapshot. So does a call about an entry where there can be no log: a key and
+ *                  value of more than SK_UNDO_BYTES_MAX bytes (the change may be a small one in a
+ *                  container of megabytes, and copying that takes as long as encoding it), a leaf of
+ *                  fewer than SK_UNDO_ENTRIES_MIN entries, no memory. Of several snapshots
+ *                  that need a leaf, one gets the log; the others are served. Rejected: a log for
+ *                  several snapshots. It would have to keep the heads of tables once for each.
+ *
+ *   leaf->served  the epoch up to which every open snapshot has been served for this leaf. If the
+ *                 store's epoch is the next one, the leaf may be changed at once, without a log. In
+ *                 the steady state that is one comparison.
+ *   undo->covers  the same, but for the one snapshot whose log it is.
  *   progress[l]   per snapshot and leaf: WANTED -> QUEUED (encoded by a changer, waiting for
  *                 the reader) -> DONE, or WANTED -> DONE (encoded by the reader). Changes only
- *                 under the leaf's lock or, QUEUED -> DONE, under snapshots_lock.
+ *                 under the leaf's lock or, QUEUED -> DONE, under snapshots_lock. While the leaf
+ *                 has a log, it is WANTED.
  *
  * Why it is consistent. A change reads the epoch under its leaf's lock, and is made while that lock
  * is still held.
- *  1. If it reads an epoch later than the snapshot's, then `served` was first brought up to that
- *     epoch, so the leaf was encoded without the change: the change is not in the snapshot.
+ *  1. If it reads an epoch later than the snapshot's, then `served` or `covers` was first brought up
+ *     to the epoch before. So the leaf was encoded without the change, or what it changes was
+ *     kept, or (as below) the leaf will be encoded without it: the change is not in the snapshot.
  *  2. If it reads the snapshot's epoch or an earlier one, the leaf was not encoded before the
  *     change (an encoder takes the lock, and a changing call only encodes if it reads a later
  *     epoch), so it will be encoded with the change: the change is in the snapshot.
@@ -27,12 +42,39 @@
  *  in which the calls can have happened: it has all calls that ended before it was taken, none that
  *  began after, and no effect without its cause.
  *
- * Memory. Blocks encoded by changers (calls that change a leaf) wait in a queue of at most
- * bytes_max (plus one leaf per changing thread). A changer that finds the queue full releases its
- * leaf's lock and waits for the reader. If the reader takes nothing for SK_STALL_MS, the snapshot
- * is given up (its reader gets SK_OVERRUN) and the change goes on. Otherwise a changer might wait
- * for ever, for example if reader and changer are one thread. State in use comes before a copy of
- * it.
+ * Why a leaf with a log is encoded as it was. Let e be the snapshot's epoch, and let the log be
+ * opened at some later time, under the leaf's lock.
+ *  1. Until then the leaf has not changed since the snapshot was taken, for a change would have
+ *     opened the log, or served the leaf, and then there is none. So the heads that the log copies
+ *     are those of then, and every slot has an epoch of at most e.
+ *  2. From then until the leaf is encoded, the log is dropped at every change that is not about
+ *     single entries, because such a change serves first. So all changes are about entries that
+ *     were looked up for the log before. They read an epoch later than e. A slot that they
+ *     leave behind changed has that epoch (sk_entry_changed): it is newer than e, and stays so.
+ *  3. An entry that has not changed is in the table, with an epoch of at most e, and not in the
+ *     log: sk_undo_settle takes back what was kept for a call that changed nothing.
+ *  4. An entry that has changed or gone is in the log, once: it was kept before the first such
+ *     change, when its slot had an epoch of at most e; later slots of the key are newer than e, so
+ *     it was not kept again.
+ *  5. A key that had no entry has none in the log, and only slots newer than e.
+ *  So the slots of at most e and the log are together what the table was. One thing is missing:
+ *  rehashing and purging may drop tombstones of other keys. They do so only in whole leaves, whose
+ *  full blocks have no tombstones; a delta becomes a full block if fewer tombstones are left than
+ *  the head had. (The encoder also asserts that it finds as many entries as the head had.)
+ *  What else the encoder looks at is in the log, too (the leaf's `changed`, and of each table how many
+ *  entries there were, and `forgot`), or does not change: a leaf that has entries is whole or
+ *  partial, and whatever else makes it so, or changes its `forgot`, serves first.
+ *
+ * An expired entry must stay where a snapshot may need it (ttl.c). A call that has kept it may
+ * remove it.
+ *
+ * Memory. Blocks encoded by changers (calls that change a leaf) wait in the queue. These and the
+ * logs take at most bytes_max, plus, for each changing thread, one leaf or what one chunk of a batch
+ * adds to logs. A changer that finds them full releases its leaf's lock and waits for the reader,
+ * who then takes what is in the queue, and leaves with logs, before other leaves. If the reader
+ * takes nothing for SK_STALL_MS, the snapshot is given up (its reader gets SK_OVERRUN) and the
+ * change goes on. Otherwise a changer might wait for ever, for example if reader and changer are one
+ * thread. State in use comes before a copy of it.
  *
  * Readers. Several threads may read one snapshot: each leaf goes to one of them, because progress
  * moves to DONE under the leaf's lock or with the item that left the queue. A reader may get SK_END
@@ -74,7 +116,7 @@ struct sk_snapshot {
     /* all below: under snapshots_lock */
     uint32_t cursor; /* leaves before it have been visited by the reader */
     queued *queue;
-    sk_undo *undos;  /* its logs, the oldest first */
+    sk_undo *undos; /* its logs, the oldest first */
     sk_undo **undos_end;
     uint64_t taken;  /* items that left the queue, and leaves read: proof that the reader lives */
     uint32_t users;  /* changers that hold a pointer to this snapshot */
@@ -118,9 +160,6 @@ static sk_undo *open_undo(sk_snapshot *snapshot, uint32_t leaf_no) {
     undo->leaf_no = leaf_no;
     undo->epoch = snapshot->epoch;
     undo->changed = leaf->changed;
-    undo->forgot = leaf->forgot;
-    undo->residency = leaf->residency;
-    undo->kept = leaf->kept;
     for (uint32_t s = 0; s < count; s++) {
         const sk_table *table = &store->states[s]->tables[leaf_no];
         undo->tables[s] = (sk_past){.epoch = snapshot->epoch,
@@ -244,10 +283,7 @@ void sk_epoch_at_least(sk_store *store, uint32_t epoch) {
 /* What a leaf whose lock is held is to the snapshot: an sk_residency. */
 static uint8_t seen_by(sk_snapshot *snapshot, uint32_t leaf_no) {
     const sk_leaf *leaf = &snapshot->store->leaves[leaf_no];
-    const sk_undo *undo = undo_of(snapshot, leaf_no);
-    sk_leaf was = {.residency = undo != NULL ? undo->residency : leaf->residency,
-                   .kept = undo != NULL ? undo->kept : leaf->kept};
-    return (uint8_t)(snapshot->has_shut ? sk_leaf_held(&was) : sk_leaf_seen(&was));
+    return (uint8_t)(snapshot->has_shut ? sk_leaf_held(leaf) : sk_leaf_seen(leaf));
 }
 
 /* Encodes the leaf as the snapshot must see it. Its lock is held, and since the snapshot was taken

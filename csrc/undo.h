@@ -28,9 +28,8 @@
 #include "table.h"
 
 #define SK_UNDO_BYTES_MAX 16384 /* of a key and a value that are kept */
-#ifndef SK_UNDO_ENTRIES_MIN     /* a test defines it smaller */
 #define SK_UNDO_ENTRIES_MIN 16  /* leaves with fewer entries are encoded: that takes no longer */
-#endif
+static_assert(SK_UNDO_ENTRIES_MIN > 0, "a leaf with a log is not absent: see snapshot.c");
 
 /* An entry as it was. */
 typedef struct sk_saved {
@@ -55,11 +54,9 @@ typedef struct sk_undo {
     struct sk_snapshot *snapshot;
     struct sk_undo *next, **link; /* the snapshot's logs; under snapshots_lock */
     uint32_t leaf_no;
-    uint32_t epoch;  /* the snapshot's */
-    uint32_t covers; /* open snapshots up to this epoch: this one, or they need the leaf no more */
-    /* what sk_leaf had */
-    uint32_t changed, forgot;
-    uint8_t residency, kept;
+    uint32_t epoch;   /* the snapshot's */
+    uint32_t covers;  /* open snapshots up to this epoch: this one, or they need the leaf no more */
+    uint32_t changed; /* what the leaf's was */
 
     uint8_t *at, *end; /* free room of the newest chunk */
     sk_undo_chunk *chunks;

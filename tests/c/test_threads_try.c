@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 #define LEAVES 4
-#define KEYS 16
+#define KEYS 256 /* so many that leaves get a log (csrc/undo.h) */
 #define THREADS 3
 
 #if defined(__SANITIZE_THREAD__)

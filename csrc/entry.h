@@ -15,7 +15,7 @@
 
 /* What a call is about to do. SK_TRIES is added to one of them by a caller that must not wait, since
  * it holds something that others need (py.h): sk_call_begin then answers SK_BUSY where it would
- * have to wait, serve a snapshot or look at a gate. Nothing has happened then, and nothing was
+ * have to wait, encode a leaf for a snapshot or look at a gate. Nothing has happened then, and nothing was
  * counted: the same call without SK_TRIES is to follow. A call that did not get SK_BUSY is counted
  * by its caller, once it has an answer. */
 enum { SK_READS = 0, SK_WRITES = 1, SK_INSTALLS = 2, SK_TRIES = 4 };
@@ -28,8 +28,8 @@ int sk_call_guard(sk_store *store, uint32_t leaf_no, int access) __attribute__((
 /* Keeps the key's entry in the log at->undo, before the call changes it. Where that cannot be, the
  * whole leaf is encoded, or with `tries` the leaf is unlocked and the answer is SK_BUSY. On failure
  * the leaf is unlocked. */
-int sk_call_save(sk_at *at, const sk_key *key, bool tries) __attribute__((cold, noinline));
-void sk_call_settle(sk_at *at) __attribute__((cold, noinline));
+int sk_call_save(sk_at *at, const sk_key *key, bool tries) __attribute__((noinline));
+void sk_call_settle(sk_at *at) __attribute__((noinline));
 
 /* Starts loading the key's tags into the cache while the leaf's lock is being taken, because taking
  * it holds up all later loads. The head is read without the lock: another thread may be changing
@@ -58,8 +58,8 @@ static inline int sk_leaf_lock_try(sk_store *store, uint32_t leaf_no, bool write
     *epoch = writes ? atomic_load(&store->epoch) : 0; /* under the lock, as snapshot.c demands */
     if (__builtin_expect(leaf->residency >= SK_AWAY || (writes && !sk_leaf_is_served(leaf, *epoch)),
                          0)) {
-        if (leaf->residency < SK_AWAY) *undo = sk_leaf_undo(store, leaf_no, *epoch);
-        if (*undo != NULL && !sk_undo_is_full(*undo)) return SK_OK;
+        if (leaf->residency < SK_AWAY && sk_leaf_try_entries(store, leaf_no, epoch, undo))
+            return SK_OK;
         sk_leaf_unlock(leaf);
         return SK_BUSY;
     }

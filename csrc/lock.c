@@ -51,6 +51,19 @@ int sk_leaf_lock_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_
     return lock_for_changes(store, leaf_no, epoch, undo);
 }
 
+bool sk_leaf_try_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_undo **undo) {
+    *undo = NULL;
+    for (bool is_first = true;; is_first = false) {
+        *epoch = atomic_load(&store->epoch);
+        if (sk_leaf_is_served(&store->leaves[leaf_no], *epoch)) return true;
+        *undo = sk_leaf_undo(store, leaf_no, *epoch);
+        if (*undo != NULL && !(is_first && sk_undo_is_full(*undo))) return true;
+        *undo = NULL;
+        /* not for ever, if other threads open snapshot after snapshot */
+        if (!is_first || !sk_snapshots_serve_try(store, leaf_no)) return false;
+    }
+}
+
 void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to) {
     for (uint32_t i = from; i < to; i++) sk_leaf_unlock(&store->leaves[i]);
 }

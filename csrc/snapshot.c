@@ -368,6 +368,12 @@ static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     return SK_OK;
 }
 
+/* No open snapshot needs the locked leaf. Under snapshots_lock. */
+static void set_served(sk_store *store, uint32_t leaf_no) {
+    drop_undo(store, leaf_no); /* of a snapshot that was given up */
+    store->leaves[leaf_no].served = store->epoch - 1;
+}
+
 static int serve(sk_store *store, uint32_t leaf_no, bool may_wait, bool may_log) {
     sk_leaf *leaf = &store->leaves[leaf_no];
     sk_snapshot *snapshot;
@@ -387,10 +393,7 @@ static int serve(sk_store *store, uint32_t leaf_no, bool may_wait, bool may_log)
         }
         status = enqueue(store, snapshot, leaf_no);
     }
-    if (status == SK_OK) {
-        drop_undo(store, leaf_no); /* of a snapshot that was given up */
-        leaf->served = store->epoch - 1;
-    }
+    if (status == SK_OK) set_served(store, leaf_no);
     pthread_mutex_unlock(&store->snapshots_lock);
     return status;
 }
@@ -401,6 +404,17 @@ int sk_snapshots_serve(sk_store *store, uint32_t leaf_no, bool may_log) {
 
 int sk_snapshots_serve_now(sk_store *store, uint32_t leaf_no) {
     return serve(store, leaf_no, false, false);
+}
+
+bool sk_snapshots_serve_try(sk_store *store, uint32_t leaf_no) {
+    if (pthread_mutex_trylock(&store->snapshots_lock) != 0) return false;
+    sk_snapshot *snapshot = first_wanting(store->snapshots, leaf_no);
+    bool is_ready = snapshot == NULL ||
+                    (snapshot->held < snapshot->bytes_max &&
+                     first_wanting(snapshot->next, leaf_no) == NULL && log_for(snapshot, leaf_no));
+    if (snapshot == NULL) set_served(store, leaf_no);
+    pthread_mutex_unlock(&store->snapshots_lock);
+    return is_ready;
 }
 
 /* ---- Reading ---- */
@@ -451,6 +465,7 @@ static int64_t read_leaf(sk_snapshot *snapshot, uint32_t leaf_no, sk_buf *buf) {
         if (undo_of(snapshot, leaf_no) != NULL) drop_undo(store, leaf_no);
         snapshot->taken++;
         pthread_cond_broadcast(&store->snapshots_moved);
+        if (first_wanting(store->snapshots, leaf_no) == NULL) set_served(store, leaf_no);
     }
     if (status != SK_OK && snapshot->cursor > leaf_no) snapshot->cursor = leaf_no; /* try again */
     pthread_mutex_unlock(&store->snapshots_lock);

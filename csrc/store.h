@@ -169,6 +169,8 @@ int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
 /* The same for changes of entries whose keys the caller knows. If *undo is not NULL then, a
  * snapshot needs the leaf as it is, and the caller keeps each entry there before it changes it. */
 int sk_leaf_lock_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_undo **undo);
+/* The same for a leaf that the caller has locked, if nothing must be waited for or encoded. */
+bool sk_leaf_try_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_undo **undo);
 /* The same as sk_leaf_lock_write for leaves [from, to), all at once. */
 int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch);
 void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to);
@@ -398,6 +400,8 @@ int sk_keys_route(const sk_state *state, const sk_column *column, int64_t n, sk_
 int sk_snapshots_serve(sk_store *store, uint32_t leaf_no, bool may_log);
 /* The same without waiting for a reader and without a log, even if the queue is full. */
 int sk_snapshots_serve_now(sk_store *store, uint32_t leaf_no);
+/* The same with may_log, if nothing must be waited for or encoded; else false. */
+bool sk_snapshots_serve_try(sk_store *store, uint32_t leaf_no);
 /* Raises the store's epoch to `epoch` if it is lower. */
 void sk_epoch_at_least(sk_store *store, uint32_t epoch);
 

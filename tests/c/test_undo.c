@@ -521,6 +521,32 @@ static void test_delta_whose_tombstones_were_dropped_is_a_full_block(void) {
     }
 }
 
+/* What happens after a snapshot was taken does not make its delta larger: deletions that leave no
+ * trace, and states that are new. */
+static void test_delta_stays_a_delta(void) {
+    sk_store *store = open_numbers();
+    uint32_t since = sk_epoch_advance(store), leaf;
+    add_keys(store, 0, 1);
+    sk_buf delta = {0}, found = {0};
+    CHECK(sk_leaf_encode(store, 0, 0, since, &delta) > 0);
+    sk_snapshot *snapshot;
+    CHECK_EQ(sk_snapshot_open(store, &since, 0, &snapshot), SK_OK);
+    for (int64_t k = 0; k < 20; k++)
+        CHECK_EQ(sk_delete(store, 0, util_int_key(k).data, 8, 0), SK_OK);
+    uint32_t later = util_state(store, "later", SK_BYTES, "i");
+    for (int64_t k = 0; k < 100; k++)
+        for (int round = 0; round < 2; round++)
+            CHECK_EQ(sk_put(store, later, util_int_key(k).data, 8, (const uint8_t *)"12", 2),
+                     SK_OK);
+    CHECK(store->undos[0] != NULL);
+    CHECK(sk_snapshot_next(snapshot, &leaf, &found) > 0);
+    CHECK(util_same(&found, &delta));
+    sk_snapshot_close(snapshot);
+    sk_buf_free(&delta);
+    sk_buf_free(&found);
+    sk_close(store);
+}
+
 static uint64_t held(sk_store *store) {
     return store->undos[0] != NULL ? store->undos[0]->bytes : 0;
 }
@@ -595,6 +621,7 @@ int main(void) {
     for (uint32_t k = 0; k < KEYS; k++) keys[k] = util_bytes_key(k);
     RUN(test_snapshot_has_what_was_there_whatever_happens_later);
     RUN(test_delta_whose_tombstones_were_dropped_is_a_full_block);
+    RUN(test_delta_stays_a_delta);
     RUN(test_a_log_grows_with_what_has_changed);
     RUN(test_logs_are_bounded);
     RUN(test_a_reader_that_keeps_up_is_not_overrun_by_logs);

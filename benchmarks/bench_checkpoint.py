@@ -528,7 +528,17 @@ class Updates:
         )
 
 
-PARTS = ("full", "updates", "beside", "hold_up", "incremental", "parts", "lazy", "restore", "rescale")
+PARTS = (
+    "full",
+    "updates",
+    "beside",
+    "hold_up",
+    "incremental",
+    "parts",
+    "lazy",
+    "restore",
+    "rescale",
+)
 
 
 def main() -> None:

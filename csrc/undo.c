@@ -2,7 +2,8 @@
 #include "undo.h"
 
 #define FIRST_ROOM 960 /* of a new log; with its head, about 1 KiB */
-#define CHUNK_ROOM 4072
+#define CHUNK_MIN 4072
+#define CHUNK_MAX 65512
 #define PADDED(n) (((n) + 7) & ~(size_t)7)
 
 sk_undo *sk_undo_new(uint32_t table_count, _Atomic uint64_t *held, uint64_t held_max) {
@@ -33,7 +34,10 @@ void sk_undo_free(sk_undo *undo) {
 /* n bytes of the pool, n a multiple of 8; or NULL. What is left of the last chunk is wasted. */
 static void *push(sk_undo *undo, size_t n) {
     if ((size_t)(undo->end - undo->at) < n) {
-        size_t room = n > CHUNK_ROOM / 4 ? n + CHUNK_ROOM : CHUNK_ROOM;
+        size_t room = undo->bytes / 2; /* not many chunks, and not much unused */
+        if (room > CHUNK_MAX) room = CHUNK_MAX;
+        if (room < CHUNK_MIN) room = CHUNK_MIN;
+        if (room < n) room = n;
         sk_undo_chunk *chunk = sk_raw_alloc(sizeof *chunk + room);
         if (chunk == NULL) return NULL;
         chunk->next = undo->chunks;

@@ -13,11 +13,11 @@
  *                  swept, detached, marked or gated, timers fire, an entry comes from the home) first
  *                  encodes the whole leaf, as the reader would, into the snapshot's queue: it serves
  *                  the snapshot. So does a call about an entry where there can be no log: a key and
- *                  value of more than SK_UNDO_BYTES_MAX bytes (the change may be a small one in a
- *                  container of megabytes, and copying that takes as long as encoding it), a leaf of
- *                  fewer than SK_UNDO_ENTRIES_MIN entries, no memory. Of several snapshots
- *                  that need a leaf, one gets the log; the others are served. Rejected: a log for
- *                  several snapshots. It would have to keep the heads of tables once for each.
+ *                  value of more than SK_UNDO_BYTES_MAX bytes (also for a small change in a
+ *                  container of megabytes: copying it would take as long as encoding it), a leaf of
+ *                  fewer than SK_UNDO_ENTRIES_MIN entries, no memory. Of several snapshots that need
+ *                  a leaf, one gets the log; the others are served. Rejected: one log for several
+ *                  snapshots. It would have to keep the heads of the tables once for each.
  *
  *   leaf->served  the epoch up to which every open snapshot has been served for this leaf. If the
  *                 store's epoch is the next one, the leaf may be changed at once, without a log. In
@@ -31,11 +31,12 @@
  * Why it is consistent. A change reads the epoch under its leaf's lock, and is made while that lock
  * is still held.
  *  1. If it reads an epoch later than the snapshot's, then `served` or `covers` was first brought up
- *     to the epoch before. So the leaf was encoded without the change, or what it changes was
- *     kept, or (as below) the leaf will be encoded without it: the change is not in the snapshot.
- *  2. If it reads the snapshot's epoch or an earlier one, the leaf was not encoded before the
- *     change (an encoder takes the lock, and a changing call only encodes if it reads a later
- *     epoch), so it will be encoded with the change: the change is in the snapshot.
+ *     to the epoch before. So the leaf was encoded before the change, or it has a log, and will be
+ *     encoded as it was (see below): the change is not in the snapshot.
+ *  2. If it reads the snapshot's epoch or an earlier one, then before the change the leaf was not
+ *     encoded, and had no log (an encoder takes the lock, and a changing call encodes or opens a
+ *     log only if it reads a later epoch). So it will be encoded with the change: the change is in
+ *     the snapshot.
  *  So a change is in the snapshot iff it read the epoch before the bump. The epoch is one atomic
  *  variable; if change x ended before change y began and y is in the snapshot, then y read the old
  *  epoch, x read it even earlier, and x is in it too. Hence the snapshot is a prefix of every order
@@ -45,12 +46,12 @@
  * Why a leaf with a log is encoded as it was. Let e be the snapshot's epoch, and let the log be
  * opened at some later time, under the leaf's lock.
  *  1. Until then the leaf has not changed since the snapshot was taken, for a change would have
- *     opened the log, or served the leaf, and then there is none. So the heads that the log copies
- *     are those of then, and every slot has an epoch of at most e.
- *  2. From then until the leaf is encoded, the log is dropped at every change that is not about
- *     single entries, because such a change serves first. So all changes are about entries that
- *     were looked up for the log before. They read an epoch later than e. A slot that they
- *     leave behind changed has that epoch (sk_entry_changed): it is newer than e, and stays so.
+ *     opened the log or served the snapshot. So the heads that the log copies are those of that
+ *     moment, and every slot has an epoch of at most e.
+ *  2. From then until the leaf is encoded, all changes are about entries that were looked up for the
+ *     log before: any other change serves the snapshot first. They read an epoch later than e. A
+ *     slot that they have changed has that epoch (sk_entry_changed), and never again one of at
+ *     most e.
  *  3. An entry that has not changed is in the table, with an epoch of at most e, and not in the
  *     log: sk_undo_settle takes back what was kept for a call that changed nothing.
  *  4. An entry that has changed or gone is in the log, once: it was kept before the first such
@@ -61,9 +62,9 @@
  *  rehashing and purging may drop tombstones of other keys. They do so only in whole leaves, whose
  *  full blocks have no tombstones; a delta becomes a full block if fewer tombstones are left than
  *  the head had. (The encoder also asserts that it finds as many entries as the head had.)
- *  What else the encoder looks at is in the log, too (the leaf's `changed`, and of each table how many
- *  entries there were, and `forgot`), or does not change: a leaf that has entries is whole or
- *  partial, and whatever else makes it so, or changes its `forgot`, serves first.
+ *  What else the encoder looks at is in the log, too (the leaf's `changed`, and for each table
+ *  `forgot` and how many entries there were), or it stays as it is: a leaf with entries is whole or
+ *  partial, and what changes that, or the leaf's `forgot`, serves the snapshot first.
  *
  * An expired entry must stay where a snapshot may need it (ttl.c). A call that has kept it may
  * remove it.
@@ -338,8 +339,8 @@ static void wait_for_reader(sk_store *store, sk_snapshot *snapshot, sk_leaf *lea
     pthread_cond_broadcast(&store->snapshots_moved);
 }
 
-/* Encodes the locked leaf into the snapshot's queue; then it needs no log. Under snapshots_lock, which it releases while
- * it encodes: the leaf's lock keeps progress[leaf_no] from changing. */
+/* Encodes the locked leaf into the snapshot's queue; then it needs no log. Under snapshots_lock,
+ * which it releases while it encodes: the leaf's lock keeps progress[leaf_no] from changing. */
 static int enqueue(sk_store *store, sk_snapshot *snapshot, uint32_t leaf_no) {
     snapshot->users++;
     pthread_mutex_unlock(&store->snapshots_lock);

@@ -467,9 +467,6 @@ static void run_world(uint64_t stream, int steps) {
     CHECK(w.logged > (uint64_t)steps / 10);
     CHECK(w.leaves_read > 20);
     CHECK(w.became_full <= w.leaves_read / 2);
-    if (getenv("SK_SHOW"))
-        printf("%d: logged %d read %d full %d\n", (int)stream, (int)w.logged, (int)w.leaves_read,
-               (int)w.became_full);
     sk_buf_free(&w.buf);
     sk_close(w.store);
 }

@@ -244,16 +244,24 @@ def plot(place: Path, batches: Sequence[dict[str, Any]], killed: int, path: Path
     tasks.step(numbers, [one["parallelism"] for one in done], where="mid", color="#08519c")
     tasks.set_ylabel("tasks")
     tasks.set_ylim(0, 6)
+    seconds = [one["seconds"]["total"] for one in done]
+    warming = {numbers[0], killed + 1}  # the first ones of each process: Spark is starting
+    top = 1.4 * max(t for number, t in zip(numbers, seconds, strict=True) if number not in warming)
+    for number, t in zip(numbers, seconds, strict=True):
+        if t > top:
+            text = f"  {t:.1f} s: the first batch of a new process"
+            spent.text(number, top, text, ha="left", va="top", fontsize=9, color="#636363")
+    spent.set_ylim(0, top)
     spent.bar(
         numbers,
-        [one["seconds"]["total"] for one in done],
+        seconds,
         color=[PARALLELISM_MARKS.get(one["parallelism"], "#777777") for one in done],
         width=0.8,
     )
     spent.set_ylabel("seconds a batch")
     spent.set_xlabel("batch")
     handles = [Patch(color=color, label=f"{n} tasks") for n, color in PARALLELISM_MARKS.items()]
-    spent.legend(handles=handles, frameon=False, ncols=3)
+    spent.legend(handles=handles, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     for one in (tasks, spent):
         one.set_xlim(-0.6, max(numbers) + 0.6)
         one.axvline(killed + 0.5, color="#d95f0e", linestyle="--", linewidth=1)

@@ -18,6 +18,7 @@ import json
 import os
 import re
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from statekit.errors import StatefulOpError
 
@@ -57,22 +58,31 @@ def _read(spark: Any, names: list[str]) -> list[str]:
     scheme = _SCHEME.match(names[0])
     if scheme is None or scheme[1].lower() == "file":
         return [_read_local(name) for name in names]
+    from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F  # noqa: N812
 
     # Spark has the credentials of this place, and we may have none.
-    rows = (
-        spark.read.text(names, wholetext=True)
-        .select("value", F.input_file_name().alias("file"))
-        .collect()
-    )
+    try:
+        rows = (
+            spark.read.text([literal(name) for name in names], wholetext=True)
+            .select("value", F.input_file_name().alias("file"))
+            .collect()
+        )
+    except AnalysisException as error:
+        raise _missing(names[0], str(error).splitlines()[0]) from None
     found = []
     for name in names:
         end = name.rpartition("://")[2].partition("/")[2]
-        texts = [row["value"] for row in rows if row["file"].endswith(end)]
+        texts = [row["value"] for row in rows if unquote(row["file"]).endswith(end)]
         if len(texts) != 1:
             raise _missing(name, "Spark does not find it")
         found.append(texts[0])
     return found
+
+
+def literal(path: str) -> str:
+    """A path as Spark reads it, who would take some letters for a pattern."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
 def _read_local(name: str) -> str:

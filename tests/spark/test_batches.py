@@ -286,6 +286,36 @@ def test_of_two_drivers_that_compute_one_batch_the_second_is_refused_at_publishi
     assert job.sink.calls[2:] == [(1, [("a", 3)])]
 
 
+@pytest.mark.parametrize("subgroups", [1, 4])
+def test_a_collector_that_never_rests_takes_nothing_from_batches_and_replays(
+    spark: Any, tmp_path: Path, subgroups: int
+) -> None:
+    job, total = Job(spark, tmp_path, subgroups=subgroups), Counter[str]()
+    stop, errors = threading.Event(), []
+
+    def collect() -> None:
+        try:
+            while not stop.is_set():
+                sk.collect(job.state, keep=1)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        for batch, users in enumerate(["aabc", "b", "cd"]):
+            job.plan(batch)
+            for tasks in (2, 5, 3):  # the second and third time it is a replay
+                job.run(batch, users, tasks)
+            total.update(users)
+            assert job.sink.batches[batch] == sorted((user, total[user]) for user in {*users})
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+    assert job.counts == total
+
+
 # ---- Workers
 
 

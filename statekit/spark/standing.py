@@ -7,6 +7,8 @@ Everything that is wrong is noticed here, before anything is computed:
     our query, batch b, same digest   a restart
     our query, batch b or later,      the query's checkpoint was rolled back, and the batch planned
       another digest, or gone         anew: it may have other rows
+    our query, batch b - 1, but       the same, and batch b - 1 as planned anew is in another state,
+      another digest than Spark has   or in none
     our query, before b - 1           batches went past this op, or versions were removed
     nobody, and b > 0                 the same, with all of them; also if there is an initial state
     another query                     the checkpoint was deleted and the query started anew; or two
@@ -86,6 +88,13 @@ def find_standing(storage: Storage, wanted: QueryBatch, accepts: Accepts) -> Sta
     if note["batch"] < wanted.batch:
         if note["batch"] < wanted.batch - 1 and not accepts.gap:
             raise _gap(storage, wanted, f"the newest is that of batch {note['batch']}")
+        if note["batch"] == wanted.batch - 1 and wanted.before not in (None, note["digest"]):
+            raise StatefulOpError(
+                f"the state in {storage.shown!r} has batch {note['batch']} of this query with "
+                "other rows than the query's checkpoint says. The checkpoint was rolled back, and "
+                "the batch was done anew, but not here. Go on with the path where it was done; or "
+                "bring back the checkpoint of this state; or start anew with another path."
+            )
         return Standing(number, newest, None)
     return _look_back(storage, wanted, accepts, number, newest)
 

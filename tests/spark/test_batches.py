@@ -149,10 +149,28 @@ def test_a_rolled_back_checkpoint_is_refused_or_the_state_goes_back_too(job: Job
     job.plan(2)
     with pytest.raises(StatefulOpError, match="rolled back"):
         job.run(2, "ab")  # as it was before: that version no longer counts
+    job.plan(2, stamp=99)
     job.plan(3, stamp=100)
     job.run(3, "a")
     assert job.counts == Counter("ababbcda")
     assert job.sink.calls[-1] == (3, [("a", 3)])
+
+
+def test_a_batch_that_was_planned_anew_and_done_elsewhere_is_not_mixed_with_this_state(
+    job: Job,
+) -> None:
+    for batch in range(2):
+        job.plan(batch)
+        job.run(batch, "ab")
+    before = digest(job.state)
+    job.plan(1, stamp=9)  # from a copy of the checkpoint, with another path
+    job.plan(2, stamp=10)
+    with pytest.raises(StatefulOpError, match=r"has batch 1 of this query with other rows"):
+        job.run(2, "c")
+    assert digest(job.state) == before
+    (job.query.checkpoint / "offsets" / "1").unlink()  # it cannot be known then
+    job.run(2, "c")
+    assert job.counts == Counter("ababc")
 
 
 def test_a_rolled_back_checkpoint_whose_versions_are_gone_is_refused(job: Job) -> None:

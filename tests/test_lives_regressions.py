@@ -1,9 +1,7 @@
 """What random lives (tests/lives) have found, each as a small test."""
 
-import shutil
 from pathlib import Path
 
-import pytest
 from servers import HOST, redis_server
 
 import statekit as sk
@@ -69,7 +67,6 @@ def test_rollback_leaves_timers_alone_that_are_being_handed_over(tmp_path: Path)
     old.close()
 
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="there is no redis-server")
 def test_rows_that_came_back_by_another_process_of_the_home_are_not_deleted(
     tmp_path: Path,
 ) -> None:

@@ -94,7 +94,8 @@ class Reports:
             self.is_idle = False
             if arrival.is_closed or (arrival.state.is_over and not self._heard):
                 return False
-            arrival.lock.wait(REPORT_SECONDS)  # others come along
+            if arrival.state.missing:
+                arrival.lock.wait(REPORT_SECONDS)  # others come along
             return True
 
     def _has_work(self) -> bool:

@@ -225,12 +225,13 @@ class Worker:
             fill(self.kv, flow.keys, is_count=True)
         else:
             self.own(sk.open("memory:", owned=()))
-        self.kv.absent(np.zeros(1, np.int64), key=int)  # imports what columns need
         self._other: _Out | None = None
         self._routes: socket.socket | None = None
         self._working = threading.Lock()
         self._has_come = threading.Event()  # key-groups, since we looked last
         self._error: BaseException | None = None
+        if not is_old:
+            self._count(np.zeros(1, np.int32))  # refused; but what columns need is imported
         return self.kv.serve("127.0.0.1:0", token=TOKEN).address
 
     def own(self, kv: sk.KVProvider) -> None:

@@ -158,7 +158,7 @@ def _outcome(
     moved, stayed = waits[is_during & is_moving], waits[is_during & ~is_moving]
     during, before = waits[is_during], waits[is_before]
     done.sort()
-    at = int(setting.rate * max(0.0, since - first))
+    at = int(setting.rate * setting.warm_s)
     return Outcome(
         ended - began,
         told["bytes"],

@@ -26,7 +26,7 @@ def plot(flow: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(10, 5.6), dpi=130)
+    figure, axes = pyplot.subplots(figsize=(10, 6.4), dpi=130)
     end = 0.0
     for name, (label, color, width) in _STYLES.items():
         runs = sorted(flow["runs"][name], key=lambda run: run["longest"])
@@ -62,7 +62,9 @@ def plot(flow: dict[str, Any], path: Path) -> None:
     )
     axes.grid(alpha=0.3, which="major")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8.5, loc="upper right")
+    axes.legend(
+        frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=2
+    )
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

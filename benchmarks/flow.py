@@ -275,7 +275,12 @@ class Worker:
             migration = self.kv.fetch_from(address, key_groups=MOVING, strategy=strategy)
             self._tell((MOVING,))
         migration.wait()
-        return {"began": began, "ended": monotonic(), "bytes": migration.progress.bytes}
+        ended = monotonic()
+        waits = {**migration.waits._asdict(), "stopped": 0.0}
+        size = migration.progress.bytes
+        if strategy == "seamless":
+            size += migration.shadow.progress.bytes
+        return {"began": began, "ended": ended, "bytes": size, "waits": waits}
 
     def pause(self) -> float:
         self._working.acquire()

@@ -26,6 +26,7 @@ STRATEGIES = (
     "all_at_once",
     STOP,
 )
+WAITS = ("stopped", "aligning", "shut", "queued", "wire", "decode")  # see migration.waits
 SLOT_S = 0.05  # of the plot
 SHORT_S, STEP_S = 0.1, 0.01  # a stretch whose throughput is looked at; how far it is moved on
 AFTER_S = 1.0
@@ -54,6 +55,7 @@ class Outcome:
 
     seconds: float  # that the hand-over took
     bytes: int  # of blocks
+    waits: dict[str, float]  # seconds that callers waited, by what for
     moved_p99: float
     moved_longest: float
     stayed_p99: float
@@ -128,7 +130,9 @@ def _restart(old: Remote, new: Remote, place: str) -> dict[str, Any]:
         for done in later:
             done()
         new.resume()
-        return {"began": began, "ended": old.resume(), "bytes": 0}
+        ended = old.resume()
+        waits = dict.fromkeys(WAITS, 0.0) | {"stopped": ended - began}
+        return {"began": began, "ended": ended, "bytes": 0, "waits": waits}
 
 
 def _check(tape: Tape, count: int, old: Remote, new: Remote, seed: int) -> None:
@@ -162,6 +166,7 @@ def _outcome(
     return Outcome(
         ended - began,
         told["bytes"],
+        told["waits"],
         _p99(moved),
         float(moved.max()),
         _p99(stayed),

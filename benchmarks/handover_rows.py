@@ -13,7 +13,7 @@ import numpy as np
 from compare import RESULTS, Report, Row
 from handover import STOP, STRATEGIES, Setting, hand_over
 from handover_costs import copy, quiet, small
-from plot_migration import plot
+from plot_migration import plot, plot_waits
 
 ROUNDS = 5
 QUIET_ROUNDS = 9
@@ -61,6 +61,7 @@ class Flows:
         self._report.series[name] = told
         if name in PLOTTED:
             plot({**told, "runs": shown}, RESULTS / f"{self._report.name}.png")
+            plot_waits({**told, "runs": shown}, RESULTS / f"{self._report.name}_waits.png")
         self._compare(name, runs)
 
     def _earlier(self, name: str) -> dict[str, list[dict[str, Any]]]:

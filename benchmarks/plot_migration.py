@@ -1,9 +1,9 @@
-"""The picture of bench_migration.py: how long records waited, by when they were due."""
+"""The pictures of bench_migration.py: how long records waited, and what callers waited for."""
 
 from pathlib import Path
 from typing import Any
 
-from handover import SLOT_S
+from handover import SLOT_S, WAITS
 
 _STYLES = {
     "stop_restore": ("stop, checkpoint, restore", "#d95f0e", 1.3),
@@ -65,6 +65,45 @@ def plot(flow: dict[str, Any], path: Path) -> None:
     axes.legend(
         frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=2
     )
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+    print(f"plotted to {path}")
+
+
+_COLORS = ("#7f7f7f", "#8c6bb1", "#d95f0e", "#fec44f", "#3182bd", "#31a354")  # of WAITS
+
+
+def plot_waits(flow: dict[str, Any], path: Path) -> None:
+    """Seconds that callers waited, by what for; the middle run of each strategy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(10, 4.2), dpi=130)
+    names = [*_STYLES]
+    runs = []
+    for name in names:
+        some = sorted(flow["runs"][name], key=lambda run: sum(run["waits"].values()))
+        runs.append(some[len(some) // 2])
+    left = [0.0] * len(names)
+    for what, color in zip(WAITS, _COLORS, strict=True):
+        widths = [run["waits"][what] for run in runs]
+        axes.barh(names, widths, left=left, color=color, label=what)
+        left = [at + width for at, width in zip(left, widths, strict=True)]
+    for at, total in enumerate(left):
+        axes.text(total, at, f" {_ms(1000 * total)}", va="center", fontsize=9)
+    axes.set_xlim(0, 1.12 * max(left))
+    axes.set_xlabel("seconds that callers waited (two at the same time count twice)")
+    axes.set_title(
+        f"What callers waited for: half of {flow['bytes'] / 1e6:,.0f} MB of counters, "
+        f"{flow['records_per_second']:,.0f} records/s",
+        loc="left",
+        fontsize=11,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=6)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

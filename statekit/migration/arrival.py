@@ -48,6 +48,7 @@ from statekit.migration.fetch import Fetching
 from statekit.migration.kept import Kept
 from statekit.migration.report import Reports
 from statekit.migration.stream import Streaming
+from statekit.migration.waits import Waited, Waits
 from statekit.native.buffers import BufferSlice
 from statekit.protocol.calls import BeginReply
 from statekit.protocol.handover import Incoming
@@ -117,6 +118,7 @@ class Arrival(PushSource):
         #: Adds to our part of the last checkpoint what its source had not passed the barrier of.
         #: (KVProvider.late_parts() has all that was added to one.)
         self.late_checkpoint: CheckpointJob | PartJob | None = None
+        self.waited = Waited()
         self.bytes_received = 0
         self.fetches = 0  # leaves that came on demand
 
@@ -126,6 +128,11 @@ class Arrival(PushSource):
     def progress(self) -> HandOverProgress:
         done = self.state.done
         return HandOverProgress(done, done + len(self.state.missing), self.bytes_received)
+
+    @property
+    def waits(self) -> Waits:
+        """How long callers have waited by now, and what for."""
+        return self.waited.found
 
     @property
     def owned(self) -> tuple[range, ...]:

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statekit.assignment import (
@@ -43,6 +43,7 @@ from statekit.migration.shell import (
 )
 from statekit.migration.steps import OnStep, Steps
 from statekit.migration.strategies import step_size
+from statekit.migration.waits import Waited, Waits, total_of
 from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
@@ -123,6 +124,8 @@ class NewOwnerShell(GoingOn):
         self._copied_in = 0  # bytes, for shadows that are not known any more
         self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
+        self._waited = Waits()  # the same
+        self.aligned = Waited()  # of steps
         self._parts: dict[int, _Passed] = {}  # by number: of the last checkpoints
 
     @property
@@ -475,6 +478,7 @@ class NewOwnerShell(GoingOn):
         call = asked.call
         if is_ours:
             self._asked[call.migration] = asked  # before: an interrupt may come
+        began = perf_counter()
         try:
             timeout_s = channel.timeout_s + HELD_SECONDS * len(call.held)
             reply = channel.begin(call, timeout_s=timeout_s)
@@ -522,7 +526,11 @@ class NewOwnerShell(GoingOn):
                     self._owner.forget_recorded(call.migration)
             raise
         self._asked.pop(call.migration, None)
-        self._take_inline(arrival, call, reply.pieces, None if step is None else step.shadow)
+        arrival.waited.add(shut=perf_counter() - began)
+        if reply.pieces:
+            with arrival.waited.on("decode"):
+                shadow = None if step is None else step.shadow
+                self._take_inline(arrival, call, reply.pieces, shadow)
         return arrival
 
     def _check_geometry(self, channel: "PeerChannel", reply: BeginReply, call: BeginCall) -> None:
@@ -817,6 +825,7 @@ class NewOwnerShell(GoingOn):
                 self._leaves_in += arrival.progress.leaves_done
                 self._bytes_in += arrival.bytes_received
                 self._leaves_fetched += arrival.fetches
+                self._waited = total_of((self._waited, arrival.waits))
         loading = self.loading
         if loading is not None:
             loading.end()

@@ -196,5 +196,6 @@ class Reports:
         arrival = self._arrival
         loading = arrival.shell.loading
         if loading is not None:
-            for leaf in arrival.shell.uncompleted(arrival.id):
-                loading.load(leaf)
+            with arrival.waited.by_itself():
+                for leaf in arrival.shell.uncompleted(arrival.id):
+                    loading.load(leaf)

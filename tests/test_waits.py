@@ -86,8 +86,8 @@ def test_metrics_have_the_waits_of_all_hand_overs(stack: ExitStack) -> None:
     expected = total_of((first.waits, second.waits))
     moved = new.metrics().moved
     found = [getattr(moved, f"waited_{what}_s") for what in Waits._fields]
-    assert found == pytest.approx([*expected])
-    assert sum(found) == pytest.approx(expected.total)
+    assert found == pytest.approx([*expected], abs=1e-3)  # both read the clock
+    assert sum(found) == pytest.approx(expected.total, abs=1e-3)
 
 
 def test_waits_of_threads_add_up_and_own_work_does_not_count() -> None:

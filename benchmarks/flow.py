@@ -276,7 +276,10 @@ class Worker:
             self._tell((MOVING,))
         migration.wait()
         ended = monotonic()
-        waits = {**migration.waits._asdict(), "stopped": 0.0}
+        # Of the time for which key-groups were shut, each has its share: most were not.
+        steps = getattr(migration, "arrivals", (migration,))
+        shut = sum(one.waits.shut * sum(map(len, one.key_groups)) for one in steps) / len(MOVING)
+        waits = {**migration.waits._asdict(), "shut": shut, "stopped": 0.0}
         size = migration.progress.bytes
         if strategy == "seamless":
             size += migration.shadow.progress.bytes

@@ -95,7 +95,9 @@ def plot_waits(flow: dict[str, Any], path: Path) -> None:
     for at, total in enumerate(left):
         axes.text(total, at, f" {_ms(1000 * total)}", va="center", fontsize=9)
     axes.set_xlim(0, 1.12 * max(left))
-    axes.set_xlabel("seconds that callers waited (two at the same time count twice)")
+    axes.set_xlabel(
+        "seconds that callers waited (two at the same time count twice; shut: mean of key-groups)"
+    )
     axes.set_title(
         f"What callers waited for: half of {flow['bytes'] / 1e6:,.0f} MB of counters, "
         f"{flow['records_per_second']:,.0f} records/s",

@@ -16,5 +16,6 @@ channels.py     connections that stay warm between hand-overs
 fetch.py        leaves that come because somebody needs them
 stream.py       leaves that come by themselves
 report.py       what the old owner is told
+waits.py        how long callers waited, and what for
 kept.py         leaves as they came, for a checkpoint that was begun before
 """

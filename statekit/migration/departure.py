@@ -107,6 +107,7 @@ class Departure:
             self.sizes += sizes[grant.leaves.start : grant.leaves.stop]
         self.timer_leaves, self.timer_dues = _timer_leaves(residence, self.leaves)
         self._moved = threading.Condition()
+        self._is_told = False  # who waits knows that it is over
         self._waiting = 0  # fetches that are being answered
         self.bytes_sent = 0
 
@@ -165,8 +166,14 @@ class Departure:
         return self.state.is_over and not self.state.gone
 
     def changed(self) -> None:
-        """What the participant knows of this hand-over has changed, or may have."""
+        """What the participant knows of this hand-over has changed, or may have.
+
+        Said of all hand-overs with each leaf that goes: those that are over cost nothing.
+        """
+        if self._is_told:
+            return
         with self._moved:
+            self._is_told = self.done
             self._moved.notify_all()
 
     @contextmanager

@@ -46,17 +46,19 @@ class Waited:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found = Waits()
+        self._found = Waits()._asdict()
         self._ours: set[int] = set()  # threads of the hand-over itself
 
     @property
     def found(self) -> Waits:
-        return self._found
+        with self._lock:
+            return Waits(**self._found)
 
     def add(self, **seconds: float) -> None:
         if threading.get_ident() not in self._ours:
             with self._lock:
-                self._found = total_of([self._found, Waits(**seconds)])
+                for what, more in seconds.items():
+                    self._found[what] += more
 
     @contextmanager
     def on(self, what: str) -> Iterator[None]:

@@ -25,7 +25,7 @@ from statekit.errors import (
     UnknownEntryError,
     shorten,
 )
-from statekit.homes.record import HomeArrival
+from statekit.homes.record import HomeArrival, HomeShare
 from statekit.keys import KeyType, key_codec
 from statekit.migration.arrival import Arrival
 from statekit.migration.departure import Departure
@@ -57,6 +57,7 @@ class PeerApi(ABC):
     """See KVProvider."""
 
     _residence: Residence
+    _home: HomeShare
     _lock: Any
 
     def __init__(self) -> None:
@@ -169,6 +170,7 @@ class PeerApi(ABC):
         with self._lock:  # first: key-groups do not change hands meanwhile
             if self._peer is None:
                 self._peer = Peer(_Owner(self), self._residence, self._leases)
+                self._home.participants.add(self._peer.name)
                 self._leases = ()
             return self._peer
 

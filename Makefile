@@ -133,9 +133,11 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## store, typed state, checkpoints, migration, commits, homes, tables against their peers; writes benchmarks/results
+bench: .venv/.built ## store, typed state, operators, YCSB, checkpoints, migration, commits, homes, tables against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_single.py
+	$(BIN)/python benchmarks/bench_operators.py
+	$(BIN)/python benchmarks/bench_ycsb.py
 	$(BIN)/python benchmarks/bench_state_types.py
 	$(BIN)/python benchmarks/bench_checkpoint.py
 	$(BIN)/python benchmarks/bench_migration.py

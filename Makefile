@@ -145,6 +145,7 @@ bench: .venv/.built ## store, typed state, operators, YCSB, checkpoints, migrati
 	$(BIN)/python benchmarks/bench_misses.py
 	$(BIN)/python benchmarks/arriving_memory.py
 	$(BIN)/python benchmarks/bench_arrow.py
+	$(BIN)/python benchmarks/bench_import.py
 
 bench-spark: .venv/.built ## state on Spark against Spark's own, by turns in one JVM; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_spark.py

@@ -139,6 +139,13 @@ VALUE_TYPES: dict[Any, Any] = {
     int | None: NUMBERS | st.none(),
     Annotated[int, msgspec.Meta(ge=0)]: NUMBERS,
     Color: st.just(Color.RED),
+    list[int]: st.lists(NUMBERS, max_size=3),
+    list[dict[str, float]]: st.lists(
+        st.dictionaries(TEXTS, FLOATS | NUMBERS, max_size=2), max_size=2
+    ),
+    dict[str, bytes]: st.dictionaries(TEXTS, BYTES, max_size=3),
+    dict[int, Click]: st.dictionaries(NUMBERS, st.builds(Click, TEXTS, NUMBERS), max_size=2),
+    dict[str, Any]: st.dictionaries(TEXTS, NUMBERS, max_size=2),
 }
 DEFAULTS: dict[Any, Any] = {int: 7, float: -0.0, str: "none", bytes: b"", Click: Click("d", 0)}
 
@@ -179,7 +186,8 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
     quick, plain = (kv.value("v", hint, key=key_type, **settings_) for kv in kvs)
     assert type(quick) in SLOW
     keys = data.draw(st.lists(KEY_TYPES[key_type] | ANYTHING, min_size=1, max_size=4), "keys")
-    names = ["get", "set", "del", "contains", "discard", "again", "add", "time", "place", "words"]
+    names = ["get", "set", "del", "contains", "discard", "drop", "again", "add", "time", "place"]
+    names.append("words")
     now = 1_000_000
     for _ in range(data.draw(st.integers(1, 12), "steps")):
         key = data.draw(st.sampled_from(keys), "key")
@@ -193,8 +201,8 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
             same(quick, plain, "__delitem__", key)
         elif name == "contains":
             same(quick, plain, "__contains__", key)
-        elif name == "discard":
-            same(quick, plain, "discard", key)
+        elif name in ("discard", "drop"):
+            same(quick, plain, name, key)
         elif name == "again":
             same(quick, plain, "get", key)
             same(quick, plain, "get", key, given_)
@@ -202,6 +210,7 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
         elif name == "words":
             same(quick, plain, "get", key=key, default=3)
             same(quick, plain, "discard", key=key)
+            same(quick, plain, "drop", key=key)
         elif name == "add":
             same(quick, plain, "add", key)
             same(quick, plain, "add", key, given_)
@@ -232,6 +241,10 @@ SHAPES: dict[Any, Any] = {
     dict[int, bytes]: BYTES,
     dict[tuple[str, int], int]: NUMBERS,
     dict[str, list[int]]: st.lists(NUMBERS, max_size=3),
+    dict[tuple[str, int], dict[str, list[int]]]: st.dictionaries(
+        TEXTS, st.lists(NUMBERS, max_size=3), max_size=2
+    ),
+    list[list[set[int]]]: st.lists(st.sets(NUMBERS, max_size=2), max_size=2),
     dict[str, Any]: ANYTHING,
     set[str]: TEXTS,
     set[float]: FLOATS,
@@ -240,6 +253,38 @@ SHAPES: dict[Any, Any] = {
 POSITIONS = st.integers(-4, 70) | NUMBERS | ODD | st.just(slice(0, 2))
 WHOLES = st.lists(NUMBERS, max_size=3) | st.dictionaries(TEXTS, NUMBERS, max_size=3)
 WHOLES = WHOLES | st.sets(TEXTS, max_size=3) | st.just(list(range(100))) | ODD
+
+
+def same_below(data: st.DataObject, one: Any, other: Any, item: Any, depth: int) -> None:
+    """The views of containers in containers."""
+    if depth == 0 or isinstance(one, views.SetView):
+        return
+    where = data.draw(POSITIONS | TEXTS | st.tuples(TEXTS, NUMBERS), "where below")
+    found = []
+    for view, way in ((one, one.__getitem__), (other, slow(other, "__getitem__"))):
+        try:
+            found.append(way(where))
+        except Exception:  # it was compared already
+            return
+        if not isinstance(found[-1], views.View):
+            return
+        assert isinstance(found[-1]._shape, type(found[0]._shape)), view
+    one, other = found
+    assert type(one) is type(other)
+    places = [(v._key, v._k, v._steps, v._levels) for v in (one, other)]
+    assert places[0] == places[1]
+    same(one, other, "__len__")
+    same(one, other, "copy")
+    if isinstance(one, views.ListView):
+        same(one, other, "append", item)
+        same(one, other, "__getitem__", -1)
+    elif isinstance(one, views.MapView):
+        same(one, other, "__setitem__", where, item)
+        same(one, other, "get", where)
+        same(one, other, "get", where, 5)
+    else:
+        same(one, other, "add", item)
+    same_below(data, one, other, item, depth - 1)
 
 
 @settings(deadline=None)
@@ -266,7 +311,7 @@ def test_containers_and_views_do_the_same_in_c_and_in_python(data: st.DataObject
             same_change_of_place(data, kvs)
         elif step == "state":
             name = data.draw(st.sampled_from(["get", "copy", "__setitem__", "__contains__",
-                "__delitem__", "discard", "append"]))  # fmt: skip
+                "__delitem__", "discard", "drop", "append"]))  # fmt: skip
             if name == "__setitem__":
                 same(quick, plain, name, key, data.draw(wholes, "whole"))
             elif name == "append":
@@ -290,6 +335,7 @@ def test_containers_and_views_do_the_same_in_c_and_in_python(data: st.DataObject
             same(one, other, "__getitem__", where)
             same(one, other, "__setitem__", where, item)
             same(one, other, "__getitem__", where)
+            same_below(data, one, other, item, depth=3)
             if isinstance(one, views.ListView):
                 same(one, other, "append", item)
                 same(one, other, "__getitem__", -1)

@@ -834,6 +834,63 @@ def test_leaves_go_and_come_under_calls() -> None:
     kv.close()
 
 
+def test_key_groups_are_handed_over_under_calls_batches_and_checkpoints(tmp_path: Path) -> None:
+    """Two owners in turn, and threads that count with whichever has the key: nothing is lost."""
+    kvs = [sk.open("memory:", key_groups=8, subgroups=2, owned=owned) for owned in (None, ())]
+    states = [(kv.value("visits", int), kv.list("logs", int)) for kv in kvs]
+    addresses = [kv.serve().address for kv in kvs]
+    keys = [f"k{at}" for at in range(40)]
+    done, failures = threading.Event(), []
+    one, many, items = (dict.fromkeys(keys, 0) for _ in range(3))
+
+    def attempt(call: Callable[[Any, Any], Any]) -> bool:
+        for visits, logs in states:
+            with suppress(NotOwnedError):
+                call(visits, logs)
+                return True
+        return False
+
+    def work(call: Callable[[str], Callable[[Any, Any], Any]], mine: dict[str, int]) -> None:
+        try:
+            while not done.is_set():
+                for key in keys:
+                    mine[key] += attempt(call(key))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    def snapshots() -> None:
+        try:
+            while not done.is_set():
+                for at, kv in enumerate(kvs):
+                    kv.checkpoint(str(tmp_path / str(at)))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    calls = [
+        (lambda key: lambda visits, logs: visits.add(key), one),
+        (lambda key: lambda visits, logs: visits.add_many([key]), many),
+        (lambda key: lambda visits, logs: logs[key].append(1), items),
+    ]
+    threads = [threading.Thread(target=work, args=call) for call in calls]
+    threads.append(threading.Thread(target=snapshots))
+    for thread in threads:
+        thread.start()
+    for at in range(6):
+        new, old = (at + 1) % 2, at % 2
+        kvs[new].fetch_from(addresses[old], key_groups=range(8)).wait()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    visits, logs = states[0]
+    assert {key: visits.get(key) or 0 for key in keys} == {k: one[k] + many[k] for k in keys}
+    assert {key: len(logs[key]) for key in keys} == items
+    for kv in kvs:
+        kv.close()
+
+
 def test_a_provider_is_closed_under_calls() -> None:
     for _ in range(30):
         kv = sk.open("memory:", key_groups=2, subgroups=2)

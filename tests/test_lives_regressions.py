@@ -1,9 +1,7 @@
 """What random lives (tests/lives) have found, each as a small test."""
 
-import shutil
 from pathlib import Path
 
-import pytest
 from servers import HOST, redis_server
 
 import statekit as sk
@@ -69,7 +67,6 @@ def test_rollback_leaves_timers_alone_that_are_being_handed_over(tmp_path: Path)
     old.close()
 
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="there is no redis-server")
 def test_rows_that_came_back_by_another_process_of_the_home_are_not_deleted(
     tmp_path: Path,
 ) -> None:
@@ -101,3 +98,28 @@ def test_rows_that_came_back_by_another_process_of_the_home_are_not_deleted(
         with sk.open(url, owned=range(4, 8), **GEOMETRY) as again:
             assert dict(again.value("counts", int).items()) == expected
         away.close()
+
+
+def test_sibling_that_fetches_from_the_same_process_leaves_a_hand_over_alone(
+    tmp_path: Path,
+) -> None:
+    """Key-groups were coming back to one sibling when another one asked the same process for some.
+
+    It took its sibling's hand-over for one of an earlier life, and the home's record forgot it: the
+    key-groups were another's for good once the home was opened again.
+    """
+    url = f"rocksdb:{tmp_path}/home"
+    home = sk.open(url, **GEOMETRY)
+    home.value("counts", int).update((f"k{number}", number) for number in range(100))
+    first, second = home.split([range(4), range(4, 8)])
+    away = sk.open("memory:", owned=(), **GEOMETRY)
+    away.fetch_from(second.serve().address).wait(60)
+    address = away.serve().address
+    coming = second.fetch_from(address, key_groups=range(4, 6), strategy="on_demand")
+    first.fetch_from(address, key_groups=range(6, 7)).wait(60)  # now it knows what is recorded
+    first.fetch_from(address, key_groups=range(7, 8)).wait(60)
+    coming.wait(60)
+    for kv in (second, first, home, away):
+        kv.close()
+    with sk.open(url, owned=range(8)) as back:
+        assert dict(back.value("counts", int).items()) == {f"k{n}": n for n in range(100)}

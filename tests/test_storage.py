@@ -69,7 +69,7 @@ def run_child(code: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,  # s3fs alone takes seconds to import, and machines may be busy
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -298,6 +298,7 @@ class HomeShare:
 
     def __init__(self, ledger: Ledger | None) -> None:
         self.ledger = ledger
+        self.participants: set[str] = set()  # names, of providers that are open
         self._users = 1
         self._lock = threading.Lock()
 

@@ -41,7 +41,7 @@ from statekit.state.keyed import plain_items
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from statekit.homes.record import HomeArrival
+    from statekit.homes.record import HomeArrival, HomeShare
     from statekit.live.job import CheckpointJob, PartJob
     from statekit.migration.arrival import Arrival
     from statekit.migration.departure import Departure
@@ -61,6 +61,7 @@ class PeerApi(ABC):
     """See KVProvider."""
 
     _residence: Residence
+    _home: HomeShare
     _lock: Any
 
     def __init__(self) -> None:
@@ -178,6 +179,7 @@ class PeerApi(ABC):
                 from statekit.migration.peer import Peer
 
                 self._peer = Peer(_Owner(self), self._residence, self._leases)
+                self._home.participants.add(self._peer.name)
                 self._leases = ()
             return self._peer
 

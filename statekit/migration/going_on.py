@@ -5,6 +5,7 @@ leases before a leaf can move in. Whoever opens the home after a crash may go on
 id and the name that the old owner knows. docs/protocol.md says why that is safe.
 """
 
+import threading
 from abc import abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Sequence
@@ -166,10 +167,15 @@ class GoingOn(Shell):
         reply = reply._replace(sizes=_cut_sizes(reply, ranges))
         reply = reply._replace(offer=reply.offer._replace(grants=tuple(left)))
         changes_to = base[0] if base is not None and reply.based else None
+        maker = threading.get_ident()
+
+        def accept(_: object) -> Arrival:
+            arrival = self._accept(channel, reply, groups, strategy, changes_to, is_known, here)
+            arrival.maker = maker  # who was lent the channel: not the thread that does this
+            return arrival
+
         # If Ctrl-C cut it in two, what has come could not be given back, as it is otherwise.
-        return uninterrupted(
-            lambda _: self._accept(channel, reply, groups, strategy, changes_to, is_known, here)
-        )
+        return uninterrupted(accept)
 
     def _tell_held(self, channel: "PeerChannel", entry: HomeArrival) -> None:
         """Tells the old owner of key-groups that were complete when the home was opened again."""

@@ -359,6 +359,8 @@ class KVProvider(InProcess, Recording):
         for state in self._handles:
             state._ptr = None
         self._residence.close()
+        if self._peer is not None:
+            self._home.participants.discard(self._peer.name)
         self._home.release()
         for group in (group for part in self._mine for group in part):
             if self._family.owners.get(group) is self:

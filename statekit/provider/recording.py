@@ -89,11 +89,15 @@ class Recording(Splitting):
                 )
 
     def _interrupted(self) -> tuple[HomeArrival, ...]:
-        owners = self._family.owners  # siblings share the home, and go on with their own
+        owners = self._family.owners
+        mine = "" if self._peer is None else self._peer.name
+        siblings = self._home.participants - {mine}
         found = []
         for one in self._recorded.arrivals:
-            mine = [group for part in one.key_groups for group in part if group in owners]
-            rest = subtract(one.key_groups, tuple(range(group, group + 1) for group in mine))
+            if one.target in siblings:
+                continue  # which goes on with it by itself
+            here = [group for part in one.key_groups for group in part if group in owners]
+            rest = subtract(one.key_groups, tuple(range(group, group + 1) for group in here))
             found.append(one._replace(key_groups=rest))
         return tuple(found)
 

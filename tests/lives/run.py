@@ -1,7 +1,6 @@
 """Many lives: one after the other from a seed on, in several processes at once."""
 
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -153,10 +152,11 @@ def _end(pid: int) -> None:
 @contextmanager
 def _redis() -> Iterator[int]:
     """The port of a Redis server for all jobs; 0 if none can be had."""
-    if shutil.which("redis-server") is None:
+    from ..servers import redis_binary, redis_server  # not where pytest looks for doctests: no ".."
+
+    if redis_binary() is None:
         yield 0
         return
-    from ..servers import redis_server  # not where pytest looks for doctests: there is no ".."
 
     with (
         tempfile.TemporaryDirectory() as place,

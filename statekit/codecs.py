@@ -108,7 +108,7 @@ def make_codec(hint: Any, role: Role = "value") -> Codec:
     if role == "value" and kind[0] in ("list", "dict") and (args := typing.get_args(hint)):
         # C tells whether a value is exact by the codecs of its parts.
         *keys, item = (make_codec(arg).native for arg in args)
-        codec.native._of_parts(pack, *(keys or [None]), item)
+        codec.native._of_parts(pack, keys[0] if keys else None, item)
     return codec
 
 

@@ -21,7 +21,6 @@ new keys all the time, deletes. All stores replay the same accesses, part by par
 All files are in memory, so that nobody waits for a disk.
 """
 
-import argparse
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from beyond_memory import tuned_rocksdict
-from compare import Report, Row, measure, medians, ratio
+from compare import Report, Row, arguments, measure, medians, ratio
 from contenders import Lmdb, PackedDict, Sqlite, scratch_folder
 from operator_traces import APPEND, DELETE, DROP, GET, ITEMS, MODELS, PUT, VALUE_BYTES
 from replay import Parts, Slate, Store, nothing, of_keeper, of_provider, of_rocksdict
@@ -193,10 +192,7 @@ def run_model(report: Report, name: str, sizes: Sizes) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    given = arguments(__doc__ or "")
     sizes = QUICK if given.quick else Sizes()
     report = Report("operators_quick" if given.quick else "operators")
     for name in MODELS:

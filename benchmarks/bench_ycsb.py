@@ -18,7 +18,6 @@ and runs in a process of its own in each round (ycsb.py), with its files on disk
     no store       the loop alone, which is in all other figures
 """
 
-import argparse
 import gc
 import json
 import subprocess
@@ -28,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 
 from beyond_memory import tuned_rocksdict
-from compare import Report, Row, measure, medians, ratio
+from compare import Report, Row, arguments, measure, medians, ratio
 from contenders import Lmdb, PackedDict, PlainDict, Sqlite, scratch_folder
 from replay import Parts, Slate, Store, nothing, of_keeper, of_rocksdict
 from ycsb import (
@@ -166,10 +165,7 @@ def add(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    given = arguments(__doc__ or "")
     sizes = QUICK if given.quick else Sizes()
     report = Report("ycsb_quick" if given.quick else "ycsb")
     is_place = given.only in ("memory", "beyond")

@@ -128,12 +128,52 @@ class Bench:
                 "single-key updates while a checkpoint is written, p99 vs before",
                 middle(tails),
                 "x",
-                3,
+                1.5,
                 at_most=True,
                 figures={
                     "before us": middle(before.p99_us for before, _ in figures),
                     "during us": middle(during.p99_us for _, during in figures),
                 },
+            )
+        )
+
+    def beside(self) -> None:
+        """Updates and a checkpoint beside each other, and what each costs the other at least."""
+        size, middle = self.sizes.written, statistics.median
+        rates: dict[str, list[float]] = {"own": [], "other": []}
+        times: dict[str, list[float]] = {"own": [], "other": [], "alone": []}
+        with filled(size) as kv, filled(size) as other:
+            update = Updates(kv, size // ENTRY_BYTES)
+            for at in range(self.sizes.rounds):
+                with self.scratch() as place:
+                    job = kv.checkpoint_async(place, base=None)
+                    times["alone"].append(timed(job.wait)[0])
+                pair = [("own", kv), ("other", other)]
+                for name, written in pair if at % 2 else reversed(pair):
+                    with self.scratch() as place:
+                        began = perf_counter()
+                        job = written.checkpoint_async(place, base=None)
+                        rates[name].append(update.run(lambda job=job: job.done).rate)
+                        job.wait()
+                        times[name].append(perf_counter() - began)
+        self.report.add(
+            Row(
+                "single-key updates while a checkpoint is written, throughput vs while another "
+                "provider's is",
+                middle(own / other for own, other in zip(*rates.values(), strict=True)),
+                "x",
+                0.93,
+                figures={f"{name}/s": middle(values) for name, values in rates.items()},
+            )
+        )
+        self.report.add(
+            Row(
+                "checkpoint beside single-key updates, time vs without them",
+                middle(own / alone for own, _, alone in zip(*times.values(), strict=True)),
+                "x",
+                1.6,
+                at_most=True,
+                figures={f"{name} s": middle(values) for name, values in times.items()},
             )
         )
 
@@ -488,7 +528,17 @@ class Updates:
         )
 
 
-PARTS = ("full", "updates", "hold_up", "incremental", "parts", "lazy", "restore", "rescale")
+PARTS = (
+    "full",
+    "updates",
+    "beside",
+    "hold_up",
+    "incremental",
+    "parts",
+    "lazy",
+    "restore",
+    "rescale",
+)
 
 
 def main() -> None:

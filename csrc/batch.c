@@ -31,6 +31,10 @@
 
 #define NO_NUMBER 0 /* in place of a kind: every record takes the general way */
 
+/* No sk_status: an entry is too large for a log, so its leaf is to be served as a whole. That may
+ * have to wait for a snapshot's reader, so the locks are given back before. */
+#define SK_BLOCKED 65
+
 /* What is known about a leaf in the current chunk. */
 #define LEAF_TOUCHED 1 /* a record falls into it */
 #define LEAF_WHOLE 2   /* a key that is not here does not exist */
@@ -51,6 +55,8 @@ typedef struct batch {
     uint32_t *leaves;    /* the touched ones, ascending */
     uint32_t leaf_count; /* how many */
     bool is_guarded;     /* one of them is away, or its gate is not open */
+    bool is_logged;      /* changes of one of them are noted in a log (undo.h) */
+    uint32_t blocked;    /* SK_BLOCKED: the leaf that must be served first */
     uint32_t *order;     /* the records in the order in which they are processed */
     bool is_sorted;      /* by leaf; else `order` is not made and records keep their order */
     uint64_t live;       /* entries in the touched tables before the chunk */
@@ -155,9 +161,31 @@ static int map_put_record(batch *b, sk_at *at, const sk_key *key, int64_t record
     return result < 0 ? (int)-result : SK_OK;
 }
 
+static int run_op(batch *b, sk_at *at, const sk_key *key, int64_t record) {
+    sk_slot *slot;
+    int status;
+    switch (b->op) {
+    case SK_B_GET:
+        return get_record(b, at, key, record);
+    case SK_B_PUT:
+        return put_record(b, at, key, record);
+    case SK_B_ADD:
+        return add_record(b, at, key, record);
+    case SK_B_HAS:
+        status = sk_entry_find(at, key, &slot);
+        if (status == SK_OK) sk_entry_read(at, slot);
+        return status;
+    case SK_B_DELETE:
+        return sk_entry_delete(at, key, (b->args->flags & SK_BLIND) != 0);
+    case SK_B_APPEND:
+        return append_record(b, at, key, record);
+    default:
+        return map_put_record(b, at, key, record);
+    }
+}
+
 /* Any operation, the general way. */
 static int run_record(batch *b, int64_t record, const sk_key *key) {
-    sk_slot *slot;
     sk_at at;
     int status;
     uint32_t leaf_no = sk_leaf_of(key->hash, b->store->leaf_bits);
@@ -172,24 +200,14 @@ static int run_record(batch *b, int64_t record, const sk_key *key) {
     sk_at_set(&at, b->store, b->state, leaf_no, b->epoch);
     at.env.expected = b->expected;
     if (at.env.is_timed) at.env.timing = &b->timing;
-    switch (b->op) {
-    case SK_B_GET:
-        return get_record(b, &at, key, record);
-    case SK_B_PUT:
-        return put_record(b, &at, key, record);
-    case SK_B_ADD:
-        return add_record(b, &at, key, record);
-    case SK_B_HAS:
-        status = sk_entry_find(&at, key, &slot);
-        if (status == SK_OK) sk_entry_read(&at, slot);
-        return status;
-    case SK_B_DELETE:
-        return sk_entry_delete(&at, key, (b->args->flags & SK_BLIND) != 0);
-    case SK_B_APPEND:
-        return append_record(b, &at, key, record);
-    default:
-        return map_put_record(b, &at, key, record);
+    if (b->is_logged && !sk_leaf_is_served(leaf, b->epoch)) {
+        at.undo = b->store->undos[leaf_no];
+        b->blocked = leaf_no;
+        if (sk_undo_save(at.undo, b->state->id, at.table, &at.env, key) != SK_OK) return SK_BLOCKED;
     }
+    status = run_op(b, &at, key, record);
+    if (at.undo != NULL) sk_undo_settle(at.undo, b->state->id, at.table, at.env.leaf_bits);
+    return status;
 }
 
 /* The short way: for a number whose live slot is known. False: take the general way. */
@@ -325,6 +343,7 @@ run_window(batch *b, int op, int kind, int key_type, window *w, int *status) {
         }
         *status = run_record(b, record, &key);
         if (*status == SK_OK) continue;
+        if (*status == SK_BLOCKED) return i;
         b->args->status[record] = (uint8_t)*status;
         b->args->unknown += *status == SK_UNKNOWN;
         if (*status > SK_UNKNOWN) {
@@ -346,9 +365,9 @@ static size_t run_window_as(batch *b, window *w, int *status) {
     INSTANCE(OP, KIND, SK_COL_I64)                                                                 \
     INSTANCE(OP, KIND, SK_COL_VAR32)                                                               \
     INSTANCE(OP, KIND, SK_COL_VAR64)
-    /* Timed states, and leaves that are away or gated, need checks that the short way does not
-     * make. */
-    if (b->state->flags & SK_TIMED || b->is_guarded)
+    /* Timed states, and leaves that are away or gated or have a log, need checks that the short way
+     * does not make. */
+    if (b->state->flags & SK_TIMED || b->is_guarded || b->is_logged)
         return run_window(b, b->op, NO_NUMBER, b->args->keys.type, w, status);
     INSTANCES(SK_B_ADD, SK_I64)
     INSTANCES(SK_B_ADD, SK_F64)
@@ -440,6 +459,7 @@ static void unlock_chunk(batch *b) {
     for (uint32_t k = 0; k < b->leaf_count; k++) {
         sk_leaf *leaf = &b->store->leaves[b->leaves[k]];
         if (b->touched[b->leaves[k]] & LEAF_CHANGED) {
+            b->touched[b->leaves[k]] &= (uint8_t)~LEAF_CHANGED;
             leaf->changed = b->epoch;
             if (writes_back) sk_leaf_note_dirty(b->store, b->leaves[k]);
         }
@@ -451,18 +471,31 @@ static void unlock_chunk(batch *b) {
  * and 5). */
 static int lock_chunk(batch *b, bool writes) {
     sk_store *store = b->store;
-    int status = sk_leaf_list_lock(store, b->leaves, b->leaf_count, writes, &b->epoch);
+    int status = sk_leaf_list_lock(store, b->leaves, b->leaf_count,
+                                   writes ? SK_FOR_ENTRIES : SK_FOR_READING, &b->epoch);
     if (status != SK_OK) return status;
-    bool is_guarded = false;
+    bool is_guarded = false, is_logged = false;
     for (uint32_t k = 0; k < b->leaf_count; k++) {
-        uint8_t residency = store->leaves[b->leaves[k]].residency;
-        if (residency == SK_WHOLE)
-            b->touched[b->leaves[k]] |= LEAF_WHOLE;
-        else if (residency >= SK_AWAY)
-            is_guarded = true;
+        const sk_leaf *leaf = &store->leaves[b->leaves[k]];
+        uint8_t residency = leaf->residency;
+        if (writes && !sk_leaf_is_served(leaf, b->epoch)) is_logged = true;
+        b->touched[b->leaves[k]] = residency == SK_WHOLE ? LEAF_TOUCHED | LEAF_WHOLE : LEAF_TOUCHED;
+        if (residency >= SK_AWAY) is_guarded = true;
     }
     b->is_guarded = is_guarded;
+    b->is_logged = is_logged;
     return SK_OK;
+}
+
+/* Serves the leaf that a record was blocked by, with no lock held before or meanwhile, and locks
+ * the chunk again. On failure the chunk is not locked. */
+static int unblock_chunk(batch *b) {
+    uint32_t epoch;
+    unlock_chunk(b);
+    int status = sk_leaf_lock_write(b->store, b->blocked, &epoch);
+    if (status != SK_OK) return status;
+    sk_leaf_unlock(&b->store->leaves[b->blocked]);
+    return lock_chunk(b, true);
 }
 
 /* Notes how much the leaves are used (sk_leaf_heat), with their locks held. Only every SAMPLE-th
@@ -497,12 +530,20 @@ static int run_chunk(batch *b, int64_t n) {
         count_heat(b, n);
         if (is_timed) b->timing = sk_timing_of(b->store, b->state);
         b->timing.on_read = touches; /* as the locks were taken */
+        bool is_locked = true;
         while (w.first < (size_t)n && status == SK_OK) {
             w.n = (size_t)n - w.first < WINDOW ? (size_t)n - w.first : WINDOW;
             w.first += run_window_as(b, &w, &status);
+            if (__builtin_expect(status == SK_BLOCKED, 0)) {
+                status = unblock_chunk(b);
+                is_locked = status == SK_OK;
+                if (!is_locked)
+                    b->args->failed =
+                        b->first + (b->is_sorted ? b->order[w.first] : (int64_t)w.first);
+            }
         }
-        expect_more(b, n);
-        unlock_chunk(b);
+        if (is_locked) expect_more(b, n);
+        if (is_locked) unlock_chunk(b);
         /* for all records at once: counting each in its table costs a tenth of the record's time */
         atomic_fetch_add(&b->state->operations, w.first);
     }

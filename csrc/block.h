@@ -51,7 +51,7 @@
 #ifndef SK_BLOCK_H
 #define SK_BLOCK_H
 
-#include "table.h"
+#include "undo.h"
 
 #define SK_BLOCK_VERSION_READABLE 1 /* lowest version that can be read */
 #define SK_BLOCK_VERSION_LATEST 1   /* what is written */
@@ -72,9 +72,11 @@ typedef enum sk_select {
 bool sk_name_is_utf8(const char *text);
 
 /* Appends a block, or nothing if no entry is selected. Where a delta would hold more than half of
- * the entries of a whole leaf's table, the block is a full one, possibly without entries. */
+ * the entries of a whole leaf's table, the block is a full one, possibly without entries. past: the
+ * block is to be of the table as it was then (with SK_SELECT_ALL, SINCE or REST), else NULL. If a
+ * tombstone from then was dropped, a delta becomes a full block, too. */
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
-                    sk_select select, uint32_t since, sk_buf *buf);
+                    sk_select select, uint32_t since, const sk_past *past, sk_buf *buf);
 /* An entry that goes into a block. */
 typedef struct sk_picked {
     uint64_t hash;

@@ -18,6 +18,8 @@ static int check(int kind, const uint8_t *data, size_t value_len, uint64_t i) {
 }
 
 static int encode(sk_value value, sk_buf *buf) { return sk_node_encode(value.obj, buf); }
+
+static uint64_t size_of(sk_value value) { return sk_node_size(value.obj); }
 static void free_value(sk_mem *mem, sk_value value) { sk_node_free(mem, value.obj); }
 
 #define CONTAINER(NAME, KIND, BATCH)                                                               \
@@ -36,6 +38,7 @@ static void free_value(sk_mem *mem, sk_value value) { sk_node_free(mem, value.ob
                                           .check = check_##NAME,                                   \
                                           .make = make_##NAME,                                     \
                                           .encode = encode,                                        \
+                                          .size = size_of,                                         \
                                           .free = free_value};
 
 CONTAINER(list, SK_LIST, 1 << SK_B_APPEND)

@@ -7,7 +7,8 @@
  * Measured on 4 M entries with values of 100 bytes, in ns of processor time per entry, checksum
  * included: 118 with a first pass that adds up lengths and no prefetch, 67 this way.
  *
- *   1. pick     the slots that go into the block, with their hashes, in the order of the table
+ *   1. pick     the slots that go into the block, with their hashes, in the order of the table; of a
+ *               table as it was, also those that a log has (undo.h), and not those that are newer
  *   2. sort     by hash; a table is nearly in this order (table.h)
  *   3. write    keys, marks and stamps, then values, then the header
  *
@@ -55,30 +56,65 @@ static inline void prefetch_long_keys(const sk_table *table, size_t group) {
     }
 }
 
-static size_t pick(const sk_table *table, const sk_table_env *env, sk_select select, uint32_t since,
-                   picked *out, sk_block_info *info) {
+/* What is selected. */
+typedef struct selection {
+    sk_select select;
+    uint32_t since;
+    const sk_past *past;  /* or NULL */
+    uint32_t as_of;       /* its epoch; slots that changed later are not looked at */
+    uint32_t live, tombs; /* how many of each there are, selected or not; only with past */
+} selection;
+
+/* Adds the slot to out[] if it is selected; returns how many it added. */
+static inline size_t pick_slot(const sk_slot *slot, const sk_table_env *env,
+                               const selection *selected, picked *out, sk_block_info *info) {
+    if (!is_selected(slot, selected->select, selected->since, info->is_delta)) return 0;
+    /* Deltas may have entries that have expired: their stamps say so. */
+    if (selected->select == SK_SELECT_ALL && sk_slot_is_expired(env, slot)) return 0;
+    size_t len = 8;
+    if (info->key_width == 8) {
+        out->hash = sk_xxh64_int((int64_t)sk_load64(slot->key), SK_ROUTE_SEED);
+    } else {
+        const uint8_t *key = sk_slot_key(slot, &len);
+        out->hash = sk_routing_of(env, key, len);
+    }
+    out->slot = slot;
+    info->key_bytes += len;
+    return 1;
+}
+
+static void count_slot(selection *selected, const sk_slot *slot) {
+    selected->live += sk_slot_is_live(slot);
+    selected->tombs += !sk_slot_is_live(slot);
+}
+
+/* The entries that the log has. */
+static size_t pick_saved(const sk_table_env *env, selection *selected, picked *out,
+                         sk_block_info *info) {
+    size_t n = 0;
+    for (const sk_saved *saved = selected->past->saved; saved != NULL; saved = saved->next) {
+        n += pick_slot(&saved->slot, env, selected, out + n, info);
+        count_slot(selected, &saved->slot);
+    }
+    return n;
+}
+
+static size_t pick(const sk_table *table, const sk_table_env *env, selection *selected, picked *out,
+                   sk_block_info *info) {
     size_t n = 0;
     info->key_bytes = 0;
+    selected->live = selected->tombs = 0;
     for (size_t group = 0; group < table->groups; group++) {
         if (info->key_width == 0 && group + AHEAD_GROUPS < table->groups)
             prefetch_long_keys(table, group + AHEAD_GROUPS);
         for (uint32_t bits = taken_slots(table, group); bits != 0; bits &= bits - 1) {
             const sk_slot *slot = table->slots + group * SK_GROUP + (unsigned)__builtin_ctz(bits);
-            if (!is_selected(slot, select, since, info->is_delta)) continue;
-            /* Deltas may have entries that have expired: their stamps say so. */
-            if (select == SK_SELECT_ALL && sk_slot_is_expired(env, slot)) continue;
-            size_t len = 8;
-            if (info->key_width == 8) {
-                out[n].hash = sk_xxh64_int((int64_t)sk_load64(slot->key), SK_ROUTE_SEED);
-            } else {
-                const uint8_t *key = sk_slot_key(slot, &len);
-                out[n].hash = sk_routing_of(env, key, len);
-            }
-            out[n++].slot = slot;
-            info->key_bytes += len;
+            if (slot->epoch > selected->as_of) continue;
+            n += pick_slot(slot, env, selected, out + n, info);
+            if (selected->past != NULL) count_slot(selected, slot);
         }
     }
-    return n;
+    return selected->past == NULL ? n : n + pick_saved(env, selected, out + n, info);
 }
 
 /* ---- Sorting ---- */
@@ -206,7 +242,8 @@ static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const pi
                    buf->len - values);
         const sk_slot *slot = p[i].slot;
         if (!sk_slot_is_live(slot)) continue;
-        int status = is_blob ? append_blob(buf, slot->value.blob) : kind->encode(slot->value, buf);
+        int status = is_blob || slot->marks & SK_MARK_SAVED ? append_blob(buf, slot->value.blob)
+                                                            : kind->encode(slot->value, buf);
         if (status != SK_OK) return status;
         if (is_narrow && buf->len - values > SK_NARROW_MAX) return SK_TOO_LARGE;
     }
@@ -216,12 +253,12 @@ static int write_values(sk_buf *buf, size_t start, sk_block_info *info, const pi
 }
 
 /* Reserves room for all columns, and an estimate for the values. With blobs, the table's memory is
- * more than all values together, and reserving that much avoids growing. table: NULL if the entries
- * are from several tables. */
+ * more than all values together, and reserving that much avoids growing (nearly always, if it is of
+ * the table as it was). table: NULL if the entries are from several tables. */
 static int reserve_block(sk_buf *buf, const sk_table *table, const sk_block_info *info) {
     uint64_t guess = info->entries * VALUE_GUESS;
-    bool is_all = table != NULL && info->entries == (uint64_t)table->live + table->tombs;
-    if (sk_kinds[info->kind]->held == SK_BLOB && is_all) guess = table->mem.used;
+    bool is_most = table != NULL && 2 * info->entries > (uint64_t)table->live + table->tombs;
+    if (sk_kinds[info->kind]->held == SK_BLOB && is_most) guess = table->mem.used;
     return sk_buf_reserve(buf, info->size + guess + 8);
 }
 
@@ -276,8 +313,12 @@ static sk_block_info info_of(const sk_table_env *env, const char *name, uint32_t
 }
 
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
-                    sk_select select, uint32_t since, sk_buf *buf) {
-    size_t entries_max = (size_t)table->live + table->tombs;
+                    sk_select select, uint32_t since, const sk_past *past, sk_buf *buf) {
+    size_t entries_max = (size_t)table->live + table->tombs, live = table->live;
+    if (past != NULL) {
+        live = past->live;
+        entries_max = live + past->tombs == 0 ? 0 : entries_max + past->saved_count;
+    }
     bool is_full_delta = select == SK_SELECT_REST;
     if (is_full_delta) select = SK_SELECT_ALL;
     if (entries_max == 0 && !is_full_delta) return SK_OK;
@@ -286,14 +327,23 @@ int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *
     picked *p = sk_raw_alloc((entries_max + 1) * sizeof *p);
     if (p == NULL) return SK_NO_MEMORY;
     sk_block_info info = info_of(env, name, leaf, select != SK_SELECT_ALL || !env->is_whole);
-    info.entries = pick(table, env, select, since, p, &info);
+    selection selected = {.select = select,
+                          .since = since,
+                          .past = past,
+                          .as_of = past != NULL ? past->epoch : UINT32_MAX};
+    info.entries = pick(table, env, &selected, p, &info);
+    /* Only tombstones that nobody but deltas may need are dropped from a table (table.h). */
+    assert(past == NULL || selected.live == past->live);
+    bool is_lost = past != NULL && selected.tombs != past->tombs;
+    assert(!is_lost || (selected.tombs < past->tombs && env->is_whole));
     /* A delta this large costs its reader more than a full block: the reader would also read the
      * older segments, and then replace what they have. */
-    if (select == SK_SELECT_SINCE && env->is_whole && 2 * info.entries > table->live &&
-        info.entries > 0) {
+    bool is_large = 2 * info.entries > live && info.entries > 0;
+    if (select == SK_SELECT_SINCE && env->is_whole && (is_large || is_lost)) {
         is_full_delta = true;
         info.is_delta = false;
-        info.entries = pick(table, env, SK_SELECT_ALL, 0, p, &info);
+        selected.select = SK_SELECT_ALL;
+        info.entries = pick(table, env, &selected, p, &info);
     }
     int status = SK_OK;
     if (info.entries > 0 || is_full_delta) {

@@ -18,6 +18,26 @@ int sk_call_guard(sk_store *store, uint32_t leaf_no, int access) {
     return status;
 }
 
+int sk_call_save(sk_at *at, const sk_key *key, bool tries) {
+    int status = sk_undo_save(at->undo, at->state->id, at->table, &at->env, key);
+    if (status == SK_OK) return SK_OK;
+    at->undo = NULL;
+    if (tries) {
+        sk_leaf_unlock(at->leaf);
+        return SK_BUSY;
+    }
+    do { /* again if a snapshot was opened meanwhile: the change belongs to an epoch, or to none */
+        status = sk_snapshots_serve_now(at->store, at->leaf_no);
+        at->env.epoch = atomic_load(&at->store->epoch);
+    } while (status == SK_OK && !sk_leaf_is_served(at->leaf, at->env.epoch));
+    if (status != SK_OK) sk_leaf_unlock(at->leaf);
+    return status;
+}
+
+void sk_call_settle(sk_at *at) {
+    sk_undo_settle(at->undo, at->state->id, at->table, at->env.leaf_bits);
+}
+
 /* ---- Work on a locked leaf ---- */
 
 int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
@@ -27,7 +47,8 @@ int sk_entry_find(sk_at *at, const sk_key *key, sk_slot **slot) {
         return sk_home_may_have(at->state, at->leaf_no, key->hash) ? SK_UNKNOWN : SK_MISSING;
     if (!((*slot)->marks & SK_MARK_USED)) (*slot)->marks |= SK_MARK_USED;
     if (sk_slot_is_expired(&at->env, *slot)) {
-        if (!sk_may_expire(at->store, at->leaf)) { /* a snapshot still needs the entry */
+        /* A snapshot still needs the entry, and it was not kept. */
+        if (at->undo == NULL && !sk_may_expire(at->store, at->leaf)) {
             *slot = NULL;
             return SK_MISSING;
         }

@@ -82,9 +82,11 @@ typedef struct sk_kind_ops {
     int (*check)(const uint8_t *data, size_t len, uint64_t i);
 
     /* For SK_OWN only. make gets bytes that nobody has checked: SK_BAD_VALUE, SK_TOO_LARGE,
-     * SK_TOO_DEEP; on failure there is nothing to free. seq as in node.h. encode appends. */
+     * SK_TOO_DEEP; on failure there is nothing to free. seq as in node.h. encode appends the `size`
+     * bytes of the encoded form. */
     int (*make)(sk_mem *mem, const uint8_t *data, size_t len, uint64_t *seq, sk_value *value);
     int (*encode)(sk_value value, sk_buf *buf);
+    uint64_t (*size)(sk_value value); /* O(1) */
     void (*free)(sk_mem *mem, sk_value value);
 } sk_kind_ops;
 

@@ -148,7 +148,8 @@ static uint32_t states_by_name(sk_store *store, sk_state **states) {
 }
 
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
-                          uint32_t since, const int64_t *watermark, sk_buf *buf) {
+                          uint32_t since, const int64_t *watermark, const sk_undo *undo,
+                          sk_buf *buf) {
     size_t start = buf->len;
     const sk_leaf *leaf = &store->leaves[leaf_no];
     /* It has no entries here, but it is not empty either, which is what a delta would say. */
@@ -173,13 +174,17 @@ int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, 
             env.timing = &timing;
         }
         const sk_table *table = &states[s]->tables[leaf_no];
+        const sk_past *past = NULL;
+        if (undo != NULL && states[s]->id >= undo->table_count) continue; /* it is newer */
+        if (undo != NULL) past = &undo->tables[states[s]->id];
         /* If a table has lost entries without a trace since then, there is no delta of it: all of
          * it is written, as a full block, even if nothing is left. */
-        bool has_delta = select != SK_SELECT_SINCE || sk_forgot(leaf, table) <= since;
+        uint32_t forgot = past != NULL ? past->forgot : table->forgot;
+        bool has_delta = select != SK_SELECT_SINCE || (forgot <= since && leaf->forgot <= since);
         status = SK_FAILPOINT(LEAF_ENCODE);
         if (status == SK_OK)
             status = sk_block_encode(table, &env, states[s]->name, leaf_no,
-                                     has_delta ? select : SK_SELECT_REST, since, buf);
+                                     has_delta ? select : SK_SELECT_REST, since, past, buf);
     }
     if (status != SK_OK) buf->len = start;
     return status;
@@ -192,8 +197,9 @@ int64_t sk_leaf_encode(sk_store *store, uint32_t leaf_no, uint32_t state_id, uin
     if (since > store->epoch) return -sk_since_fail(store, since);
     size_t start = buf->len;
     sk_leaf_lock(&store->leaves[leaf_no]);
-    int status = sk_leaf_encode_locked(
-        store, leaf_no, state_id, since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL, since, NULL, buf);
+    int status =
+        sk_leaf_encode_locked(store, leaf_no, state_id, since > 0 ? SK_SELECT_SINCE : SK_SELECT_ALL,
+                              since, NULL, NULL, buf);
     sk_leaf_unlock(&store->leaves[leaf_no]);
     return status == SK_OK ? (int64_t)(buf->len - start) : -status;
 }

@@ -138,7 +138,7 @@ int64_t sk_pick(sk_store *store, uint32_t state_id, const sk_column *column, int
     if (leaves != NULL) {
         uint32_t epoch, count = leaves_of(store, &wanted, leaves);
         /* All at once, so that slots stay where they are until they are copied into the block. */
-        status = sk_leaf_list_lock(store, leaves, count, false, &epoch);
+        status = sk_leaf_list_lock(store, leaves, count, SK_FOR_READING, &epoch);
         assert(status == SK_OK); /* it cannot fail without `writes` */
         keep_whole(store, &wanted);
         status = pick(store, state, &wanted, 0, 0, buf);

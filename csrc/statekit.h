@@ -725,8 +725,8 @@ int sk_frames_verify(const uint8_t *frames, size_t len, const uint8_t *id, uint6
 
 typedef struct sk_snapshot sk_snapshot;
 
-/* since: NULL for everything, or one epoch for each leaf (0: the whole leaf). bytes_max limits the
- * blocks that changing calls encode ahead of the reader; 0 means 64 MiB. */
+/* since: NULL for everything, or one epoch for each leaf (0: the whole leaf). bytes_max limits what
+ * changing calls keep for the reader: logs, and encoded blocks; 0 means 64 MiB. */
 int sk_snapshot_open(sk_store *store, const uint32_t *since, uint64_t bytes_max,
                      sk_snapshot **snapshot);
 /* The snapshot then has shut leaves too, as they are. To be called before anything is read from the

@@ -9,6 +9,7 @@
 
 static void free_arrays(sk_store *store) {
     sk_raw_free_pages(store->leaves, LEAVES_BYTES(store, sk_leaf));
+    sk_raw_free_pages(store->undos, LEAVES_BYTES(store, sk_undo *));
     sk_raw_free_pages(store->records, LEAVES_BYTES(store, uint64_t));
     sk_raw_free((void *)store->dirty);
 }
@@ -44,6 +45,7 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->leaf_count = key_groups * subgroups;
     store->leaf_bits = (uint8_t)__builtin_ctz(store->leaf_count);
     store->leaves = sk_raw_zalloc_pages(LEAVES_BYTES(store, sk_leaf));
+    store->undos = sk_raw_zalloc_pages(LEAVES_BYTES(store, sk_undo *));
     store->records = sk_raw_zalloc_pages(LEAVES_BYTES(store, uint64_t));
     size_t words = (store->leaf_count + 63) / 64;
     store->dirty = sk_raw_zalloc((words + (words + 63) / 64) * sizeof *store->dirty);
@@ -54,8 +56,8 @@ int sk_open(uint32_t key_groups, uint32_t subgroups, uint64_t bytes_max, sk_stor
     store->keep_after = SK_NO_TRACKING;
     store->fixed_now = store->last_now = SK_NO_TIME;
     store->watermark = store->first_watermark = SK_NO_TIME;
-    if (store->leaves == NULL || store->records == NULL || store->dirty == NULL ||
-        init_locks(store) != SK_OK) {
+    if (store->leaves == NULL || store->undos == NULL || store->records == NULL ||
+        store->dirty == NULL || init_locks(store) != SK_OK) {
         free_arrays(store);
         sk_raw_free(store);
         return sk_fail(SK_NO_MEMORY, "could not allocate %u leaves", key_groups * subgroups);

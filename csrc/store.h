@@ -18,7 +18,8 @@
  *  2. Several leaf locks are taken in ascending order only.
  *  3. Order: leaf locks, then states_lock or snapshots_lock; clock_lock or rows_lock before all.
  *  4. Code that changes a leaf takes its lock through sk_leaf_lock_write, which first serves the
- *     snapshots that still need the leaf as it is (snapshot.c).
+ *     snapshots that still need the leaf as it is (snapshot.c). Code that only changes entries whose
+ *     keys it knows may use sk_leaf_lock_entries, and keep each entry in a log before (undo.h).
  *  5. While holding a leaf's lock, code waits for nothing except other locks.
  */
 #ifndef SK_STORE_H
@@ -83,6 +84,7 @@ struct sk_store {
     uint32_t leaf_count;
     uint8_t leaf_bits; /* log2 leaf_count */
     sk_leaf *leaves;
+    sk_undo **undos;   /* per leaf, under its lock: what a snapshot needs (undo.h), or NULL */
     uint64_t *records; /* per leaf, under its lock: operations that the heads of its tables do not
                         * count: about those of batches, and those of heads that wrapped or left.
                         * Not in sk_leaf, because a batch counts in many leaves */
@@ -123,6 +125,7 @@ typedef struct sk_at {
     sk_leaf *leaf;
     sk_table *table;
     uint32_t leaf_no;
+    sk_undo *undo; /* what a change is noted in; NULL: nowhere */
     sk_table_env env;
     sk_timing timing; /* what env.timing points to, if the state is timed */
 } sk_at;
@@ -163,11 +166,19 @@ static inline void sk_leaf_hold(sk_leaf *leaf, int residency) {
 /* Takes the lock for changing the leaf (rule 4). On failure the lock is not held. *epoch is what
  * the changes are to be stamped with. */
 int sk_leaf_lock_write(sk_store *store, uint32_t leaf_no, uint32_t *epoch);
-/* The same for leaves [from, to), all at once. */
+/* The same for changes of entries whose keys the caller knows. If *undo is not NULL then, a
+ * snapshot needs the leaf as it is, and the caller keeps each entry there before it changes it. */
+int sk_leaf_lock_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_undo **undo);
+/* The same for a leaf that the caller has locked, if nothing must be waited for or encoded. */
+bool sk_leaf_try_entries(sk_store *store, uint32_t leaf_no, uint32_t *epoch, sk_undo **undo);
+/* The same as sk_leaf_lock_write for leaves [from, to), all at once. */
 int sk_leaves_lock_write(sk_store *store, uint32_t from, uint32_t to, uint32_t *epoch);
 void sk_leaves_unlock(sk_store *store, uint32_t from, uint32_t to);
-/* The same for the leaves of a list in ascending order. Without `writes` they are only locked. */
-int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, bool writes,
+/* What leaves of a list are locked for: reading, as by sk_leaf_lock_write, or as by
+ * sk_leaf_lock_entries. */
+typedef enum sk_lock_for { SK_FOR_READING, SK_FOR_WRITING, SK_FOR_ENTRIES } sk_lock_for;
+/* Locks the leaves of a list in ascending order. */
+int sk_leaf_list_lock(sk_store *store, const uint32_t *leaves, uint32_t count, sk_lock_for what,
                       uint32_t *epoch);
 void sk_leaf_list_unlock(sk_store *store, const uint32_t *leaves, uint32_t count);
 
@@ -177,6 +188,12 @@ static inline void sk_leaf_unlock(sk_leaf *leaf) { sk_lock_give(&leaf->lock); }
 /* True if no open snapshot needs the leaf as it is. */
 static inline bool sk_leaf_is_served(const sk_leaf *leaf, uint32_t epoch) {
     return atomic_load_explicit(&leaf->served, memory_order_relaxed) + 1 == epoch;
+}
+
+/* The log of a locked leaf, if changes of this epoch may be noted in it; else NULL. */
+static inline sk_undo *sk_leaf_undo(const sk_store *store, uint32_t leaf_no, uint32_t epoch) {
+    sk_undo *undo = store->undos[leaf_no];
+    return undo != NULL && undo->covers + 1 == epoch ? undo : NULL;
 }
 
 /* The newest epoch of a change to a table of the leaf that left no trace. Deltas can reach back to
@@ -239,6 +256,7 @@ static inline void sk_at_set(sk_at *at, sk_store *store, sk_state *state, uint32
     at->table = &state->tables[leaf_no];
     at->table->mem.budget = &store->budget; /* heads start as zeroes */
     at->leaf_no = leaf_no;
+    at->undo = NULL;
     sk_env_set(&at->env, store, state, at->leaf, epoch);
 }
 
@@ -338,9 +356,11 @@ static inline void sk_timers_came(sk_state *state, uint32_t leaf_no) {
 void sk_leaf_set_residency(sk_store *store, uint32_t leaf_no, int residency, uint32_t epoch);
 
 /* Appends the leaf's blocks; the lock is held. watermark: event time to use for this; NULL: the
- * current one. */
+ * current one. undo: the blocks are to be of the leaf as it was when this log was opened; or
+ * NULL. */
 int sk_leaf_encode_locked(sk_store *store, uint32_t leaf_no, uint32_t state_id, sk_select select,
-                          uint32_t since, const int64_t *watermark, sk_buf *buf);
+                          uint32_t since, const int64_t *watermark, const sk_undo *undo,
+                          sk_buf *buf);
 
 /* Entries [from, to) of a delta block that was checked; all of them are of one leaf. */
 typedef struct sk_part {
@@ -373,10 +393,15 @@ int sk_leaf_fill_found_locked(sk_store *store, uint32_t leaf_no, uint32_t state_
 /* The keys of a column with their hashes (pick.c), n of them, to be freed with sk_raw_free. */
 int sk_keys_route(const sk_state *state, const sk_column *column, int64_t n, sk_key **keys);
 
-/* Serves open snapshots that need the locked leaf as it is. SK_OK: sk_leaf_is_served is true now.
+/* Serves open snapshots that need the locked leaf as it is. SK_OK: sk_leaf_is_served is true now,
+ * or (only with may_log) it has a log, unless a snapshot was opened just now: look again.
  * SK_CHANGED: the lock was released to wait for a reader; look at the leaf again. Any other status
  * is a failure, and the lock is held. */
-int sk_snapshots_serve(sk_store *store, uint32_t leaf_no);
+int sk_snapshots_serve(sk_store *store, uint32_t leaf_no, bool may_log);
+/* The same without waiting for a reader and without a log, even if the queue is full. */
+int sk_snapshots_serve_now(sk_store *store, uint32_t leaf_no);
+/* The same with may_log, if nothing must be waited for or encoded; else false. */
+bool sk_snapshots_serve_try(sk_store *store, uint32_t leaf_no);
 /* Raises the store's epoch to `epoch` if it is lower. */
 void sk_epoch_at_least(sk_store *store, uint32_t epoch);
 

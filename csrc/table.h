@@ -63,6 +63,7 @@
 #define SK_MARK_USED 4       /* touched since the clock's hand last passed */
 #define SK_MARK_TOMB 8       /* a remembered deletion; the slot has a key and no value */
 #define SK_MARK_UNSTAMPED 16 /* written before the first watermark, once: see ttl.c */
+#define SK_MARK_SAVED 32     /* in a log, never in a table; the value is a blob: see undo.h */
 
 typedef struct sk_slot {
     sk_value value;

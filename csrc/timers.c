@@ -273,7 +273,8 @@ int64_t sk_timers_due(sk_store *store, uint32_t state_id, uint32_t from, uint32_
     for (uint32_t i = from; i < to; i++)
         if (sk_due_min(state, i) <= watermark) leaves[count++] = i;
     bool takes = !(flags & SK_PEEK);
-    int64_t result = -sk_leaf_list_lock(store, leaves, count, takes, &epoch);
+    int64_t result =
+        -sk_leaf_list_lock(store, leaves, count, takes ? SK_FOR_WRITING : SK_FOR_READING, &epoch);
     if (result == 0) {
         result = deliver(store, state, leaves, count, epoch, watermark, takes, buf);
         sk_leaf_list_unlock(store, leaves, count);

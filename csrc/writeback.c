@@ -56,7 +56,7 @@ int64_t sk_dirty_take(sk_store *store, uint32_t leaf_no, int flags, sk_buf *buf)
         leaf->is_writing
             ? sk_fail(SK_BAD_ARGUMENT, "leaf %u is being written already", leaf_no)
             : sk_leaf_encode_locked(store, leaf_no, SK_ALL_STATES,
-                                    is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, NULL, buf);
+                                    is_cold ? SK_SELECT_COLD : SK_SELECT_DIRTY, 0, NULL, NULL, buf);
     for (uint32_t s = 0; status == SK_OK && s < store->state_count; s++) {
         const sk_table *table = &store->states[s]->tables[leaf_no];
         sk_slot *slot;

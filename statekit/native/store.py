@@ -733,7 +733,7 @@ class Store(InProcess):
         """The store as it is now; see Snapshot.
 
         since: only what changed after that epoch; or one epoch for each leaf (0: all of the leaf).
-        bytes_max: how far writers may encode ahead of the reader; 0 for the default.
+        bytes_max: how much writers may keep for the reader before they wait; 0 for the default.
         """
         epochs = None
         if isinstance(since, int):

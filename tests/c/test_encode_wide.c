@@ -22,7 +22,7 @@
 #include "store_util.h"
 
 int sk_block_encode(const sk_table *table, const sk_table_env *env, const char *name, uint32_t leaf,
-                    sk_select select, uint32_t since, sk_buf *buf);
+                    sk_select select, uint32_t since, const sk_past *past, sk_buf *buf);
 
 static void check_both(int kind, uint32_t entries, size_t value_len, int width) {
     sk_store *store = util_open(1, 1);
@@ -39,8 +39,8 @@ static void check_both(int kind, uint32_t entries, size_t value_len, int width) 
     sk_buf narrow = {0}, wide = {0}, again = {0};
     sk_block_info info;
     CHECK_EQ(sk_buf_put(&wide, "before..", 8), SK_OK);
-    CHECK_EQ(sk_block_encode(table, &env, "s", 0, SK_SELECT_ALL, 0, &narrow), SK_OK);
-    CHECK_EQ(wide_block_encode(table, &env, "s", 0, SK_SELECT_ALL, 0, &wide), SK_OK);
+    CHECK_EQ(sk_block_encode(table, &env, "s", 0, SK_SELECT_ALL, 0, NULL, &narrow), SK_OK);
+    CHECK_EQ(wide_block_encode(table, &env, "s", 0, SK_SELECT_ALL, 0, NULL, &wide), SK_OK);
     CHECK(memcmp(wide.data, "before..", 8) == 0);
     CHECK_EQ(sk_block_check(wide.data + 8, wide.len - 8), SK_OK);
     CHECK_EQ(sk_block_read(wide.data + 8, wide.len - 8, &info), SK_OK);

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 #define LEAVES 4
-#define KEYS 16
+#define KEYS 256 /* so many that leaves get a log (csrc/undo.h) */
 #define THREADS 3
 
 #if defined(__SANITIZE_THREAD__)
@@ -151,8 +151,43 @@ static void test_a_call_that_would_wait_is_busy(void) {
     sk_close(store);
 }
 
+/* While a snapshot needs the leaf, calls open its log and use it, until it is full. */
+static void test_a_call_about_a_leaf_with_a_log_is_not_busy(void) {
+    sk_snapshot *snapshot;
+    sk_buf before = {0}, found = {0};
+    uint32_t leaf;
+    CHECK_EQ(sk_open(1, 1, 0, &store), SK_OK);
+    CHECK_EQ(util_state(store, "n", SK_I64, "i"), 0);
+    for (int64_t k = 0; k < 100; k++) {
+        util_key key = util_int_key(k);
+        CHECK_EQ(try_add(&key), SK_OK);
+    }
+    util_encode_all(store, 1, &before);
+    CHECK_EQ(sk_snapshot_open(store, NULL, 4000, &snapshot), SK_OK);
+    util_key first = util_int_key(0);
+    CHECK_EQ(try_add(&first), SK_OK);
+    CHECK(store->undos[0] != NULL);
+    int ok = 0;
+    for (int64_t k = 0; k < 100; k++) {
+        util_key key = util_int_key(k);
+        int status = try_add(&key);
+        CHECK(status == SK_OK || status == SK_BUSY);
+        ok += status == SK_OK;
+    }
+    CHECK(ok > 20 && ok < 100); /* in the end there is no room, and it would have to wait */
+    CHECK(sk_snapshot_next(snapshot, &leaf, &found) > 0);
+    CHECK(util_same(&before, &found));
+    CHECK(store->undos[0] == NULL);
+    CHECK_EQ(try_add(&first), SK_OK);
+    sk_snapshot_close(snapshot);
+    sk_buf_free(&before);
+    sk_buf_free(&found);
+    sk_close(store);
+}
+
 int main(void) {
     RUN(test_a_call_that_would_wait_is_busy);
+    RUN(test_a_call_about_a_leaf_with_a_log_is_not_busy);
     RUN(test_what_is_tried_is_done_once_or_not_at_all);
     return test_report();
 }

@@ -38,7 +38,7 @@ from statekit.migration.new_owner import NewOwnerShell
 from statekit.migration.old_owner import OldOwnerShell
 from statekit.migration.shell import Credentials, Owner, check_id, leaves_of
 from statekit.migration.steps import SteppedDeparture
-from statekit.migration.strategies import STEPPED, canonical
+from statekit.migration.strategies import STEPPED, TIMEOUT_S, canonical
 from statekit.migration.waits import total_of
 from statekit.native.states import State
 from statekit.protocol.calls import (
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("statekit")
 
-TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
 WARM_SECONDS = 1.0  # for a server to be reached by the process that it is in
 
 

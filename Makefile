@@ -133,9 +133,11 @@ format: .venv/.ready ## rewrite Python and C in the project's layout
 	$(BIN)/ruff format .
 	clang-format -i $(C_FILES)
 
-bench: .venv/.built ## store, typed state, checkpoints, migration, commits, homes, tables against their peers; writes benchmarks/results
+bench: .venv/.built ## store, typed state, operators, YCSB, checkpoints, migration, commits, homes, tables against their peers; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_store.py
 	$(BIN)/python benchmarks/bench_single.py
+	$(BIN)/python benchmarks/bench_operators.py
+	$(BIN)/python benchmarks/bench_ycsb.py
 	$(BIN)/python benchmarks/bench_state_types.py
 	$(BIN)/python benchmarks/bench_checkpoint.py
 	$(BIN)/python benchmarks/bench_migration.py
@@ -143,6 +145,7 @@ bench: .venv/.built ## store, typed state, checkpoints, migration, commits, home
 	$(BIN)/python benchmarks/bench_misses.py
 	$(BIN)/python benchmarks/arriving_memory.py
 	$(BIN)/python benchmarks/bench_arrow.py
+	$(BIN)/python benchmarks/bench_import.py
 
 bench-engine: .venv/.built ## the demo engine: every strategy under load, by turns; writes benchmarks/results
 	$(BIN)/python benchmarks/bench_engine.py

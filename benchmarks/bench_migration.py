@@ -1,9 +1,14 @@
 """Moving state between live processes: what it costs, and how long records wait meanwhile.
 
-    python benchmarks/bench_migration.py [--quick] [--only WORD] [--dir PATH]
+    python benchmarks/bench_migration.py [--quick] [--only WORD] [--rounds N] [--add] [--dir PATH]
         what is promised beside what was measured; writes results/migration.json and .png.
         --quick: small sizes, into migration_quick.*. --only: the parts with the word in their
         name; the other results stay as they were. --dir: where checkpoints go (a real disk).
+        --rounds: of each part, instead of its own number. --add: rounds of `flow` are added to
+        those that are in the results already, and what is promised is compared with all of them.
+
+        The parts `flow-SIZE-RATE` hand over half of the key-groups while records flow, with every
+        strategy by turns (handover.py). One round of one takes some three minutes, with 1 GB.
 
 Two processes on loopback. Contenders take turns in one run, and medians are reported. What is
 "bare" is gRPC for Python with a handler that moves bytes of the same number and does nothing else.
@@ -12,20 +17,21 @@ Two processes on loopback. Contenders take turns in one run, and medians are rep
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
-from compare import RESULTS, Contender, Report, Row, measure, medians, ratio
+from compare import Contender, Report, Row, measure, medians, ratio
+from handover_rows import FLOWS, QUICK_FLOWS, Costs, Flows
 from migration_worker import (
     COUNT_BYTES,
     ENTRY_BYTES,
     KEY_GROUPS,
-    SLOT_S,
     BareChannel,
     Engine,
     Load,
@@ -35,7 +41,6 @@ from migration_worker import (
     Waits,
     fill,
 )
-from plot_migration import plot
 
 import statekit as sk
 
@@ -57,9 +62,10 @@ class Sizes:
     steady: int = 1_000_000  # keys
     rounds: int = 3
     seconds: float = 8.0  # of load
+    is_quick: bool = False
 
 
-QUICK = Sizes(20_000_000, 24_000_000, 20_000_000, 200, 50_000, 1, 2.0)
+QUICK = Sizes(20_000_000, 24_000_000, 20_000_000, 200, 50_000, 1, 2.0, True)
 
 
 class Bench:
@@ -276,16 +282,12 @@ class Bench:
             name: statistics.median(one.p99_ms for one in waits) for name, waits in found.items()
         }
         waits: dict[str, Any] = {
-            "slot_s": SLOT_S,
             "records_per_second": rate,
             "bytes": n * COUNT_BYTES,
             "p99_ms": p99,
             "longest_ms": longest,
             "runs": {name: [asdict(one) for one in waits] for name, waits in found.items()},
         }
-        plot(waits, RESULTS / f"{self.report.name}.png")
-        for run in (run for runs in waits["runs"].values() for run in runs):
-            del run["slots"]  # thousands of samples, which the picture shows
         self.report.series["waits"] = waits
 
     def _wait(self, strategy: str, load: Load) -> Waits:
@@ -317,22 +319,39 @@ def key_of_each_leaf(n: int) -> np.ndarray:
     return np.unique(leaves, return_index=True)[1]
 
 
-PARTS = ("fetch", "background", "delta", "steady", "load")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--add", action="store_true")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
     report = Report("migration_quick" if options.quick else "migration")
-    bench = Bench(QUICK if options.quick else Sizes(), options.dir, report)
-    for part in PARTS:
-        if options.only in part:
-            print(f"     measuring {part} ...", flush=True)
-            getattr(bench, part)()
-    report.write(keep=bool(options.only))
+    sizes = QUICK if options.quick else Sizes()
+    if options.rounds:
+        sizes = replace(sizes, rounds=options.rounds)
+    bench = Bench(sizes, options.dir, report)
+    costs = Costs(report, options.quick, options.rounds)
+    flows = Flows(report, options.dir, options.rounds, options.add)
+    parts: dict[str, Callable[[], None]] = {
+        "fetch": bench.fetch,
+        "background": bench.background,
+        "delta": bench.delta,
+        "steady": bench.steady,
+        "load": bench.load,
+        "small": costs.small,
+        "copy": costs.copy,
+        "quiet": costs.quiet,
+    }
+    for name, setting in (QUICK_FLOWS if options.quick else FLOWS).items():
+        parts[name] = partial(flows.measure, name, setting)
+    for name, part in parts.items():
+        if options.only in name:
+            print(f"     measuring {name} ...", flush=True)
+            part()
+            # Each by itself: an hour's results are not lost with the last part.
+            report.write(keep=bool(options.only) or name != next(iter(parts)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Contenders take turns, round by round (compare.py). All have the same keys and v
 ordinary form (contenders.py): LMDB does a whole round in one transaction, its files are in memory.
 """
 
-import argparse
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from typing import Any
 
 import lmdb
 import msgspec
-from compare import Contender, Report, Row, measure, medians, ratio
+from compare import Contender, Report, Row, arguments, measure, medians, ratio
 from contenders import Profile, compile_loop, make_profile, scratch_folder
 from msgpack import packb, unpackb
 from rocksdict import Options, Rdict
@@ -254,10 +253,7 @@ def run_case(report: Report, case: Case, sizes: Sizes) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    given = arguments(__doc__ or "")
     sizes = QUICK if given.quick else Sizes()
     report = Report("single_quick" if given.quick else "single")
     chosen = (case for case in CASES if given.only in case.name)

@@ -368,8 +368,11 @@ class Bench:
                 ordinary.append(before)
                 first.append(after)
         stream.query.stop()
-        value = statistics.median(a / b for a, b in zip(first, ordinary, strict=True))
+        spread = [a / b for a, b in zip(first, ordinary, strict=True)]
+        value = statistics.median(spread)
         figures = {"first ms": statistics.median(first), "before ms": statistics.median(ordinary)}
+        figures |= {"least": min(spread), "most": max(spread)}
+        self.report.series["parallelism 2 to 5 ms"] = {"first": first, "before": ordinary}
         self.report.add(
             Row("first batch after parallelism 2 to 5 vs the one before", value, "x the time", 2.0,
                 at_most=True, figures=figures)

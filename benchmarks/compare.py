@@ -4,6 +4,7 @@ Contenders of one comparison take turns, round by round, so that a slow spell of
 hits all of them. Each round gives one ratio; the median over rounds is reported.
 """
 
+import argparse
 import gc
 import json
 import os
@@ -84,6 +85,14 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
 def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
     """How many times faster `fast` is: the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
+
+
+def arguments(doc: str) -> argparse.Namespace:
+    """What most benchmarks take: --quick, and --only WORD ("" unless given)."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="")
+    return parser.parse_args()
 
 
 class Report:

@@ -178,6 +178,8 @@ class Keeper(ABC):
     keeps_objects = False  # True: it stores the caller's object itself
     read = "d[k]"
     write = "d[k] = {}"
+    find = "d.get(k)"  # None if nothing is there
+    remove = "d.pop(k, None)"  # whether something is there or not
 
     def __init__(self, of: StateType, folder: str) -> None:
         self.of = of
@@ -313,6 +315,8 @@ class RawRocks(Keeper):
     name = "rocksdict raw"
     read = "d[k.encode()]"
     write = "d[k.encode()] = {}"
+    find = "d.get(k.encode())"
+    remove = "d.delete(k.encode())"
     raw_mode = True
 
     def __init__(self, of: StateType, folder: str) -> None:
@@ -362,6 +366,8 @@ class PickledRocks(RawRocks):
     encodes = False
     read = "d[k]"
     write = "d[k] = {}"
+    find = "d.get(k)"
+    remove = "d.delete(k)"
     raw_mode = False
 
     def encode(self) -> Any:
@@ -372,6 +378,8 @@ class Lmdb(Keeper):
     name = "lmdb"
     read = "txn.get(k.encode())"
     write = "txn.put(k.encode(), {})"
+    find = "txn.get(k.encode())"
+    remove = "txn.delete(k.encode())"
 
     def __init__(self, of: StateType, folder: str) -> None:
         super().__init__(of, folder)
@@ -421,6 +429,8 @@ class Sqlite(Keeper):
     # The sqlite3 module keeps a prepared statement for each text.
     read = 'execute("SELECT v FROM t WHERE k=?", (k,)).fetchone()[0]'
     write = 'execute("REPLACE INTO t VALUES (?, ?)", (k, {}))'
+    find = '(execute("SELECT v FROM t WHERE k=?", (k,)).fetchone() or (None,))[0]'
+    remove = 'execute("DELETE FROM t WHERE k=?", (k,))'
 
     def __init__(self, of: StateType, folder: str) -> None:
         super().__init__(of, folder)

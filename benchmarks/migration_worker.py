@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Any
@@ -30,7 +30,6 @@ RECORDS_MAX = 512  # how many the engine takes in one step
 FETCHES_MAX = 2  # prefetches of the engine on their way
 IDLE_S = 0.0005
 LOOK_SHARE = 10  # the engine spends a tenth of its time, at most, on looking at parked records
-SLOT_S = 0.02  # of the plot
 
 _SPAWN = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
 
@@ -46,13 +45,21 @@ class Remote:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            self._pipe.send((name, args))
-            result, error = self._pipe.recv()
-            if error is not None:
-                raise error
-            return result
+            return self.begin(name, *args)()
 
         return call
+
+    def begin(self, name: str, *args: Any) -> Callable[[], Any]:
+        """Calls it, and returns at once. What is returned waits for the result."""
+        self._pipe.send((name, args))
+
+        def result() -> Any:
+            found, error = self._pipe.recv()
+            if error is not None:
+                raise error
+            return found
+
+        return result
 
     def __enter__(self) -> "Remote":
         return self
@@ -85,14 +92,14 @@ class Source:
         self.kv: sk.KVProvider | None = None
         self.server: grpc.Server | None = None
 
-    def fill(self, n: int, is_count: bool = False) -> str:
+    def fill(self, n: int, is_count: bool = False, token: str | None = None) -> str:
         """Makes new state of n keys. Returns the address at which it is served."""
         if self.kv is not None:
             self.kv.close()
         gc.collect()
         self.kv = sk.open("memory:")
         fill(self.kv, n, is_count)
-        return self.kv.serve("127.0.0.1:0").address
+        return self.kv.serve("127.0.0.1:0", token=token).address
 
     def checkpoint(self, place: str) -> None:
         self.kv.checkpoint(place, base=None)
@@ -173,12 +180,15 @@ class Meter:
         try:
             while data := source.recv(1 << 18):
                 with self._lock:
-                    self.bytes += len(data)
+                    self.note(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
         except OSError:  # one side has hung up: the other side is closed, too
             source.close()
             target.close()
+
+    def note(self, data: bytes) -> None:
+        self.bytes += len(data)
 
     def close(self) -> None:
         self._listener.close()
@@ -210,17 +220,12 @@ class Waits:
     p99_ms: float
     p50_ms: float
     seconds: float  # until the state was here
-    slots: list[float] = field(repr=False)  # the longest wait, in ms, of each slot of arrivals
-    fetched_bytes: int = 0
 
     @classmethod
-    def of(cls, waits: np.ndarray, rate: float, seconds: float) -> "Waits":
+    def of(cls, waits: np.ndarray, seconds: float) -> "Waits":
         ms = 1000 * waits
-        slots = np.array_split(ms, max(1, round(len(ms) / rate / SLOT_S)))
         p50, p99 = np.percentile(ms, [50, 99])
-        return cls(
-            float(ms.max()), float(p99), float(p50), seconds, [float(slot.max()) for slot in slots]
-        )
+        return cls(float(ms.max()), float(p99), float(p50), seconds)
 
 
 class Engine:
@@ -302,7 +307,7 @@ class Engine:
                 sleep(IDLE_S)
         self.check()
         arrivals = np.arange(len(records)) / rate
-        return Waits.of(done - arrivals, rate, here_at or monotonic() - began)
+        return Waits.of(done - arrivals, here_at or monotonic() - began)
 
     def sort(self, numbers: np.ndarray, is_over: bool) -> tuple[np.ndarray, np.ndarray]:
         """Records that can be counted now, and those whose state is not here."""

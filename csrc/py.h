@@ -83,6 +83,12 @@ typedef struct sk_py_codec {
 typedef struct sk_py_plan {
     PyObject ob_base;
     sk_py_codec *key, *item;
+    /* Items that are containers, each given as a view: its class, shape and plan, and the letter of
+     * what a write creates. Else NULL. */
+    PyTypeObject *views;
+    PyObject *shape;
+    struct sk_py_plan *below;
+    char letter;
 } sk_py_plan;
 
 /* A typed state. */
@@ -184,6 +190,7 @@ static inline void sk_py_end(sk_at *at, bool is_answered) {
     NAME(append)                                                                                   \
     NAME(copy)                                                                                     \
     NAME(discard)                                                                                  \
+    NAME(drop)                                                                                     \
     NAME(get)
 #define SK_PY_DECLARE(name) extern PyObject *sk_py_##name;
 SK_PY_NAMES(SK_PY_DECLARE)
@@ -204,8 +211,11 @@ int sk_py_encode_and_put(PyTypeObject *type, sk_keyed *self, PyObject *key, PyOb
 /* Clears the exception if it is one of VALUE_FAULTS (exact.py): the slow way will meet it again.
  * False for any other. */
 bool sk_py_clear_fault(void);
-/* Removes a key's value that is not large: SK_OK, SK_MISSING, or anything else for the slow way. */
-int sk_py_delete(sk_keyed *self, PyObject *key);
+/* Removes a key's value that is not large: SK_OK, SK_MISSING, or anything else for the slow way.
+ * blind: without asking whether it is there. */
+int sk_py_delete(sk_keyed *self, PyObject *key, bool blind);
+/* del self[key]; type is for the slow way. */
+int sk_py_delitem(PyTypeObject *type, sk_keyed *self, PyObject *key);
 
 /* ---- Scalars (py_scalar.c) ---- */
 
@@ -238,6 +248,10 @@ typedef struct sk_view {
     sk_py_plan *plan;
 } sk_view;
 
+/* A view, or NULL with an exception. Takes the references to steps and levels, which may be NULL
+ * after an exception. */
+PyObject *sk_py_new_view(PyTypeObject *type, PyObject *state, PyObject *key, PyObject *k,
+                         PyObject *steps, PyObject *shape, PyObject *levels, sk_py_plan *plan);
 /* Encodes `value` with a codec: at *data, in `small` or in the bytes *owner, which the caller
  * releases. 0, or -1 with an exception or (VALUE_FAULTS) without one, for the slow way. */
 int sk_py_encode(sk_py_codec *codec, PyObject *value, uint8_t *small, const uint8_t **data,

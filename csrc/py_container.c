@@ -10,19 +10,11 @@ static PyTypeObject *containers_type, *lists_type;
 static PyObject *new_view(sk_keyed *self, PyObject *given, const sk_py_key *key) {
     PyObject *k = PyBytes_FromStringAndSize((const char *)key->data, (Py_ssize_t)key->len);
     if (k == NULL) return NULL;
-    sk_view *view = (sk_view *)PyType_GenericAlloc(self->views, 0);
-    if (view == NULL) {
-        Py_DECREF(k);
-        return NULL;
-    }
-    view->state = Py_NewRef((PyObject *)self);
-    view->key = Py_NewRef(given);
-    view->k = k;
-    view->steps = PyBytes_FromStringAndSize(NULL, 0); /* one object, always the same */
-    view->shape = Py_NewRef(self->shape);
-    view->levels = Py_NewRef(self->levels);
-    view->plan = (sk_py_plan *)Py_NewRef((PyObject *)self->plan);
-    return (PyObject *)view;
+    PyObject *steps = PyBytes_FromStringAndSize(NULL, 0); /* one object, always the same */
+    PyObject *view = sk_py_new_view(self->views, (PyObject *)self, given, k, steps, self->shape,
+                                    Py_NewRef(self->levels), self->plan);
+    Py_DECREF(k);
+    return view;
 }
 
 static bool is_bound(const sk_keyed *self) { return self->views != NULL && self->store != NULL; }
@@ -56,9 +48,10 @@ static PyObject *containers_get(PyObject *object, PyObject *const *args, Py_ssiz
 
 static int containers_setitem(PyObject *object, PyObject *given, PyObject *value) {
     sk_keyed *self = (sk_keyed *)object;
+    if (value == NULL) return sk_py_delitem(containers_type, self, given);
     /* A view may be of this very place, and then it is there already. */
-    bool is_plain = value != NULL && (PyList_CheckExact(value) || PyDict_CheckExact(value) ||
-                                      Py_IS_TYPE(value, &PySet_Type));
+    bool is_plain =
+        PyList_CheckExact(value) || PyDict_CheckExact(value) || Py_IS_TYPE(value, &PySet_Type);
     if (is_plain && self->codec != NULL)
         return sk_py_encode_and_put(containers_type, self, given, value);
     return sk_py_slow_set(containers_type, object, given, value);

@@ -254,33 +254,41 @@ static int single_contains(PyObject *object, PyObject *given) {
     return status == SK_OK;
 }
 
-int sk_py_delete(sk_keyed *self, PyObject *given) {
+/* Whether a container is under the key that takes long to free. */
+static bool is_large(sk_at *at, const sk_key *key) {
+    sk_slot *slot;
+    return sk_kinds[at->env.kind]->held == SK_OWN && sk_entry_find(at, key, &slot) == SK_OK &&
+           sk_node_size(slot->value.obj) > SK_PY_BYTES_MAX;
+}
+
+int sk_py_delete(sk_keyed *self, PyObject *given, bool blind) {
     sk_py_key encoded;
     sk_at at;
     sk_key key;
     if (!sk_py_key_of(&self->keys, given, &encoded)) return SK_BUSY;
     int status = sk_py_begin(self, &encoded, SK_WRITES, &at, &key);
     if (status != SK_OK) return status;
-    /* A container may be large, and freeing it take long. */
-    status = sk_kinds[at.env.kind]->held == SK_OWN ? SK_BUSY : sk_entry_delete(&at, &key, false);
+    status = is_large(&at, &key) ? SK_BUSY : sk_entry_delete(&at, &key, blind);
     sk_py_end(&at, status <= SK_MISSING);
     return status;
+}
+
+int sk_py_delitem(PyTypeObject *type, sk_keyed *self, PyObject *given) {
+    int status = sk_py_delete(self, given, false);
+    if (status == SK_OK) return 0;
+    if (status != SK_MISSING) return sk_py_slow_set(type, (PyObject *)self, given, NULL);
+    sk_py_no_key(given);
+    return -1;
 }
 
 bool sk_py_put_data(sk_keyed *self, PyObject *given, const uint8_t *data, size_t len) {
     sk_py_key encoded;
     sk_at at;
     sk_key key;
-    sk_slot *slot;
     if (len > SK_PY_BYTES_MAX || !sk_py_key_of(&self->keys, given, &encoded) ||
         sk_py_begin(self, &encoded, SK_WRITES, &at, &key) != SK_OK)
         return false;
-    int status = SK_OK;
-    /* The container that is replaced may be large, and freeing it take long. */
-    if (sk_kinds[at.env.kind]->held == SK_OWN && sk_entry_find(&at, &key, &slot) == SK_OK &&
-        sk_node_size(slot->value.obj) > SK_PY_BYTES_MAX)
-        status = SK_BUSY;
-    if (status == SK_OK) status = sk_entry_put_encoded(&at, &key, data, len);
+    int status = is_large(&at, &key) ? SK_BUSY : sk_entry_put_encoded(&at, &key, data, len);
     sk_py_end(&at, status == SK_OK);
     return status == SK_OK;
 }
@@ -307,16 +315,27 @@ int sk_py_encode_and_put(PyTypeObject *type, sk_keyed *self, PyObject *given, Py
 static PyObject *single_discard(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                                 PyObject *kwnames) {
     if (nargs == 1 && kwnames == NULL) {
-        int status = sk_py_delete((sk_keyed *)object, args[0]);
+        int status = sk_py_delete((sk_keyed *)object, args[0], false);
         if (status == SK_OK) Py_RETURN_TRUE;
         if (status == SK_MISSING) Py_RETURN_FALSE;
     }
     return sk_py_slow(sk_py_single_type, object, sk_py_discard, args, nargs, kwnames);
 }
 
+static PyObject *single_drop(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames) {
+    if (nargs == 1 && kwnames == NULL &&
+        sk_py_delete((sk_keyed *)object, args[0], true) <= SK_MISSING)
+        Py_RETURN_NONE;
+    return sk_py_slow(sk_py_single_type, object, sk_py_drop, args, nargs, kwnames);
+}
+
 static PyMethodDef single_methods[] = {
     {"discard", (PyCFunction)(void (*)(void))single_discard, METH_FASTCALL | METH_KEYWORDS,
      "discard($self, key)\n--\n\nRemoves the entry if there is one; True if there was."},
+    {"drop", (PyCFunction)(void (*)(void))single_drop, METH_FASTCALL | METH_KEYWORDS,
+     "drop($self, key)\n--\n\n"
+     "Removes the entry, if there is one. Unlike discard(), it does not ask the home."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot single_slots[] = {{Py_sq_contains, single_contains},

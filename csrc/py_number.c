@@ -75,13 +75,7 @@ static int numbers_setitem(PyObject *object, PyObject *given, PyObject *value) {
     sk_at at;
     sk_key key;
     sk_value number;
-    if (value == NULL) {
-        int status = sk_py_delete(self, given);
-        if (status == SK_OK) return 0;
-        if (status != SK_MISSING) return sk_py_slow_set(numbers_type, object, given, NULL);
-        sk_py_no_key(given);
-        return -1;
-    }
+    if (value == NULL) return sk_py_delitem(numbers_type, self, given);
     if (number_of(self, value, &number) && sk_py_key_of(&self->keys, given, &encoded) &&
         sk_py_begin(self, &encoded, SK_WRITES, &at, &key) == SK_OK) {
         int status = sk_entry_put(&at, &key, number);

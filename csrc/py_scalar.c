@@ -424,11 +424,39 @@ static int plan_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     return codec_or_none(key, &self->key) && codec_or_none(item, &self->item) ? 0 : -1;
 }
 
+/* _give_views(views, shape, plan, letter): of items that are containers. */
+static PyObject *plan_give_views(PyObject *object, PyObject *args) {
+    sk_py_plan *self = (sk_py_plan *)object;
+    PyObject *views, *shape, *plan;
+    int letter;
+    if (!PyArg_ParseTuple(args, "O!OO!C", &PyType_Type, &views, &shape, sk_py_plan_type, &plan,
+                          &letter))
+        return NULL;
+    bool is_view = PyType_IsSubtype((PyTypeObject *)views, sk_py_place_type);
+    if (self->item != NULL || !is_view || letter > 127) {
+        PyErr_SetString(PyExc_TypeError, "_give_views() is for a class of views");
+        return NULL;
+    }
+    if (self->views != NULL) Py_RETURN_NONE; /* another state has the same shape */
+    self->shape = Py_NewRef(shape);
+    self->below = (sk_py_plan *)Py_NewRef(plan);
+    self->letter = (char)letter;
+    self->views = (PyTypeObject *)Py_NewRef(views);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef plan_methods[] = {
+    {"_give_views", plan_give_views, METH_VARARGS, "(views, shape, plan, letter)"},
+    {NULL, NULL, 0, NULL}};
+
 static int plan_traverse(PyObject *object, visitproc visit, void *arg) {
     sk_py_plan *self = (sk_py_plan *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT((PyObject *)self->key);
     Py_VISIT((PyObject *)self->item);
+    Py_VISIT((PyObject *)self->views);
+    Py_VISIT(self->shape);
+    Py_VISIT((PyObject *)self->below);
     return 0;
 }
 
@@ -436,6 +464,9 @@ static int plan_clear(PyObject *object) {
     sk_py_plan *self = (sk_py_plan *)object;
     Py_CLEAR(self->key);
     Py_CLEAR(self->item);
+    Py_CLEAR(self->views);
+    Py_CLEAR(self->shape);
+    Py_CLEAR(self->below);
     return 0;
 }
 
@@ -452,6 +483,7 @@ static PyType_Slot plan_slots[] = {
     {Py_tp_traverse, plan_traverse},
     {Py_tp_clear, plan_clear},
     {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_methods, plan_methods},
     {Py_tp_doc, "Plan(key, item): the Codecs of a live container's parts, or None."},
     {0, NULL}};
 

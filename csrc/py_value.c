@@ -107,17 +107,9 @@ static PyObject *values_get(PyObject *object, PyObject *const *args, Py_ssize_t 
     return self->missing != NULL ? missing_value(self, args[0]) : Py_NewRef(Py_None);
 }
 
-static int delete_value(sk_keyed *self, PyObject *given) {
-    int status = sk_py_delete(self, given);
-    if (status == SK_OK) return 0;
-    if (status != SK_MISSING) return sk_py_slow_set(values_type, (PyObject *)self, given, NULL);
-    sk_py_no_key(given);
-    return -1;
-}
-
 static int values_setitem(PyObject *object, PyObject *given, PyObject *value) {
     sk_keyed *self = (sk_keyed *)object;
-    if (value == NULL) return delete_value(self, given);
+    if (value == NULL) return sk_py_delitem(values_type, self, given);
     if (self->codec == NULL) return sk_py_slow_set(values_type, object, given, value);
     if (self->codec->scalar == SK_PY_OTHER)
         return sk_py_encode_and_put(values_type, self, given, value);

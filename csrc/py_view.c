@@ -184,6 +184,46 @@ static int read_item(sk_view *view, const path *at, PyObject **value) {
     return *value == NULL ? -1 : 0;
 }
 
+PyObject *sk_py_new_view(PyTypeObject *type, PyObject *state, PyObject *key, PyObject *k,
+                         PyObject *steps, PyObject *shape, PyObject *levels, sk_py_plan *plan) {
+    sk_view *view = NULL;
+    if (steps != NULL && levels != NULL) view = (sk_view *)PyType_GenericAlloc(type, 0);
+    if (view == NULL) {
+        Py_XDECREF(steps);
+        Py_XDECREF(levels);
+        return NULL;
+    }
+    view->state = Py_NewRef(state);
+    view->key = Py_NewRef(key);
+    view->k = Py_NewRef(k);
+    view->steps = steps;
+    view->shape = Py_NewRef(shape);
+    view->levels = levels;
+    view->plan = (sk_py_plan *)Py_NewRef((PyObject *)plan);
+    return (PyObject *)view;
+}
+
+/* Whether all that view_below needs is there. */
+static bool gives_views(const sk_view *view) {
+    return view->plan != NULL && view->plan->views != NULL && view->state != NULL &&
+           view->key != NULL && view->k != NULL && view->levels != NULL &&
+           PyBytes_CheckExact(view->levels);
+}
+
+/* The view of the item at a path, or NULL with an exception. */
+static PyObject *view_below(const sk_view *view, const path *at) {
+    sk_py_plan *plan = view->plan;
+    Py_ssize_t depth = PyBytes_Size(view->levels);
+    PyObject *levels = PyBytes_FromStringAndSize(NULL, depth + 1);
+    if (levels == NULL) return NULL;
+    char *letters = PyBytes_AsString(levels);
+    memcpy(letters, PyBytes_AsString(view->levels), (size_t)depth);
+    letters[depth] = plan->letter;
+    PyObject *steps = PyBytes_FromStringAndSize((const char *)at->data, (Py_ssize_t)at->len);
+    return sk_py_new_view(plan->views, view->state, view->key, view->k, steps, plan->shape, levels,
+                          plan->below);
+}
+
 static Py_ssize_t length_of(PyTypeObject *type, PyObject *object) {
     sk_view *view = (sk_view *)object;
     sk_py_key key;
@@ -234,10 +274,30 @@ static bool is_position(PyObject *at) {
     return PyLong_CheckExact(at); /* a slice and all else go the slow way */
 }
 
+/* The view of an item, or NULL: with an exception, or without one for the slow way. */
+static PyObject *list_view(sk_view *view, PyObject *at) {
+    sk_py_key key;
+    path steps;
+    int overflow;
+    if (!gives_views(view) || !key_of(view, &key) || !path_of(view, &steps)) return NULL;
+    int64_t length = read_at(state_of(view), &key, SK_R_LEN, &steps);
+    int64_t position = PyLong_AsLongLongAndOverflow(at, &overflow);
+    if (overflow != 0 || length < 0) return NULL;
+    if (position < 0) position += length;
+    if (position < 0 || position >= length) return NULL;
+    if (sizeof steps.made - steps.len < 9) return NULL;
+    steps.len += sk_mp_write_int(steps.made + steps.len, position);
+    return view_below(view, &steps);
+}
+
 static PyObject *list_getitem(PyObject *object, PyObject *at) {
     sk_view *view = (sk_view *)object;
     PyObject *value;
     path steps;
+    if (is_position(at)) {
+        value = list_view(view, at);
+        if (value != NULL || PyErr_Occurred()) return value;
+    }
     if (is_position(at) && view->plan != NULL && view->plan->item != NULL &&
         path_of(view, &steps) && path_add(&steps, SK_PY_INT, at)) {
         int outcome = read_item(view, &steps, &value);
@@ -274,19 +334,29 @@ static Py_ssize_t list_length(PyObject *object) { return length_of(list_type, ob
 
 /* ---- Maps ---- */
 
-/* 0 with the value, 1 for the slow way, 2 if there is none, or -1 with an exception. */
-static int map_read(sk_view *view, PyObject *given, PyObject **value) {
+/* 0 with the value, 1 for the slow way, 2 if there is none, or -1 with an exception. is_asked: a
+ * value that is a container must be there, or there is none. */
+static int map_read(sk_view *view, PyObject *given, bool is_asked, PyObject **value) {
     path at;
-    if (view->plan == NULL || view->plan->key == NULL || view->plan->item == NULL ||
+    sk_py_key key;
+    bool is_view = gives_views(view);
+    if (view->plan == NULL || view->plan->key == NULL || (view->plan->item == NULL && !is_view) ||
         !path_of(view, &at))
         return 1;
     if (path_encode(&at, view->plan->key, given) < 0) return PyErr_Occurred() ? -1 : 1;
-    return read_item(view, &at, value);
+    if (!is_view) return read_item(view, &at, value);
+    if (is_asked) {
+        int64_t answer =
+            key_of(view, &key) ? read_at(state_of(view), &key, SK_R_TYPE, &at) : -SK_BUSY;
+        if (answer < 0) return answer == -SK_MISSING ? 2 : 1;
+    }
+    *value = view_below(view, &at);
+    return *value == NULL ? -1 : 0;
 }
 
 static PyObject *map_getitem(PyObject *object, PyObject *given) {
     PyObject *value;
-    int outcome = map_read((sk_view *)object, given, &value);
+    int outcome = map_read((sk_view *)object, given, false, &value);
     if (__builtin_expect(outcome == 0, 1)) return value;
     if (outcome < 0) return NULL;
     return outcome == 2 ? sk_py_no_key(given)
@@ -297,7 +367,7 @@ static PyObject *map_get(PyObject *object, PyObject *const *args, Py_ssize_t nar
                          PyObject *kwnames) {
     PyObject *value;
     if ((nargs == 1 || nargs == 2) && kwnames == NULL) {
-        int outcome = map_read((sk_view *)object, args[0], &value);
+        int outcome = map_read((sk_view *)object, args[0], true, &value);
         if (__builtin_expect(outcome == 0, 1)) return value;
         if (outcome < 0) return NULL;
         if (outcome == 2) return Py_NewRef(nargs == 2 ? args[1] : Py_None);

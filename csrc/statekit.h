@@ -323,6 +323,13 @@ int64_t sk_timers_due(sk_store *store, uint32_t state, uint32_t from, uint32_t t
 int64_t sk_timers_next(sk_store *store, uint32_t state);
 /* The same of leaves [from, to); INT64_MIN and a status if there are no such leaves, too. */
 int64_t sk_timers_next_of(sk_store *store, uint32_t state, uint32_t from, uint32_t to);
+/*
+ * For each leaf of [from, to), lowers dues[leaf - from] to the earliest due time that the state has
+ * there; what has none stays as it is. Unlike the calls above, it looks into leaves that are shut:
+ * whom they are handed over to is to know when their timers are due. It may say a time that is too
+ * early (timers that were due then were removed since), and never one that is too late.
+ */
+int sk_timers_dues(sk_store *store, uint32_t state, uint32_t from, uint32_t to, int64_t *dues);
 
 /* ---- Batches ------------------------------------------------------------ */
 

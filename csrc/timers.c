@@ -308,3 +308,19 @@ int64_t sk_timers_next_of(sk_store *store, uint32_t state_id, uint32_t from, uin
 int64_t sk_timers_next(sk_store *store, uint32_t state_id) {
     return sk_timers_next_of(store, state_id, 0, store->leaf_count);
 }
+
+int sk_timers_dues(sk_store *store, uint32_t state_id, uint32_t from, uint32_t to, int64_t *dues) {
+    int status = sk_leaf_range_check(store, from, to);
+    if (status != SK_OK) return status;
+    sk_state *state = timers_at(store, state_id);
+    if (state == NULL) return state_id < store->state_count ? SK_BAD_KIND : SK_BAD_ARGUMENT;
+    for (uint32_t i = from; i < to; i++) {
+        sk_leaf_lock(&store->leaves[i]);
+        /* Unknown since entries came in blocks: then the leaf is looked through, once. */
+        if (sk_due_min(state, i) == INT64_MIN) take_due(store, state, i, 0, INT64_MIN, false);
+        int64_t due = sk_due_min(state, i);
+        sk_leaf_unlock(&store->leaves[i]);
+        if (due < dues[i - from]) dues[i - from] = due;
+    }
+    return SK_OK;
+}

@@ -104,7 +104,12 @@ def make_codec(hint: Any, role: Role = "value") -> Codec:
         scalar = _NATIVE_SCALARS.get(kind, 0)
         return Codec(hint, kind, _SCALAR_ENCODERS[kind], decode, fit, scalar)
     scalar = _NATIVE_SCALARS.get(str(kind), 0) if kind != "float" else 0  # -0.0 becomes 0.0
-    return Codec(hint, kind, _encoder(fit), decode, fit, scalar)
+    codec = Codec(hint, kind, _encoder(fit), decode, fit, scalar)
+    if role == "value" and kind[0] in ("list", "dict") and (args := typing.get_args(hint)):
+        # C tells whether a value is exact by the codecs of its parts.
+        *keys, item = (make_codec(arg).native for arg in args)
+        codec.native._of_parts(pack, keys[0] if keys else None, item)
+    return codec
 
 
 def _tupled(value: Any) -> Any:

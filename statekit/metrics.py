@@ -103,6 +103,12 @@ class MovedMetrics:
     shadowed_by: int = 0  # shadows that other processes have of leaves here
     copied_in: int = 0  # bytes of blocks, for shadows
     copied_out: int = 0
+    # Seconds of callers: two that wait at the same time for half a second make one.
+    waited_aligning_s: float = 0.0  # in on_step
+    waited_shut_s: float = 0.0  # for key-groups that were neither there nor here
+    waited_queued_s: float = 0.0  # for leaves that somebody else brings, or the stream
+    waited_wire_s: float = 0.0  # for answers of the old owner
+    waited_decode_s: float = 0.0  # while what has come was taken in
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,11 @@ _MOVED = {
     "shadowed_by": "Shadows that other processes have of leaves here",
     "copied_in": "Bytes of leaves that came as copies",
     "copied_out": "Bytes of leaves that were sent as copies",
+    "waited_aligning_s": "Seconds of callers: engines changing their routes",
+    "waited_shut_s": "Seconds of callers: key-groups that were neither there nor here",
+    "waited_queued_s": "Seconds of callers: leaves that somebody else brings",
+    "waited_wire_s": "Seconds of callers: answers of the old owner",
+    "waited_decode_s": "Seconds of callers: taking in what has come",
 }
 
 
@@ -219,7 +230,8 @@ class PrometheusCollector:
         yield memory
         for name, text in _MOVED.items():
             family = GaugeMetricFamily if name in _MOVED_NOW else CounterMetricFamily
-            moved = family(f"statekit_{name}", text, labels=names)
+            full = f"{name}econds" if name.endswith("_s") else name
+            moved = family(f"statekit_{full}", text, labels=names)
             moved.add_metric(values, getattr(metrics.moved, name))
             yield moved
         for name, text in _CHECKPOINTS.items():

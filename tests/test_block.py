@@ -1,6 +1,8 @@
 """Encoded blocks: read in place, and refused when damaged; and the checksums of csrc."""
 
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import msgpack
@@ -161,3 +163,43 @@ def test_a_block_is_a_mapping_to_dict() -> None:
     store.state("n", "i64", int).put_many([1, 2], [10, 20])
     (block,) = Block.each(store.encode_leaf(0))
     assert dict(block) == {(1).to_bytes(8, "little"): 10, (2).to_bytes(8, "little"): 20}
+
+
+def test_blocks_and_views_may_be_in_cycles_that_are_collected() -> None:
+    """CPython before 3.12.7 crashes on cycles of memoryviews that are exported (gh-77894)."""
+    code = """
+import gc, statekit
+from array import array
+from statekit.native.block import Block
+from statekit.native.buffers import readable
+store = statekit.Store(key_groups=1, subgroups=1)
+state = store.state("v", "i64", int)
+state.put_many([1, 2, 3], [4, 5, 6])
+with store.snapshot() as snapshot:
+    data = b"".join(bytes(blocks) for _, blocks in snapshot)
+for turned in False, True:
+    cycle = [*Block.each(data)]
+    assert [entry for block in cycle for entry in block]
+    cycle.append(cycle)
+    if turned:
+        cycle.reverse()
+    del cycle
+    gc.collect()
+def fail(view):
+    native = readable(view)
+    try:
+        raise ValueError
+    except ValueError as error:
+        kept = error  # the error has the frame, which has the error
+    return bytes(native)
+for of in data, bytearray(data), array("q", range(9)), b"":
+    view = memoryview(of)
+    assert fail(view) == view.tobytes()
+    assert fail(view[1:-1]) == view[1:-1].tobytes()
+    state.put_many(memoryview(array("q", [7, 8, 9]))[1:], [1, 2])
+    assert gc.collect() >= 0
+print([state.get(key) for key in (1, 2, 3, 7, 8, 9)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == "[4, 5, 6, None, 1, 2]"

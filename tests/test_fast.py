@@ -139,6 +139,13 @@ VALUE_TYPES: dict[Any, Any] = {
     int | None: NUMBERS | st.none(),
     Annotated[int, msgspec.Meta(ge=0)]: NUMBERS,
     Color: st.just(Color.RED),
+    list[int]: st.lists(NUMBERS, max_size=3),
+    list[dict[str, float]]: st.lists(
+        st.dictionaries(TEXTS, FLOATS | NUMBERS, max_size=2), max_size=2
+    ),
+    dict[str, bytes]: st.dictionaries(TEXTS, BYTES, max_size=3),
+    dict[int, Click]: st.dictionaries(NUMBERS, st.builds(Click, TEXTS, NUMBERS), max_size=2),
+    dict[str, Any]: st.dictionaries(TEXTS, NUMBERS, max_size=2),
 }
 DEFAULTS: dict[Any, Any] = {int: 7, float: -0.0, str: "none", bytes: b"", Click: Click("d", 0)}
 
@@ -179,7 +186,8 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
     quick, plain = (kv.value("v", hint, key=key_type, **settings_) for kv in kvs)
     assert type(quick) in SLOW
     keys = data.draw(st.lists(KEY_TYPES[key_type] | ANYTHING, min_size=1, max_size=4), "keys")
-    names = ["get", "set", "del", "contains", "discard", "again", "add", "time", "place", "words"]
+    names = ["get", "set", "del", "contains", "discard", "drop", "again", "add", "time", "place"]
+    names.append("words")
     now = 1_000_000
     for _ in range(data.draw(st.integers(1, 12), "steps")):
         key = data.draw(st.sampled_from(keys), "key")
@@ -193,8 +201,8 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
             same(quick, plain, "__delitem__", key)
         elif name == "contains":
             same(quick, plain, "__contains__", key)
-        elif name == "discard":
-            same(quick, plain, "discard", key)
+        elif name in ("discard", "drop"):
+            same(quick, plain, name, key)
         elif name == "again":
             same(quick, plain, "get", key)
             same(quick, plain, "get", key, given_)
@@ -202,6 +210,7 @@ def test_value_states_do_the_same_in_c_and_in_python(data: st.DataObject) -> Non
         elif name == "words":
             same(quick, plain, "get", key=key, default=3)
             same(quick, plain, "discard", key=key)
+            same(quick, plain, "drop", key=key)
         elif name == "add":
             same(quick, plain, "add", key)
             same(quick, plain, "add", key, given_)
@@ -232,6 +241,10 @@ SHAPES: dict[Any, Any] = {
     dict[int, bytes]: BYTES,
     dict[tuple[str, int], int]: NUMBERS,
     dict[str, list[int]]: st.lists(NUMBERS, max_size=3),
+    dict[tuple[str, int], dict[str, list[int]]]: st.dictionaries(
+        TEXTS, st.lists(NUMBERS, max_size=3), max_size=2
+    ),
+    list[list[set[int]]]: st.lists(st.sets(NUMBERS, max_size=2), max_size=2),
     dict[str, Any]: ANYTHING,
     set[str]: TEXTS,
     set[float]: FLOATS,
@@ -240,6 +253,38 @@ SHAPES: dict[Any, Any] = {
 POSITIONS = st.integers(-4, 70) | NUMBERS | ODD | st.just(slice(0, 2))
 WHOLES = st.lists(NUMBERS, max_size=3) | st.dictionaries(TEXTS, NUMBERS, max_size=3)
 WHOLES = WHOLES | st.sets(TEXTS, max_size=3) | st.just(list(range(100))) | ODD
+
+
+def same_below(data: st.DataObject, one: Any, other: Any, item: Any, depth: int) -> None:
+    """The views of containers in containers."""
+    if depth == 0 or isinstance(one, views.SetView):
+        return
+    where = data.draw(POSITIONS | TEXTS | st.tuples(TEXTS, NUMBERS), "where below")
+    found = []
+    for view, way in ((one, one.__getitem__), (other, slow(other, "__getitem__"))):
+        try:
+            found.append(way(where))
+        except Exception:  # it was compared already
+            return
+        if not isinstance(found[-1], views.View):
+            return
+        assert isinstance(found[-1]._shape, type(found[0]._shape)), view
+    one, other = found
+    assert type(one) is type(other)
+    places = [(v._key, v._k, v._steps, v._levels) for v in (one, other)]
+    assert places[0] == places[1]
+    same(one, other, "__len__")
+    same(one, other, "copy")
+    if isinstance(one, views.ListView):
+        same(one, other, "append", item)
+        same(one, other, "__getitem__", -1)
+    elif isinstance(one, views.MapView):
+        same(one, other, "__setitem__", where, item)
+        same(one, other, "get", where)
+        same(one, other, "get", where, 5)
+    else:
+        same(one, other, "add", item)
+    same_below(data, one, other, item, depth - 1)
 
 
 @settings(deadline=None)
@@ -266,7 +311,7 @@ def test_containers_and_views_do_the_same_in_c_and_in_python(data: st.DataObject
             same_change_of_place(data, kvs)
         elif step == "state":
             name = data.draw(st.sampled_from(["get", "copy", "__setitem__", "__contains__",
-                "__delitem__", "discard", "append"]))  # fmt: skip
+                "__delitem__", "discard", "drop", "append"]))  # fmt: skip
             if name == "__setitem__":
                 same(quick, plain, name, key, data.draw(wholes, "whole"))
             elif name == "append":
@@ -290,6 +335,7 @@ def test_containers_and_views_do_the_same_in_c_and_in_python(data: st.DataObject
             same(one, other, "__getitem__", where)
             same(one, other, "__setitem__", where, item)
             same(one, other, "__getitem__", where)
+            same_below(data, one, other, item, depth=3)
             if isinstance(one, views.ListView):
                 same(one, other, "append", item)
                 same(one, other, "__getitem__", -1)
@@ -786,6 +832,63 @@ def test_leaves_go_and_come_under_calls() -> None:
     thread.join()
     assert [visits.get(f"k{at}", 0) for at in range(16)] == counted
     kv.close()
+
+
+def test_key_groups_are_handed_over_under_calls_batches_and_checkpoints(tmp_path: Path) -> None:
+    """Two owners in turn, and threads that count with whichever has the key: nothing is lost."""
+    kvs = [sk.open("memory:", key_groups=8, subgroups=2, owned=owned) for owned in (None, ())]
+    states = [(kv.value("visits", int), kv.list("logs", int)) for kv in kvs]
+    addresses = [kv.serve().address for kv in kvs]
+    keys = [f"k{at}" for at in range(40)]
+    done, failures = threading.Event(), []
+    one, many, items = (dict.fromkeys(keys, 0) for _ in range(3))
+
+    def attempt(call: Callable[[Any, Any], Any]) -> bool:
+        for visits, logs in states:
+            with suppress(NotOwnedError):
+                call(visits, logs)
+                return True
+        return False
+
+    def work(call: Callable[[str], Callable[[Any, Any], Any]], mine: dict[str, int]) -> None:
+        try:
+            while not done.is_set():
+                for key in keys:
+                    mine[key] += attempt(call(key))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    def snapshots() -> None:
+        try:
+            while not done.is_set():
+                for at, kv in enumerate(kvs):
+                    kv.checkpoint(str(tmp_path / str(at)))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    calls = [
+        (lambda key: lambda visits, logs: visits.add(key), one),
+        (lambda key: lambda visits, logs: visits.add_many([key]), many),
+        (lambda key: lambda visits, logs: logs[key].append(1), items),
+    ]
+    threads = [threading.Thread(target=work, args=call) for call in calls]
+    threads.append(threading.Thread(target=snapshots))
+    for thread in threads:
+        thread.start()
+    for at in range(6):
+        new, old = (at + 1) % 2, at % 2
+        kvs[new].fetch_from(addresses[old], key_groups=range(8)).wait()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    visits, logs = states[0]
+    assert {key: visits.get(key) or 0 for key in keys} == {k: one[k] + many[k] for k in keys}
+    assert {key: len(logs[key]) for key in keys} == items
+    for kv in kvs:
+        kv.close()
 
 
 def test_a_provider_is_closed_under_calls() -> None:

@@ -100,6 +100,53 @@ def test_import_loads_no_optional_package() -> None:
     assert not optional & set(loaded)
 
 
+def test_import_alone_imports_next_to_nothing() -> None:
+    """A tool that might need state starts as quickly as without."""
+    loaded = set(run_python("import sys, statekit; print(' '.join(sys.modules))").split())
+    ours = {name for name in loaded if name.split(".")[0] == "statekit"}
+    assert ours == {"statekit", "statekit.version"}
+    heavy = {
+        "msgspec",
+        "msgpack",
+        "cffi",
+        "_cffi_backend",
+        "importlib.metadata",
+        "email",
+        "zipfile",
+    }
+    heavy |= {"dataclasses", "inspect", "json", "logging", "socket", "tempfile", "threading"}
+    assert not heavy & loaded
+
+
+def test_a_state_in_memory_needs_neither_migration_nor_its_protocol() -> None:
+    loaded = run_python(
+        "import sys, statekit; kv = statekit.open('memory:'); kv.value('v', int).add('a');"
+        "kv.close(); print(' '.join(sys.modules))"
+    ).split()
+    unused = {
+        "statekit.migration.peer",
+        "statekit.protocol.participant",
+        "statekit.remote.security",
+    }
+    unused |= {"statekit.migration.shadow", "statekit.remote.channel", "concurrent.futures"}
+    unused |= {"importlib.metadata", "email", "zipfile", "html", "socket", "selectors"}
+    assert not unused & set(loaded)
+
+
+def test_names_are_imported_when_they_are_asked_for() -> None:
+    out = run_python(
+        "import statekit\n"
+        "assert set(statekit.__all__) <= set(dir(statekit))\n"
+        "for name in statekit.__all__: getattr(statekit, name)\n"
+        "from statekit import *\n"
+        "assert open is statekit.open and errors.StateKitError is StateKitError\n"
+        "print(sorted(set(statekit._MODULE_OF) ^ set(statekit.__all__)))"
+    )
+    assert out.strip() == "['__version__', 'errors']"
+    with pytest.raises(AttributeError, match="module 'statekit' has no attribute 'opne'"):
+        statekit.opne  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_columns_of_lists_work_where_numpy_and_pyarrow_cannot_be_imported() -> None:
     out = run_python(
         "import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"

@@ -421,6 +421,8 @@ def begin_reply(**fields: Any) -> bytes:
         {"description": b"[" * 100_000},
         {"description": b" " * (wire.DESCRIPTION_BYTES_MAX + 1)},
         {"timer_leaves": [0, 9]},
+        {"timer_leaves": [0, 2], "timer_dues": [1]},
+        {"timer_dues": [1]},
     ],
     ids=lambda fields: str(fields)[:60],
 )

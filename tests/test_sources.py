@@ -30,6 +30,7 @@ class Push(PushSource):
     advice = ""
     is_settled = True
     is_ended = False
+    next_due = None
 
     def __init__(self, name: bytes) -> None:
         self.kept = Pull(name)
@@ -37,7 +38,7 @@ class Push(PushSource):
 
     def bring(self, leaves: Sequence[int], loading: Any) -> None: ...
     def bring_keys(self, leaves: Sequence[int], wanted: Any, loading: Any) -> None: ...
-    def bring_timers(self, loading: Any) -> None: ...
+    def bring_timers(self, watermark: int, loading: Any) -> None: ...
     def taken(self, leaf: int, steps: Any) -> None: ...
 
     def expects(self, leaf: int) -> bool:

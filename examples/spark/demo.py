@@ -216,7 +216,6 @@ def plot(place: Path, batches: Sequence[dict[str, Any]], killed: int, path: Path
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.patches import Patch
 
     figure, axes = pyplot.subplots(
         4, 1, figsize=(10, 10), dpi=120, gridspec_kw={"height_ratios": [3, 3, 1, 2]}
@@ -241,23 +240,25 @@ def plot(place: Path, batches: Sequence[dict[str, Any]], killed: int, path: Path
     tasks, spent = axes[2:]
     done = [one for one in batches if not one["is_replay"]]
     numbers = [one["batch_id"] for one in done]
-    tasks.step(numbers, [one["parallelism"] for one in done], where="mid", color="#08519c")
+    colours = [PARALLELISM_MARKS.get(one["parallelism"], "#777777") for one in done]
+    tasks.bar(numbers, [one["parallelism"] for one in done], color=colours, width=0.8)
     tasks.set_ylabel("tasks")
-    tasks.set_ylim(0, 6)
-    spent.bar(
-        numbers,
-        [one["seconds"]["total"] for one in done],
-        color=[PARALLELISM_MARKS.get(one["parallelism"], "#777777") for one in done],
-        width=0.8,
-    )
+    tasks.set_ylim(0, 7.5)
+    seconds = [one["seconds"]["total"] for one in done]
+    warming = {numbers[0], killed + 1}  # the first ones of each process: Spark is starting
+    top = 1.2 * max(t for number, t in zip(numbers, seconds, strict=True) if number not in warming)
+    for number, t in zip(numbers, seconds, strict=True):
+        if t > top:
+            text = f"{t:.1f} s: Spark is starting"
+            spent.text(number, top, text, ha="center", va="bottom", fontsize=9, color="#636363")
+    spent.bar(numbers, seconds, color=colours, width=0.8)
+    spent.set_ylim(0, top)
     spent.set_ylabel("seconds a batch")
     spent.set_xlabel("batch")
-    handles = [Patch(color=color, label=f"{n} tasks") for n, color in PARALLELISM_MARKS.items()]
-    spent.legend(handles=handles, frameon=False, ncols=3)
     for one in (tasks, spent):
         one.set_xlim(-0.6, max(numbers) + 0.6)
         one.axvline(killed + 0.5, color="#d95f0e", linestyle="--", linewidth=1)
-    tasks.text(killed + 0.6, 0.4, "killed; another process goes on", color="#d95f0e", fontsize=9)
+    tasks.text(killed + 0.7, 5.9, "killed; another process goes on", color="#d95f0e", fontsize=9)
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

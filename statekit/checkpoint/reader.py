@@ -14,7 +14,6 @@ even looked at.
 
 import contextlib
 import hashlib
-import html
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -240,6 +239,8 @@ class Checkpoint:
         )
 
     def _repr_html_(self) -> str:
+        import html
+
         cells = [
             (schema.name, schema.form, show(schema.type), key_codec(schema.key).python)
             for schema in self.manifest.schemas

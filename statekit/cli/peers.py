@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from statekit.errors import ArgumentError
-from statekit.migration.peer import TIMEOUT_S
+from statekit.migration.strategies import TIMEOUT_S
 from statekit.remote.security import TLS, check_token
 
 if TYPE_CHECKING:

@@ -17,12 +17,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from statekit.errors import ArgumentError, shorten
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Row: TypeAlias = tuple[int, int, bytes]  # leaf, number of the state, encoded key
 Change: TypeAlias = tuple[Row, bytes | None]  # None: the row is deleted
@@ -218,22 +220,27 @@ def register_home(scheme: str, factory: HomeFactory) -> None:
 def is_home_scheme(scheme: str) -> bool:
     """Whether a URL that begins so is the URL of a home."""
     name = scheme.lower()
-    is_known = name == "memory" or name in _registered
-    return is_known or any(entry_points(group=ENTRY_POINTS, name=name))
+    return name == "memory" or name in _registered or bool(_installed(name))
 
 
 def open_home(url: HomeUrl, cache_bytes: int) -> Home:
     """The home that a URL names."""
     factory = _registered.get(url.scheme)
     if factory is None:
-        for point in entry_points(group=ENTRY_POINTS, name=url.scheme):
+        for point in _installed(url.scheme):
             factory = point.load()
             break
     if factory is None:
-        installed = {point.name for point in entry_points(group=ENTRY_POINTS)}
-        known = {"memory", *_registered, *installed}
+        known = {"memory", *_registered, *(point.name for point in _installed())}
         raise ArgumentError(
             f"{url.shown!r} names the home {url.scheme!r}, which is not installed. "
             f"There are: {', '.join(sorted(known))}."
         )
     return factory(url, cache_bytes)
+
+
+def _installed(name: str | None = None) -> "list[EntryPoint]":
+    """The homes that installed packages bring: all, or those of a name."""
+    from importlib.metadata import entry_points  # it takes ten milliseconds
+
+    return [point for point in entry_points(group=ENTRY_POINTS) if name in (None, point.name)]

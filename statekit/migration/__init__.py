@@ -6,6 +6,9 @@ shell.py        carries out what its participant (statekit/protocol) says
 old_owner.py    the old owner's side of that
 departure.py    one hand-over as the old owner sees it: leaves are shut, and read out
 new_owner.py    the new owner's side
+asking.py       what was asked for, and nobody has answered
+returning.py    what does not come after all: it is given back, or lost
+barriers.py     what comes, and checkpoints that several providers take together
 going_on.py     what a home remembers of that, and how a later life goes on with it
 arrival.py      one hand-over as the new owner sees it
 strategies.py   when ownership moves, and how state follows: the names
@@ -16,5 +19,6 @@ channels.py     connections that stay warm between hand-overs
 fetch.py        leaves that come because somebody needs them
 stream.py       leaves that come by themselves
 report.py       what the old owner is told
+waits.py        how long callers waited, and what for
 kept.py         leaves as they came, for a checkpoint that was begun before
 """

@@ -5,14 +5,16 @@
     kv.migrate(to=address, key_groups=…)    the same, begun by the old owner
     kv.is_here(keys), kv.absent(keys), kv.prefetch(keys)    for engines that park records
 
-It costs nothing until one of these is called: the peer, and with it gRPC, comes then.
+It costs nothing until one of these is called: the peer, and with it what moves state and gRPC, is
+imported then. So annotations are not evaluated here.
 """
+
+from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,18 +27,10 @@ from statekit.errors import (
     UnknownEntryError,
     shorten,
 )
-from statekit.homes.record import HomeArrival, HomeShare
 from statekit.keys import KeyType, key_codec
-from statekit.migration.arrival import Arrival
-from statekit.migration.departure import Departure
-from statekit.migration.peer import TIMEOUT_S, Peer
-from statekit.migration.shadow import Shadow
-from statekit.migration.shell import Credentials
-from statekit.migration.steps import OnStep, SteppedDeparture, Steps
-from statekit.migration.strategies import STEPPED, Stepped, Strategy, Whole, canonical
+from statekit.migration.strategies import STEPPED, TIMEOUT_S, Stepped, Strategy, Whole, canonical
 from statekit.native.columns import route
 from statekit.native.kinds import residency_filter
-from statekit.protocol.calls import Limits
 from statekit.protocol.messages import Leases, cut_leases, renew_leases
 from statekit.residence.moving_in import MovingIn
 from statekit.residence.residence import Residence
@@ -45,7 +39,17 @@ from statekit.schema import StateSchema
 from statekit.state.keyed import plain_items
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from statekit.homes.record import HomeArrival, HomeShare
     from statekit.live.job import CheckpointJob, PartJob
+    from statekit.migration.arrival import Arrival
+    from statekit.migration.departure import Departure
+    from statekit.migration.peer import Peer
+    from statekit.migration.shadow import Shadow
+    from statekit.migration.shell import Credentials
+    from statekit.migration.steps import OnStep, SteppedDeparture, Steps
+    from statekit.protocol.calls import Limits
     from statekit.remote.security import TLS
     from statekit.remote.server import PeerServer
 
@@ -133,7 +137,7 @@ class PeerApi(ABC):
     def _forget_recorded(self, migration: str) -> None: ...
 
     @abstractmethod
-    def _since(self, digest: bytes) -> "array[int] | None":
+    def _since(self, digest: bytes) -> array[int] | None:
         """Per leaf: the epoch that a checkpoint has it of, if it is the last one in its place."""
 
     @abstractmethod
@@ -146,12 +150,12 @@ class PeerApi(ABC):
         self,
         address: str = "127.0.0.1:0",
         *,
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         limits: Limits | None = None,
         insecure: bool = False,
         generation: int | None = None,
-    ) -> "PeerServer":
+    ) -> PeerServer:
         """Lets other processes fetch key-groups from here, and look at the state.
 
         address: "127.0.0.1:0" is any free port on this machine; the result's `address` tells. For
@@ -161,6 +165,9 @@ class PeerApi(ABC):
         gives the next number; processes of earlier ones are refused, and own nothing any more.
         """
         self._check_open()
+        from statekit.migration.shell import Credentials
+        from statekit.protocol.calls import Limits
+
         peer = self._as_peer()
         if generation is not None:
             peer.lead(generation)
@@ -169,6 +176,8 @@ class PeerApi(ABC):
     def _as_peer(self) -> Peer:
         with self._lock:  # first: key-groups do not change hands meanwhile
             if self._peer is None:
+                from statekit.migration.peer import Peer
+
                 self._peer = Peer(_Owner(self), self._residence, self._leases)
                 self._home.participants.add(self._peer.name)
                 self._leases = ()
@@ -182,7 +191,7 @@ class PeerApi(ABC):
             return ()
         return cut_leases(self._leases, leaf_ranges(part, self._residence.store.subgroups))
 
-    def _hand_on(self, other: "PeerApi", part: tuple[range, ...]) -> None:
+    def _hand_on(self, other: PeerApi, part: tuple[range, ...]) -> None:
         """Key-groups went from here to another provider of this process, and so do their leases."""
         leases = self._leases_of(part)
         if self._peer is not None:
@@ -192,7 +201,9 @@ class PeerApi(ABC):
         elif leases:
             other._leases = renew_leases(other._leases, leases)
 
-    def _credentials(self, tls: "TLS | None", token: str | None) -> Credentials:
+    def _credentials(self, tls: TLS | None, token: str | None) -> Credentials:
+        from statekit.migration.shell import Credentials
+
         known = self._as_peer().credentials
         return Credentials(tls or known.tls, token or known.token)
 
@@ -205,8 +216,8 @@ class PeerApi(ABC):
         *,
         key_groups: KeyGroups | None = None,
         strategy: Whole = "prioritised",
-        base: "str | Checkpoint | None" = None,
-        tls: "TLS | None" = None,
+        base: str | Checkpoint | None = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Arrival: ...
@@ -220,7 +231,7 @@ class PeerApi(ABC):
         step: int | None = None,
         on_step: OnStep | None = None,
         pace: int | None = None,
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Steps: ...
@@ -230,11 +241,11 @@ class PeerApi(ABC):
         *,
         key_groups: KeyGroups | None = None,
         strategy: Strategy = "prioritised",
-        base: "str | Checkpoint | None" = None,
+        base: str | Checkpoint | None = None,
         step: int | None = None,
         on_step: OnStep | None = None,
         pace: int | None = None,
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Arrival | Steps:
@@ -286,7 +297,7 @@ class PeerApi(ABC):
         key_groups: KeyGroups | None = None,
         pace: int | None = None,
         memory: int | None = None,
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Shadow:
@@ -335,7 +346,7 @@ class PeerApi(ABC):
         *,
         key_groups: KeyGroups,
         strategy: Whole = "prioritised",
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Departure: ...
@@ -346,7 +357,7 @@ class PeerApi(ABC):
         *,
         key_groups: KeyGroups,
         strategy: Stepped,
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> SteppedDeparture: ...
@@ -356,7 +367,7 @@ class PeerApi(ABC):
         *,
         key_groups: KeyGroups,
         strategy: Strategy = "prioritised",
-        tls: "TLS | None" = None,
+        tls: TLS | None = None,
         token: str | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Departure | SteppedDeparture:
@@ -372,7 +383,7 @@ class PeerApi(ABC):
         groups = group_ranges(key_groups, self._residence.store.key_groups)
         return peer.migrate(to, groups, name, self._credentials(tls, token), timeout)
 
-    def late_parts(self, barrier: int) -> "tuple[CheckpointJob | PartJob, ...]":
+    def late_parts(self, barrier: int) -> tuple[CheckpointJob | PartJob, ...]:
         """What was added to this provider's part of a checkpoint after its barrier had passed.
 
         Key-groups that were between two owners then, and are here now, are written by jobs of their
@@ -415,7 +426,7 @@ class PeerApi(ABC):
         """Whether the state under all these keys is here: nothing would be waited for."""
         return not len(self.absent(keys, key=key))
 
-    def absent(self, keys: Any, *, key: KeyType = str) -> "array[int]":
+    def absent(self, keys: Any, *, key: KeyType = str) -> array[int]:
         """The positions of keys of a column whose state is still to come, ascending.
 
         Keys of other providers are not among them: these are refused, not waited for.
@@ -453,11 +464,13 @@ class PeerApi(ABC):
                     continue
         return unknown
 
-    def prefetch(self, keys: Any, *, key: KeyType = str) -> "Future[None]":
+    def prefetch(self, keys: Any, *, key: KeyType = str) -> Future[None]:
         """Brings the state under these keys here; the future is done when all of it is.
 
         What keeps it from coming (PeerLostError, ...) is raised by the future's result().
         """
+        from concurrent.futures import Future, ThreadPoolExecutor
+
         self._check_open()
         residence = self._residence
         done: Future[None] = Future()
@@ -522,7 +535,7 @@ def _column(keys: Any) -> Any:
     return keys if hasattr(keys, "__getitem__") and not isinstance(keys, Mapping) else [*keys]
 
 
-def _open_base(base: "str | Checkpoint", leaves: int) -> tuple[CheckpointSource, bytes]:
+def _open_base(base: str | Checkpoint, leaves: int) -> tuple[CheckpointSource, bytes]:
     """A checkpoint to begin from, kept from being deleted, and its digest."""
     place, number = (base.url, base.number) if isinstance(base, Checkpoint) else (base, None)
     if not isinstance(place, str):

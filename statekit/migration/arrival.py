@@ -43,11 +43,12 @@ from typing import TYPE_CHECKING
 from statekit.assignment import show_groups
 from statekit.errors import ClosedError, FencedError, MigrationError, StateKitError
 from statekit.live.job import CheckpointJob, PartJob
-from statekit.migration.departure import HandOverProgress
+from statekit.migration.departure import ALWAYS_DUE, HandOverProgress
 from statekit.migration.fetch import Fetching
 from statekit.migration.kept import Kept
 from statekit.migration.report import Reports
 from statekit.migration.stream import Streaming
+from statekit.migration.waits import Waited, Waits
 from statekit.native.buffers import BufferSlice
 from statekit.protocol.calls import BeginReply
 from statekit.protocol.handover import Incoming
@@ -101,9 +102,8 @@ class Arrival(PushSource):
         for leaves, _, _ in offer.grants:
             self.sizes[leaves.start : leaves.stop] = reply.sizes[at : at + len(leaves)]
             at += len(leaves)
-        self.timer_leaves = [
-            leaf for part in reply.timer_leaves for leaf in part if leaf in state.missing
-        ]
+        #: When, at the earliest, a timer is due of leaves that have some and are to come.
+        self.timer_dues = _timer_dues(reply, state)
         #: Held while a leaf comes as a whole store's leaf, and while somebody begins to read.
         self.moving_in = threading.Lock()
         self.lock = threading.Condition()  # of all below; notified when `state` has changed
@@ -118,6 +118,7 @@ class Arrival(PushSource):
         #: Adds to our part of the last checkpoint what its source had not passed the barrier of.
         #: (KVProvider.late_parts() has all that was added to one.)
         self.late_checkpoint: CheckpointJob | PartJob | None = None
+        self.waited = Waited()
         self.bytes_received = 0
         self.fetches = 0  # leaves that came on demand
 
@@ -127,6 +128,11 @@ class Arrival(PushSource):
     def progress(self) -> HandOverProgress:
         done = self.state.done
         return HandOverProgress(done, done + len(self.state.missing), self.bytes_received)
+
+    @property
+    def waits(self) -> Waits:
+        """How long callers have waited by now, and what for."""
+        return self.waited.found
 
     @property
     def owned(self) -> tuple[range, ...]:
@@ -313,13 +319,29 @@ class Arrival(PushSource):
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
         self.fetching.bring_keys(leaves, wanted, loading)
 
-    def bring_timers(self, loading: Loading) -> None:
-        """Brings the leaves that have timers, which must be in sight to fire."""
+    def bring_timers(self, watermark: int, loading: Loading) -> None:
+        """Brings the leaves that may have timers that are due: they must be in sight to fire."""
+        if leaves := [leaf for leaf, due in self._timers_to_come() if due <= watermark]:
+            loading.load_many(sorted(leaves))
+
+    @property
+    def next_due(self) -> int | None:
+        """No timer that is to come is due earlier; None if none is to come."""
+        return min((due for _, due in self._timers_to_come()), default=None)
+
+    def due_soon(self) -> list[int]:
+        """Leaves that may have timers that are due by now: what the stream brings first."""
+        times = (self.watermark, self.shell.event_time)
+        now = max((time for time in times if time is not None), default=ALWAYS_DUE)
+        return sorted(leaf for leaf, due in self._timers_to_come() if due <= now)
+
+    def _timers_to_come(self) -> list[tuple[int, int]]:
+        """Leaf, due time."""
+        missing = self.state.missing
         with self.lock:
-            leaves = [leaf for leaf in self.timer_leaves if leaf in self.state.missing]
-            self.timer_leaves = leaves
-        if leaves:
-            loading.load_many(leaves)
+            for leaf in [leaf for leaf in self.timer_dues if leaf not in missing]:
+                del self.timer_dues[leaf]
+            return [*self.timer_dues.items()]
 
     def expects(self, leaf: int) -> bool:
         return leaf in self.state.missing
@@ -394,3 +416,9 @@ class Arrival(PushSource):
             is_broken = self._is_cut_short or self._error is not None
         if is_ours:
             self.shell.channels.give_back(self.channel, is_broken)
+
+
+def _timer_dues(reply: BeginReply, state: Incoming) -> dict[int, int]:
+    leaves = [leaf for part in reply.timer_leaves for leaf in part]
+    dues = reply.timer_dues or [ALWAYS_DUE] * len(leaves)  # of a peer that does not tell them
+    return {leaf: due for leaf, due in zip(leaves, dues, strict=True) if leaf in state.missing}

@@ -26,6 +26,7 @@ from statekit.native.buffers import BufferSlice
 from statekit.native.frames import bind, seal, verify
 from statekit.native.kinds import residency_filter
 from statekit.native.states import State
+from statekit.native.timers import TimersState
 from statekit.protocol.calls import CHUNK_BYTES, RANGES_MAX, Piece, PieceKind
 from statekit.protocol.handover import Outgoing
 from statekit.protocol.messages import Offer, runs_of
@@ -35,6 +36,7 @@ from statekit.turns import short_turns
 ID_BYTES = 16  # of a migration or a shadow
 _YIELD_SECONDS_MAX = 0.0005  # that the stream holds still for those who wait
 _LEAF_BITS = 20
+ALWAYS_DUE, NEVER_DUE = -(1 << 63), (1 << 63) - 1
 _IS_NOT_WHOLE = residency_filter("partial", "absent", "away")
 ENTRIES_PLACE = (1 << 64) - 1  # what the checksums of single entries are bound to
 
@@ -103,8 +105,9 @@ class Departure:
         sizes = residence.store.leaf_sizes()
         for grant in offer.grants:
             self.sizes += sizes[grant.leaves.start : grant.leaves.stop]
-        self.timer_leaves = _timer_leaves(residence, self.leaves)
+        self.timer_leaves, self.timer_dues = _timer_leaves(residence, self.leaves)
         self._moved = threading.Condition()
+        self._is_told = False  # who waits knows that it is over
         self._waiting = 0  # fetches that are being answered
         self.bytes_sent = 0
 
@@ -163,8 +166,14 @@ class Departure:
         return self.state.is_over and not self.state.gone
 
     def changed(self) -> None:
-        """What the participant knows of this hand-over has changed, or may have."""
+        """What the participant knows of this hand-over has changed, or may have.
+
+        Said of all hand-overs with each leaf that goes: those that are over cost nothing.
+        """
+        if self._is_told:
+            return
         with self._moved:
+            self._is_told = self.done
             self._moved.notify_all()
 
     @contextmanager
@@ -251,19 +260,32 @@ def pieces_of(
         yield Piece(PieceKind.HERE, leaf, epoch, chunk, stop >= total, is_whole, is_delta, total)
 
 
-def _timer_leaves(residence: Residence, leaves: Sequence[int]) -> tuple[range, ...]:
-    """Leaves that have timers, or may have: what is not in memory is not known."""
-    states = [raw for raw in residence.store.states() if raw.kind == "timers"]
+def _timer_leaves(
+    residence: Residence, leaves: Sequence[int]
+) -> tuple[tuple[range, ...], "array[int]"]:
+    """Leaves that have timers, or may have; and when, at the earliest, the first is due in each.
+
+    What is not in memory is not known: it may have timers that are due at any time.
+    """
+    states = [raw for raw in residence.store.states() if isinstance(raw, TimersState)]
     # A home may have some of a state that was not declared since it was opened.
     if not states and not any(schema.kind == "timers" for schema in residence.schemas):
-        return ()
+        return (), array("q")
     store = residence.store
+    dues = array("q", [NEVER_DUE]) * store.leaves
     residencies = store.residencies(array("I", leaves))
     found = {*compress(leaves, residencies.translate(_IS_NOT_WHOLE))}
+    for leaf in found:
+        dues[leaf] = ALWAYS_DUE
     for raw in states:
         found.update(compress(count(), store.leaf_entries(raw)))
+        raw.lower_dues(dues)
     runs = runs_of(sorted(found.intersection(leaves)))
     # If they are too many for a message, some leaves between them come early too.
     step = -(-len(runs) // RANGES_MAX) or 1
     parts = (runs[at : at + step] for at in range(0, len(runs), step))
-    return tuple(range(part[0].start, part[-1].stop) for part in parts)
+    ranges = tuple(range(part[0].start, part[-1].stop) for part in parts)
+    told = array("q")
+    for part in ranges:
+        told += dues[part.start : part.stop]
+    return ranges, told

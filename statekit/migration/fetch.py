@@ -62,15 +62,15 @@ class Fetching:
         """See PushSource.bring()."""
         arrival = self._arrival
         if arrival.strategy not in FETCHING:
-            for leaf in leaves:
-                arrival.wait_streamed(leaf)
+            with arrival.waited.on("queued"):
+                for leaf in leaves:
+                    arrival.wait_streamed(leaf)
             return
         mine = arrival.shell.want(arrival.id, leaves)
         asked = set(mine)
         try:
             for part in self._requests(mine):
-                for leaf, steps in self.fetch(part):
-                    loading.fill(leaf, steps, arrival)
+                self._take_in(self.fetch(part), loading)
         except PeerLostError as error:
             self._failures.update(dict.fromkeys(mine, copy(error)))  # without its traceback
             raise
@@ -82,6 +82,17 @@ class Fetching:
         for leaf in leaves:
             if leaf not in asked:
                 self._await_asked(leaf, loading)
+
+    def _take_in(self, found: Iterator[tuple[int, Steps]], loading: Loading) -> None:
+        """Waits for what was asked for, leaf by leaf, and takes it in."""
+        waited = self._arrival.waited
+        while True:
+            with waited.on("wire"):
+                came = next(found, None)
+            if came is None:
+                return
+            with waited.on("decode"):
+                loading.fill(*came, self._arrival)
 
     def bring_keys(self, leaves: Sequence[int], wanted: Wanted, loading: Loading) -> None:
         """See PushSource.bring_keys()."""
@@ -128,11 +139,14 @@ class Fetching:
             return
         refused: Sequence[int] = ()
         with self._somebody_waits(leaves):
-            reply = arrival.channel.pick(PickCall(arrival.id, arrival.generation, leases, keys))
+            with arrival.waited.on("wire"):
+                call = PickCall(arrival.id, arrival.generation, leases, keys)
+                reply = arrival.channel.pick(call)
             arrival.bytes_received += len(reply.blocks)
             try:
                 self._check_place(reply.blocks, ENTRIES_PLACE, f"entries of leaf {leaves[0]}")
-                loading.spread(reply.blocks, [leaf for leaf, _ in leases], arrival)
+                with arrival.waited.on("decode"):
+                    loading.spread(reply.blocks, [leaf for leaf, _ in leases], arrival)
                 refused = reply.refused
             except DamagedError:
                 refused = leaves
@@ -161,7 +175,8 @@ class Fetching:
         """
         arrival, state = self._arrival, self._arrival.state
         before = self._failures.get(leaf)
-        arrival.wait_for(lambda: leaf not in state.asked or leaf not in state.missing)
+        with arrival.waited.on("queued"):
+            arrival.wait_for(lambda: leaf not in state.asked or leaf not in state.missing)
         is_here = not self._missing((leaf,), loading)
         failure = self._failures.get(leaf)
         if not is_here and failure is not None and failure is not before:

@@ -1,14 +1,15 @@
-"""NewOwnerShell: the new owner's part of a peer. It takes leaves on, and gives them back.
+"""NewOwnerShell: the new owner's part of a peer. It takes leaves on.
 
 Arrival (arrival.py) is one hand-over as the user sees it, and brings leaves; this is what makes
-them ours, and another's again, as the participant says.
+them ours, as the participant says. Its parts have files of their own: what was asked for and not
+answered (asking.py), what does not come after all (returning.py), what a home remembers
+(going_on.py), and checkpoints (barriers.py).
 """
 
-import logging
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from time import monotonic
+from contextlib import nullcontext, suppress
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statekit.assignment import (
@@ -21,7 +22,6 @@ from statekit.assignment import (
 )
 from statekit.errors import (
     ArgumentError,
-    CheckpointError,
     NotOwnedError,
     OccupiedError,
     PeerError,
@@ -29,25 +29,25 @@ from statekit.errors import (
     StateKitError,
 )
 from statekit.homes.record import HomeArrival
-from statekit.live.job import CheckpointJob, PartJob
 from statekit.migration.arrival import CLOSE_SECONDS, Arrival
+from statekit.migration.asking import Asked, Asking
+from statekit.migration.barriers import Barriers
 from statekit.migration.fetch import Pieces
-from statekit.migration.going_on import Base, GoingOn
+from statekit.migration.going_on import Base
+from statekit.migration.returning import Returning
 from statekit.migration.shadow import Shadow
 from statekit.migration.shell import (
-    AddLate,
     Credentials,
     Owner,
-    groups_of,
     leaves_of,
 )
 from statekit.migration.steps import OnStep, Steps
 from statekit.migration.strategies import step_size
+from statekit.migration.waits import Waited, Waits, total_of
 from statekit.protocol.calls import (
     BeginCall,
     BeginReply,
     GiveBackCall,
-    InstalledCall,
     PeerHello,
     Piece,
     PieceKind,
@@ -58,17 +58,11 @@ from statekit.protocol.messages import (
     AddToPart,
     Credit,
     Expect,
-    GivenBack,
     Install,
     Leases,
     Lost,
-    Moved,
     Offer,
-    Released,
-    Unexpect,
-    WritePart,
 )
-from statekit.protocol.participant import NUMBERS_MAX
 from statekit.residence.loading import Loading
 from statekit.residence.residence import Residence
 from statekit.residence.sources import PullSource
@@ -76,9 +70,6 @@ from statekit.residence.sources import PullSource
 if TYPE_CHECKING:
     from statekit.remote.channel import PeerChannel
 
-_log = logging.getLogger("statekit")
-
-LEASES_AT_END_MAX = 65536  # that a source is told of when the provider is closed
 SETTLE_SECONDS = 10.0  # for leaves that are still arriving to be closed before they go on
 # What may come in the answer to Begin: for one small key-group, that saves a thread, a stream
 # and a second call.
@@ -90,14 +81,6 @@ STEP_INLINE_BYTES = 4 << 20  # in a step, which is waited for
 HELD_SECONDS = 0.001
 
 
-class _Asked(NamedTuple):
-    """How to ask once more for what the participant has asked for, and nobody answered."""
-
-    address: str
-    call: BeginCall
-    credentials: Credentials
-
-
 class _Step(NamedTuple):
     """A step of a hand-over: its content comes with the offer, where that is possible."""
 
@@ -105,14 +88,7 @@ class _Step(NamedTuple):
     held: tuple[tuple[int, int], ...] = ()  # leaf, epoch of the source's store
 
 
-class _Passed(NamedTuple):
-    """Our part of a checkpoint: how to add to it, and what was added."""
-
-    add: AddLate
-    late: list[CheckpointJob | PartJob]
-
-
-class NewOwnerShell(GoingOn):
+class NewOwnerShell(Returning, Asking, Barriers):
     """See Peer."""
 
     def __init__(self, owner: Owner, residence: Residence, leases: Leases) -> None:
@@ -121,9 +97,9 @@ class NewOwnerShell(GoingOn):
         self._steps: list[Steps] = []  # that are not over
         self._shadows: list[Shadow] = []  # that were not dropped
         self._copied_in = 0  # bytes, for shadows that are not known any more
-        self._asked: dict[str, _Asked] = {}  # by migration, while the participant waits
         self._leaves_in = self._bytes_in = self._leaves_fetched = 0  # of arrivals that are over
-        self._parts: dict[int, _Passed] = {}  # by number: of the last checkpoints
+        self._waited = Waits()  # the same
+        self.aligned = Waited()  # of steps
 
     @property
     def loading(self) -> Loading | None:
@@ -379,67 +355,13 @@ class NewOwnerShell(GoingOn):
             call = call._replace(inline_bytes=inline_bytes)
         if step is not None and step.shadow is not None:
             call = call._replace(shadow=step.shadow.id, held=step.held)
-        new = _Asked(channel.address, call, credentials)
+        new = Asked(channel.address, call, credentials)
         if self.has_home:
             told = "" if base is None else repr(base[0])
             entry = HomeArrival(groups, number, self.name, hello.name, channel.address)
             with self._owner.lock:
                 self._owner.record_asked(entry._replace(base=digest.hex(), base_shown=told))
         return self._begin(channel, new, strategy, base, is_ours=not migration, step=step)
-
-    def _unanswered(self, address: str, source: str) -> list[_Asked]:
-        """What was asked for there, and not answered."""
-        with self._lock:
-            there = [one for one in self._asked.values() if one.address == address]
-            open_ones = self._participant.asks(source)
-            gone = [one for one in there if one.call.migration not in open_ones]
-            self._forget_asked(*(one.call.migration for one in gone))  # with that process
-            return [one for one in there if one not in gone]
-
-    def give_up(
-        self,
-        address: str,
-        groups: tuple[range, ...],
-        credentials: Credentials,
-        timeout_s: float,
-    ) -> tuple[range, ...]:
-        """Nobody goes on with what was asked for of these, and not answered.
-
-        Key-groups that may have been offered to us still, since nobody answers.
-        """
-        asked = [one for one in [*self._asked.values()] if common(one.call.key_groups, groups)]
-        if not asked or self.is_closed:
-            return ()
-        channel = self.channels.borrow(address, credentials, timeout_s)
-        is_broken = True
-        try:
-            there = self._unanswered(channel.address, channel.hello().name)
-            for one in asked:
-                if one in there:
-                    self._return_unanswered(channel, one)
-            is_broken = False
-        except PeerError as error:
-            left = [one for one in asked if one.call.migration in self._asked]
-            unknown = group_ranges([part for one in left for part in one.call.key_groups])
-            _log.warning(
-                "%s may be handing key-groups %s over to this provider: %s",
-                address,
-                show_groups(unknown),
-                error,
-            )
-            return unknown
-        finally:
-            self.channels.give_back(channel, is_broken)
-        return ()
-
-    def _forget_asked(self, *migrations: str) -> None:
-        """The source is gone, or says that it has not begun: nobody waits for it any more."""
-        with self._lock:
-            self._participant.forget_asks(migrations)
-            for migration in migrations:
-                self._asked.pop(migration, None)
-        for arrival in self.arrivals:
-            arrival.changed()
 
     def _check_hello(
         self, hello: PeerHello, address: str, key_groups: KeyGroups | None
@@ -465,7 +387,7 @@ class NewOwnerShell(GoingOn):
     def _begin(
         self,
         channel: "PeerChannel",
-        asked: _Asked,
+        asked: Asked,
         strategy: str,
         base: Base | None,
         is_ours: bool = True,
@@ -475,6 +397,7 @@ class NewOwnerShell(GoingOn):
         call = asked.call
         if is_ours:
             self._asked[call.migration] = asked  # before: an interrupt may come
+        began = perf_counter()
         try:
             timeout_s = channel.timeout_s + HELD_SECONDS * len(call.held)
             reply = channel.begin(call, timeout_s=timeout_s)
@@ -522,7 +445,11 @@ class NewOwnerShell(GoingOn):
                     self._owner.forget_recorded(call.migration)
             raise
         self._asked.pop(call.migration, None)
-        self._take_inline(arrival, call, reply.pieces, None if step is None else step.shadow)
+        arrival.waited.add(shut=perf_counter() - began)
+        if reply.pieces:
+            with arrival.waited.on("decode"):
+                shadow = None if step is None else step.shadow
+                self._take_inline(arrival, call, reply.pieces, shadow)
         return arrival
 
     def _check_geometry(self, channel: "PeerChannel", reply: BeginReply, call: BeginCall) -> None:
@@ -579,53 +506,6 @@ class NewOwnerShell(GoingOn):
                 shadow.complete(arrival, piece, blocks, held.get(piece.leaf, 0), loading)
             return
         loading.fill(piece.leaf, arrival.fetching.steps(piece, blocks), arrival)
-
-    def _return_unanswered(
-        self, channel: "PeerChannel", asked: _Asked, timeout_s: float | None = None
-    ) -> None:
-        """What may have been begun is not wanted any more, as it was asked for."""
-        call = asked.call
-        source = self._participant.source_of(call.migration)
-        try:
-            with self._lock:
-                is_unknown = bool(self._participant.unask(call.migration))  # whether it has begun
-            if is_unknown:
-                offer = channel.begin(call, timeout_s=timeout_s).offer
-                self._hear_offer(offer)
-            self._send_returned(channel, source, call, timeout_s)
-        except PeerError:
-            raise
-        except StateKitError:
-            pass  # it has not begun, or it is over
-        self._forget_asked(call.migration)
-        self._owner.forget_recorded(call.migration)
-
-    def _send_returned(
-        self, channel: "PeerChannel", source: str, call: BeginCall, timeout_s: float | None
-    ) -> None:
-        """Tells the source of what was offered, and not taken on, that it may go on with it."""
-        leases = self.unreturned(call.migration)
-        if leases:
-            self._owner.record_returned(call.migration, leases)
-            back = GiveBackCall(call.migration, call.generation, leases)
-            channel.give_back(back, timeout_s=timeout_s)
-            self.tell(source, GivenBack(call.migration, call.generation, 0, leases))
-            self._owner.record_told(call.migration)
-
-    def return_unanswered(self) -> None:
-        """The provider is being closed: nobody goes on with what was begun and not answered."""
-        for asked in [*self._asked.values()]:
-            try:
-                with self.connect(asked.address, asked.credentials, CLOSE_SECONDS) as channel:
-                    if asked in self._unanswered(asked.address, channel.hello().name):
-                        self._return_unanswered(channel, asked)
-            except StateKitError as error:
-                _log.warning(
-                    "closed while %s may be handing key-groups %s over to this provider: %s",
-                    asked.address,
-                    show_groups(asked.call.key_groups),
-                    error,
-                )
 
     def _hear_offer(self, offer: Offer) -> list[Action]:
         """What the participant makes of an offer; all but Expect is done. The owner's lock is
@@ -691,122 +571,6 @@ class NewOwnerShell(GoingOn):
                 earlier.reports.start()
         return arrival
 
-    # ---- Giving back
-
-    def return_leaves(self, arrival: Arrival) -> tuple[range, ...]:
-        """See Arrival.give_back()."""
-        loading = self.loading
-        if loading is None:
-            return ()
-        with self._owner.lock, loading.standing_still():
-            with self._lock:
-                actions = self._participant.give_back(arrival.id)
-            self._carry_out(actions)  # says GiveBack: which the reports say, until it is heard
-        arrival.reports.send_returned()
-        return groups_of(_unexpected(actions), self.subgroups)
-
-    def return_at_end(self, arrival: Arrival) -> None:
-        """The provider is being closed: what has not come is left to the source, if it answers."""
-        loading = self.loading
-        if loading is None or not self.has_home:
-            still: AbstractContextManager[bool] = nullcontext(True)
-        else:  # nothing may come into the home that is given back
-            still = loading.standing_still_within(CLOSE_SECONDS)
-        with still as is_still:
-            if is_still:
-                with self._lock:
-                    actions = self._participant.give_back(arrival.id)
-                self._carry_out(actions, Unexpect)  # nobody touches it any more
-        leases = self.unreturned(arrival.id)
-        if not leases:
-            return
-        try:
-            self.record_returned(arrival.id, leases)
-            call = GiveBackCall(arrival.id, arrival.generation, leases)
-            arrival.channel.give_back(call, timeout_s=CLOSE_SECONDS)
-            self.record_told(arrival.id)
-        except (StateKitError, ValueError) as error:
-            _log.warning(
-                "%s was closed before all leaves had come, and %s could not be told: %s",
-                arrival,
-                arrival.source,
-                error,
-            )
-
-    def report_at_end(self, arrival: Arrival) -> None:
-        """The same, with a home: what has come stays there, and the source may let go of it."""
-        if arrival.state.is_over:
-            self._owner.record_over(arrival.id)
-            return
-        leases = self.unreported(arrival.id, LEASES_AT_END_MAX)
-        call = InstalledCall(arrival.id, arrival.generation, leases)
-        try:
-            self.make_durable()
-            for leaf, epoch in arrival.channel.installed(call, timeout_s=CLOSE_SECONDS):
-                released = Released(arrival.id, arrival.generation, 0, leaf, epoch)
-                self.tell(arrival.source_name, released)
-        except (StateKitError, ValueError) as error:
-            _log.info("%s does not know yet what has come from it: %s", arrival.source, error)
-            return
-        if arrival.state.is_over:
-            self._owner.record_over(arrival.id)
-
-    def end_leases(self, arrival: Arrival, ended: Sequence[Moved]) -> None:
-        """The source has taken leaves back."""
-        loading = self.loading
-        if loading is None:
-            return
-        touched: list[int] = []
-        with self._owner.lock, loading.standing_still():
-            actions: list[Action] = []
-            with self._lock:
-                for moved in ended:
-                    actions += self._participant.on(arrival.source_name, moved)
-            self._carry_out(actions, Unexpect)
-            if gone := _unexpected(actions):
-                untouched = self._unexpect(Unexpect(tuple(gone)))  # all at once: they may be many
-                touched = sorted({*gone}.difference(untouched))
-                if self.has_home:
-                    # What is at home of them is not theirs, or our own, any more.
-                    lost = groups_of(touched, self.subgroups)
-                    self._owner.record_lost(lost)
-                    self._owner.record_ended(subtract(groups_of(gone, self.subgroups), lost))
-        if self.has_home and touched:
-            self._residence.drop_partial(touched)
-
-    def declare_dead(self, name: str) -> tuple[range, ...]:
-        loading = self.loading
-        still = nullcontext() if loading is None else loading.standing_still()
-        with self._owner.lock:
-            with still:
-                with self._lock:
-                    actions, lost = self._participant.declare_dead(name)
-                self._carry_out([one for one in actions if isinstance(one, Unexpect)])
-            try:
-                # What was offered to the dead one is ours again. Not while all leaves stand still:
-                # the residence's lock is needed, and who holds it may wait for a leaf.
-                self._carry_out([one for one in actions if not isinstance(one, Unexpect)])
-            finally:
-                for arrival in self.arrivals:
-                    if arrival.source_name == name:
-                        arrival.ended()
-        groups = groups_of(lost, self.subgroups)
-        if self.has_home and groups:
-            self._owner.record_lost(groups)
-            self._residence.drop_partial(lost)
-        return groups
-
-    def _unexpect(self, action: Unexpect) -> list[int]:
-        """Leaves are another's after all, and their key-groups. Nothing comes meanwhile.
-
-        Those that had not moved into a home are returned.
-        """
-        self._owner.gave(groups_of(action.leaves, self.subgroups))
-        untouched = self._residence.unexpect(action.leaves)
-        for arrival in self.arrivals:
-            arrival.changed()
-        return untouched
-
     # ---- The end of an arrival
 
     def finish(self, arrival: Arrival) -> None:
@@ -817,6 +581,7 @@ class NewOwnerShell(GoingOn):
                 self._leaves_in += arrival.progress.leaves_done
                 self._bytes_in += arrival.bytes_received
                 self._leaves_fetched += arrival.fetches
+                self._waited = total_of((self._waited, arrival.waits))
         loading = self.loading
         if loading is not None:
             loading.end()
@@ -834,71 +599,6 @@ class NewOwnerShell(GoingOn):
         wanted = set(leaves_of(groups, self.subgroups)) if arrivals else set()
         for arrival in arrivals:
             arrival.wait_reported(wanted, until)
-
-    # ---- Checkpoints that several providers take together
-
-    def take(self, barrier: int, add_late: AddLate) -> tuple[range, ...]:
-        """Barrier n has passed here. The key-groups that belong into our part of checkpoint n.
-
-        Not those that came from a process whose part has them. Those that come later from a
-        process that n has not passed are added then, with add_late. The owner's lock is held.
-        """
-        with self._lock:
-            actions = self._participant.take(barrier)
-            if not actions:
-                raise CheckpointError(
-                    f"barrier {barrier} cannot pass here: {self._participant.barrier} has. "
-                    "Number barriers upwards, and take the part of each once."
-                )
-            self._carry_out(actions, WritePart)
-            (part,) = (action for action in actions if isinstance(action, WritePart))
-            # And those that nothing has come of: nobody changes them before they are here, so
-            # they are as the barrier found them when they come.
-            covered = self._participant.covered_of
-            expected = [
-                leaf
-                for arrival in self._arrivals.values()
-                for leaf in [*arrival.state.missing]
-                if covered(leaf) < barrier
-            ]
-            self._parts[barrier] = _Passed(add_late, [])
-            while len(self._parts) > NUMBERS_MAX:
-                del self._parts[next(iter(self._parts))]
-        leaves = (*part.leaves, *expected)
-        return groups_of(leaves, self.subgroups)
-
-    def end_barrier(self, number: int) -> None:
-        """Nothing is added any more to our part of checkpoint n. The owner's lock is held."""
-        with self._lock:
-            self._participant.end(number)
-
-    def _cover(self, arrival: Arrival, offer: Offer) -> None:
-        """Key-groups that no part of a checkpoint has are added to ours, as they come."""
-        ended = self._participant.ended
-        for number in [one for one in self._parts if one > ended]:
-            late = [leaf for one in offer.grants if one.covered < number for leaf in one.leaves]
-            if late:
-                groups = groups_of(late, self.subgroups)
-                arrival.late_checkpoint = self.add_late(number, groups)
-
-    def add_late(self, number: int, groups: tuple[range, ...]) -> CheckpointJob | PartJob | None:
-        try:
-            job = self._parts[number].add(groups)
-        except Exception as error:  # whatever it is, that checkpoint will not be complete
-            _log.warning(
-                "key-groups %s are in no part of checkpoint %d: %s",
-                show_groups(groups),
-                number,
-                error,
-            )
-            return None
-        self._parts[number].late.append(job)
-        return job
-
-    def late_parts(self, number: int) -> tuple[CheckpointJob | PartJob, ...]:
-        """See KVProvider.late_parts()."""
-        part = self._parts.get(number)
-        return () if part is None else tuple(part.late)
 
     # ---- What the participant is asked, and told
 
@@ -990,8 +690,3 @@ def _check_offer(
 
 def _joined(some: tuple[range, ...], others: tuple[range, ...]) -> tuple[range, ...]:
     return group_ranges((*some, *subtract(others, some)))
-
-
-def _unexpected(actions: Iterable[Action]) -> list[int]:
-    """The leaves that are not ours after all."""
-    return [leaf for one in actions if isinstance(one, Unexpect) for leaf in one.leaves]

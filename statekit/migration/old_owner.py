@@ -219,6 +219,7 @@ class OldOwnerShell(Shell):
                 departure.timer_leaves,
                 departure.sizes,
                 departure.since is not None,
+                timer_dues=departure.timer_dues,
             )
 
     def _depart(self, call: BeginCall, groups: tuple[range, ...]) -> Departure:

@@ -38,7 +38,8 @@ from statekit.migration.new_owner import NewOwnerShell
 from statekit.migration.old_owner import OldOwnerShell
 from statekit.migration.shell import Credentials, Owner, check_id, leaves_of
 from statekit.migration.steps import SteppedDeparture
-from statekit.migration.strategies import STEPPED, canonical
+from statekit.migration.strategies import STEPPED, TIMEOUT_S, canonical
+from statekit.migration.waits import total_of
 from statekit.native.states import State
 from statekit.protocol.calls import (
     Limits,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("statekit")
 
-TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost
 WARM_SECONDS = 1.0  # for a server to be reached by the process that it is in
 
 
@@ -292,6 +292,8 @@ class Peer(OldOwnerShell, NewOwnerShell):
         """What came and went."""
         with self._lock:
             arrivals, departures = self.arrivals, self.departures
+            now = (self._waited, self.aligned.found, *(one.waits for one in arrivals))
+            waited = total_of(now)._asdict()
             return MovedMetrics(
                 migrations=len(arrivals) + sum(not one.done for one in departures),
                 leaves_in=self._leaves_in + sum(one.progress.leaves_done for one in arrivals),
@@ -303,6 +305,7 @@ class Peer(OldOwnerShell, NewOwnerShell):
                 shadowed_by=len(self.shading),
                 copied_in=self._copied_in + sum(one.progress.bytes for one in self.shadows),
                 copied_out=self.shading.bytes_sent,
+                **{f"waited_{what}_s": seconds for what, seconds in waited.items()},
             )
 
     # ---- The end

@@ -94,7 +94,8 @@ class Reports:
             self.is_idle = False
             if arrival.is_closed or (arrival.state.is_over and not self._heard):
                 return False
-            arrival.lock.wait(REPORT_SECONDS)  # others come along
+            if arrival.state.missing:
+                arrival.lock.wait(REPORT_SECONDS)  # others come along
             return True
 
     def _has_work(self) -> bool:
@@ -195,5 +196,6 @@ class Reports:
         arrival = self._arrival
         loading = arrival.shell.loading
         if loading is not None:
-            for leaf in arrival.shell.uncompleted(arrival.id):
-                loading.load(leaf)
+            with arrival.waited.by_itself():
+                for leaf in arrival.shell.uncompleted(arrival.id):
+                    loading.load(leaf)

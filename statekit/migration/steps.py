@@ -19,7 +19,7 @@ the old owner's, whatever becomes of this process.
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from statekit.assignment import common, group_ranges, show_groups, subtract
@@ -29,6 +29,7 @@ from statekit.migration.departure import HandOverProgress
 from statekit.migration.shadow import Shadow
 from statekit.migration.shell import Credentials
 from statekit.migration.stream import RETRY_SECONDS
+from statekit.migration.waits import Waited, Waits, total_of
 
 if TYPE_CHECKING:
     from statekit.migration.departure import Departure
@@ -70,6 +71,7 @@ class Steps:
         self._changed = threading.Condition()  # of all below
         self._owned: tuple[range, ...] = ()
         self._arrivals: list[Arrival] = []
+        self._aligned = Waited()
         self._error: StateKitError | None = None
         self._callback_error: BaseException | None = None
         self._is_stopped = False
@@ -95,6 +97,11 @@ class Steps:
         steps = self.arrivals
         done = sum(one.progress.leaves_done for one in steps)
         return HandOverProgress(done, total, sum(one.bytes_received for one in steps))
+
+    @property
+    def waits(self) -> Waits:
+        """How long callers have waited by now, and what for."""
+        return total_of((self._aligned.found, *(one.waits for one in self.arrivals)))
 
     @property
     def shadow(self) -> Shadow | None:
@@ -303,12 +310,16 @@ class Steps:
         """Whether on_step has returned. What it raises is raised by wait(), and ends the steps."""
         if self._on_step is None:
             return True
+        began = perf_counter()
         try:
             self._on_step(part)
         except BaseException as error:
             with self._changed:
                 self._callback_error = error
             return False
+        finally:
+            for one in (self._aligned, self._shell.aligned):
+                one.add(aligning=perf_counter() - began)
         return True
 
     def _see_through(self, arrival: Arrival) -> bool:

@@ -40,6 +40,8 @@ STRATEGIES = WHOLE + STEPPED
 
 FETCHING = ("prioritised", "on_demand")  # touching a leaf asks for it
 
+TIMEOUT_S = 10.0  # before a peer that does not answer counts as lost, unless told
+
 #: Key-groups of one step, unless told.
 STEP_GROUPS = {"fluid": 1, "batched": 8, "seamless": 2}
 

@@ -65,7 +65,7 @@ class Streaming:
     @short_turns()
     def _run(self) -> None:
         arrival, shell = self._arrival, self._arrival.shell
-        first = arrival.timer_leaves if arrival.strategy == "prioritised" else []
+        first = arrival.due_soon() if arrival.strategy == "prioritised" else []
         accept = shell.open_stream(arrival.id)
         while accept is not None and not arrival.is_cut_off:
             before = arrival.state.done

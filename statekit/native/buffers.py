@@ -6,8 +6,11 @@ are atomic, so these free lists need no lock. A caller that does not return a bu
 exception, say) does no harm: the garbage collector frees it.
 """
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from statekit._native import ffi, lib
 
@@ -103,13 +106,38 @@ def owned_view(buf: Any) -> memoryview:
 
 def readable(data: Any) -> Any:
     """What to pass to C for `const uint8_t *`: bytes as they are, other buffers by address."""
-    return data if data.__class__ is bytes else ffi.from_buffer("uint8_t[]", data)
+    if data.__class__ is bytes:
+        return data
+    if data.__class__ is memoryview:
+        return _from_view(data)
+    return ffi.from_buffer("uint8_t[]", data)
+
+
+# CPython before 3.12.7 crashes when it collects a cycle with a memoryview that is used by address
+# (gh-77894), and the traceback of an error makes a cycle. So what a view is of is used by address.
+_from_view: Callable[[Any], Any] = partial(ffi.from_buffer, "uint8_t[]")
+_used: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _from_what_is_viewed(view: Any) -> Any:
+    try:
+        whole = ffi.from_buffer("uint8_t[]", view.obj)
+    except (BufferError, TypeError, ValueError):  # it was released, or is part of a matrix
+        return ffi.from_buffer("uint8_t[]", view)
+    start = (ffi.from_buffer("uint8_t[]", view) + 0) - (whole + 0) if view.nbytes else 0
+    part = whole[start : start + view.nbytes]
+    _used[part] = whole  # which keeps the memory; a part does not
+    return part
+
+
+if sys.version_info < (3, 12, 7):
+    _from_view = _from_what_is_viewed
 
 
 class BufferSlice:
     """A part of bytes, without a copy, like a memoryview.
 
-    Unlike a memoryview, it may be in a cycle of references: CPython before 3.12.3 crashes when it
+    Unlike a memoryview, it may be in a cycle of references: CPython before 3.12.7 crashes when it
     collects memoryviews in a cycle (gh-77894), and tracebacks make cycles.
     """
 

@@ -22,7 +22,7 @@ from statekit.errors import ColumnError, native_error, null_item, shorten
 from statekit.exact import InexactError, exact_float
 from statekit.keys import KeyCodec
 from statekit.native.arrow import arrow_column, arrow_from_stream
-from statekit.native.buffers import owned_view
+from statekit.native.buffers import owned_view, readable
 
 _WORDS = {"s": "str", "b": "bytes", "i": "int", "f": "float", "*": "str, bytes, int or float"}
 _FORMS = {"s": lib.SK_FORM_STR, "b": lib.SK_FORM_MSGPACK, "i": 0, "f": 0}
@@ -315,7 +315,8 @@ def _floats(ints: Column) -> Column:
 
 def _numbers(letter: str, data: Any, n: int) -> Column:
     kind = lib.SK_COL_I64 if letter == "i" else lib.SK_COL_F64
-    return Column(letter, kind, n, ffi.from_buffer(data), ffi.NULL, 8 * n, data)
+    native = readable(data) if data.__class__ is memoryview else ffi.from_buffer(data)
+    return Column(letter, kind, n, native, ffi.NULL, 8 * n, data)
 
 
 def _variable(letter: str, data: Any, offsets: Any, n: int) -> Column:

@@ -146,7 +146,7 @@ def read_head(block: Readable) -> Head:
 
     Block() reads the same header, but also prepares what is needed to look at entries.
     """
-    native = block if block.__class__ is bytes else ffi.from_buffer("uint8_t[]", block)
+    native = readable(block)
     info = ffi.new("sk_block_info *")
     _expect(lib.sk_block_read(native, len(native), info))
     name: bytes = ffi.string(info.name)

@@ -12,10 +12,11 @@
 ((300,), ())
 """
 
+from array import array
 from struct import Struct
 from typing import Any
 
-from statekit._native import lib
+from statekit._native import ffi, lib
 from statekit.errors import closed_error, native_error, where
 from statekit.keys import KEY_FAULTS
 from statekit.native.buffers import empty_buffer, push_buffer
@@ -98,6 +99,18 @@ class TimersState(State):
             timers.append((due, decode(data[at : at + size])))
             at += size
         return timers
+
+    def lower_dues(self, dues: "array[int]") -> None:
+        """Lowers each leaf's number ('q') to its earliest due time; also of leaves that are shut.
+
+        That may be too early, if timers that were due then were removed; it is never too late.
+        """
+        if self._ptr is None:
+            raise closed_error(self.name)
+        out = ffi.from_buffer("int64_t[]", dues)
+        status = lib.sk_timers_dues(self._ptr, self._id, 0, len(dues), out)
+        if status:
+            raise native_error(status, self.name)
 
     @property
     def next_due(self) -> int | None:

@@ -88,6 +88,8 @@ class BeginReply(NamedTuple):
     sizes: "array[int]"  # 'Q': about how many bytes each leaf has, in the order of the grants
     based: bool  # True: only what changed since the base comes
     pieces: "tuple[Piece, ...]" = ()  # leaves that come with the offer
+    #: 'q', by leaf of timer_leaves: no timer of it is due earlier. Empty: that is not known.
+    timer_dues: "array[int]" = array("q")
 
 
 class FetchCall(NamedTuple):

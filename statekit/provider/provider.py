@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from html import escape
 from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
@@ -614,6 +613,8 @@ class KVProvider(InProcess, Recording):
         )
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         if self._is_closed:
             return f"<p>KVProvider {escape(self.url)}, closed</p>"
         rows = "".join(

@@ -58,7 +58,7 @@ class BeginRequest(_message.Message):
     def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., target: _Optional[str] = ..., key_groups: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., base: _Optional[bytes] = ..., above: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., shadow: _Optional[str] = ..., held_leaf: _Optional[_Iterable[int]] = ..., held_epoch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based", "pieces")
+    __slots__ = ("migration", "generation", "sequence", "source", "first_leaf", "leaves", "epoch", "covered", "sizes", "barrier", "key_groups", "subgroups", "description", "timer_leaves", "based", "pieces", "timer_dues")
     MIGRATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class BeginReply(_message.Message):
     TIMER_LEAVES_FIELD_NUMBER: _ClassVar[int]
     BASED_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    TIMER_DUES_FIELD_NUMBER: _ClassVar[int]
     migration: str
     generation: int
     sequence: int
@@ -91,7 +92,8 @@ class BeginReply(_message.Message):
     timer_leaves: _containers.RepeatedScalarFieldContainer[int]
     based: bool
     pieces: bytes
-    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., source: _Optional[str] = ..., first_leaf: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., covered: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., timer_leaves: _Optional[_Iterable[int]] = ..., based: _Optional[bool] = ..., pieces: _Optional[bytes] = ...) -> None: ...
+    timer_dues: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, migration: _Optional[str] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., source: _Optional[str] = ..., first_leaf: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., covered: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., barrier: _Optional[int] = ..., key_groups: _Optional[int] = ..., subgroups: _Optional[int] = ..., description: _Optional[bytes] = ..., timer_leaves: _Optional[_Iterable[int]] = ..., based: _Optional[bool] = ..., pieces: _Optional[bytes] = ..., timer_dues: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("migration", "generation", "leaf", "epoch")

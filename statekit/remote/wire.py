@@ -293,6 +293,7 @@ def put_begin_reply(reply: BeginReply) -> bytes:
         timer_leaves=_put_ranges(reply.timer_leaves),
         based=reply.based,
         pieces=put_pieces(reply.pieces) if reply.pieces else b"",
+        timer_dues=reply.timer_dues,
     )
 
 
@@ -303,6 +304,9 @@ def read_begin_reply(data: bytes, leaf_bytes: int = NUMBER_MAX) -> BeginReply:
     if len(found.sizes) != sum(found.leaves):
         _bad(f"{len(found.sizes)} sizes of {sum(found.leaves)} leaves")
     description = _read_description(found.description, found.key_groups)
+    timer_leaves = _read_ranges(found.timer_leaves, leaves, "leaves")
+    if len(found.timer_dues) not in (0, sum(map(len, timer_leaves))):
+        _bad(f"{len(found.timer_dues)} due times of {sum(map(len, timer_leaves))} leaves")
     return BeginReply(
         Offer(
             _name(found.migration, "a migration"),
@@ -316,10 +320,11 @@ def read_begin_reply(data: bytes, leaf_bytes: int = NUMBER_MAX) -> BeginReply:
         found.key_groups,
         found.subgroups,
         description.watermark,
-        _read_ranges(found.timer_leaves, leaves, "leaves"),
+        timer_leaves,
         array("Q", found.sizes),
         found.based,
         tuple(read_pieces(found.pieces, leaves, leaf_bytes)[0]),
+        array("q", found.timer_dues),
     )
 
 

@@ -470,13 +470,19 @@ class Fetching(WriteBack):
 
     # ---- Timers and other states as a whole
 
-    def bring_timers(self) -> None:
-        """Brings timers here that are elsewhere: they must be in sight to fire."""
+    def bring_timers(self, watermark: int) -> None:
+        """Brings timers here that are elsewhere and may be due: they must be in sight to fire."""
         loading = self.loading
         if loading is not None:
-            loading.bring_timers()  # first: with a home, they are at home then
+            loading.bring_timers(watermark)  # first: with a home, they are at home then
         if self._timerless:
             self._load_timerless()
+
+    @property
+    def next_due_elsewhere(self) -> int | None:
+        """No timer that another process still has is due earlier; None if there is none."""
+        loading = self.loading
+        return None if loading is None else loading.next_due
 
     def _load_timerless(self) -> None:
         with self._lock:

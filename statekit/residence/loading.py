@@ -596,10 +596,19 @@ class Loading:
             for push in self.sources.pushes
         )
 
-    def bring_timers(self) -> None:
-        """Brings leaves that have timers and are handed over; from a checkpoint they came first."""
+    def bring_timers(self, watermark: int) -> None:
+        """Brings leaves that are handed over and may have timers that are due.
+
+        (Timers of a checkpoint came first.)
+        """
         for push in self.sources.pushes:
-            push.bring_timers(self)
+            push.bring_timers(watermark, self)
+
+    @property
+    def next_due(self) -> int | None:
+        """No timer of leaves that are handed over is due earlier; None if none is to come."""
+        dues = (push.next_due for push in self.sources.pushes)
+        return min((due for due in dues if due is not None), default=None)
 
     def end(self) -> None:
         """To be called when the last leaf has come: lets go of the source."""

@@ -97,8 +97,13 @@ class PushSource(ABC):
         """Has loading.spread() take in entries of leaves, or fill() these if that is better."""
 
     @abstractmethod
-    def bring_timers(self, loading: "Loading") -> None:
-        """Has loading take in the leaves that have timers."""
+    def bring_timers(self, watermark: int, loading: "Loading") -> None:
+        """Has loading take in the leaves that may have timers that are due at the watermark."""
+
+    @property
+    @abstractmethod
+    def next_due(self) -> int | None:
+        """No timer of a leaf that is to come is due earlier; None if there is none."""
 
     @abstractmethod
     def expects(self, leaf: int) -> bool:

@@ -2,6 +2,7 @@
 
 op.py           StatefulOp: a function with typed state under each key of a stream
 batches.py      one micro-batch in the driver, exactly once
+standing.py     where the state stands before a batch, and what does not fit together
 query.py        what the checkpoint of a query says of a batch
 routing.py      which task has which key, computed by the JVM
 task.py         one range of key-groups in a worker

@@ -1,7 +1,7 @@
 """One micro-batch in the driver: exactly once.
 
     1. read what the query's checkpoint says of the batch (query.py)
-    2. find where the state stands: the newest version, of which query and batch it is
+    2. find where the state stands: the newest version, of which query and batch it is (standing.py)
     3. the batch is in it already    give its stored output to the sink again, and compute nothing
        else                          it is the base. Tasks compute, write their parts, and report
     4. publish the next version: put if absent. From here on the batch is done
@@ -15,24 +15,15 @@ if a crash comes between 5 and Spark's record, again.
 A version is a checkpoint (checkpoint/parts.py) with the metadata
 
     spark: {query, batch, digest, files, rows, ...}    of whose batch it is, and its output
+           {version}                                   its number. Another one means that an edit or
+                                                       a regroup has made this version of that one
            {due}                                       when its timers are due next (due.py)
 
 Of a query that is run from its beginning, batch b is version b + 1. Nothing else rests between two
 batches, neither in the driver nor in the workers; on Spark Connect, where the function is unpickled
 somewhere for each query, there would be no place for it.
 
-What can be wrong, and how it is noticed before anything is computed:
-
-    the newest version is of          means
-    our query, batch b - 1            as it should be
-    our query, batch b, same digest   a restart
-    our query, batch b or later,      the query's checkpoint was rolled back, and the batch planned
-      another digest, or gone         anew: it may have other rows
-    our query, before b - 1           batches went past this op, or versions were removed
-    nobody, and b > 0                 the same, with all of them
-    another query                     the checkpoint was deleted and the query started anew; or two
-                                      queries share a place
-    no query                          the initial state: of a backfill, or of any checkpoint
+What can be wrong with 2 is in standing.py; it is noticed before anything is computed.
 
 Two drivers at once: both may compute; publishing is exclusive, and the second is refused. The parts
 are of tasks that have restored the base, so a driver that was replaced is refused as well
@@ -41,24 +32,19 @@ are of tasks that have restored the base, so a driver that was replaced is refus
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from statekit.assignment import assign, show_groups, subtract
 from statekit.checkpoint.parts import Part, publish
 from statekit.checkpoint.reader import (
     Checkpoint,
-    UnfinishedError,
-    list_numbers,
-    read_checkpoint,
 )
 from statekit.checkpoint.retention import collect
 from statekit.errors import (
     CheckpointError,
     FencedError,
     MissingFileError,
-    NoCheckpointError,
     StatefulOpError,
     StateKitError,
     StorageError,
@@ -66,178 +52,36 @@ from statekit.errors import (
 from statekit.failpoints import register, visit
 from statekit.spark.due import merge, noted, times_of
 from statekit.spark.geometry import subgroups_of
-from statekit.spark.output import OutputFile, attachments_of, log_output, read_files
+from statekit.spark.output import (
+    OutputFile,
+    attachments_of,
+    collect_output,
+    log_output,
+    prepare_output,
+    read_files,
+)
 from statekit.spark.progress import NOTE, Measured, Progress
 from statekit.spark.query import QueryBatch
 from statekit.spark.routing import plan_routing, route
+from statekit.spark.standing import (
+    BACKFILL,
+    METADATA,
+    Accepts,
+    Standing,
+    find_standing,
+    newest_of,
+    note_of,
+    versions,
+)
 from statekit.spark.task import REPORT_SCHEMA, Batch, Report
 from statekit.storage import Storage, open_storage
 from statekit.version import __version__
 
-_METADATA = "spark"  # the name of ours in a checkpoint's metadata
 _COLLECT_EVERY = 10  # batches
-BACKFILL = ""  # stands for the query in the metadata of a backfill, whose digest is its name
 
 _log = logging.getLogger("statekit")
 
 register("spark.base", "spark.computed", "spark.published", "spark.sink", "spark.sunk")
-
-
-@dataclass(frozen=True)
-class Accepts:
-    """What a user has said is all right."""
-
-    gap: bool = False
-    rollback: bool = False
-    query: str | None = None  # the state of this query is to be continued
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where the state stands before a batch."""
-
-    number: int  # of the version that is to be made
-    base: Checkpoint | None  # what it goes on from
-    done: Checkpoint | None  # the version that has the batch already
-    is_rollback: bool = False  # versions after the base no longer count
-
-
-# ---- Where the state stands
-
-
-def _versions(storage: Storage) -> list[int]:
-    """The numbers of all manifests, the highest first."""
-    return sorted(list_numbers(storage), reverse=True)
-
-
-def _note(version: Checkpoint) -> dict[str, Any] | None:
-    """What the metadata of a version say of its batch; None if it is of no query."""
-    found = version.metadata.get(_METADATA)
-    return found if isinstance(found, dict) else None
-
-
-def find_standing(storage: Storage, wanted: QueryBatch, accepts: Accepts) -> Standing:
-    """StatefulOpError if the state and the query's checkpoint do not fit together."""
-    numbers = _versions(storage)
-    number = max(numbers, default=0) + 1
-    newest = _newest(storage, numbers)
-    if newest is None:
-        if wanted.batch and not accepts.gap:
-            raise _gap(storage, wanted, "there is no state")
-        return Standing(number, None, None)
-    note = _note(newest)
-    if wanted.query == BACKFILL and note is not None and wanted.digest in note["backfills"]:
-        return Standing(number, None, _find_backfill(storage, numbers, wanted.digest))
-    if note is None or note["query"] == BACKFILL:
-        return Standing(number, newest, None)
-    if note["query"] != wanted.query:
-        if accepts.query != note["query"]:
-            raise _another_query(storage, newest, note, wanted)
-        return Standing(number, newest, None)
-    if note["batch"] < wanted.batch:
-        if note["batch"] < wanted.batch - 1 and not accepts.gap:
-            raise _gap(storage, wanted, f"the newest is that of batch {note['batch']}")
-        return Standing(number, newest, None)
-    return _look_back(storage, wanted, accepts, number, newest)
-
-
-def _newest(storage: Storage, numbers: Sequence[int]) -> Checkpoint | None:
-    """The newest version, with the highest number that was seen."""
-    for number in numbers:
-        try:
-            found = read_checkpoint(storage, number)
-        except UnfinishedError:
-            continue
-        found.seen = numbers[0]
-        return found
-    return None
-
-
-def _find_backfill(storage: Storage, numbers: Sequence[int], name: str) -> Checkpoint:
-    """The version of a backfill that was done."""
-    for number in numbers:
-        with suppress(NoCheckpointError):
-            version = read_checkpoint(storage, number)
-            note = _note(version)
-            if note is not None and (note["query"], note["digest"]) == (BACKFILL, name):
-                return version
-    raise StatefulOpError(
-        f"the backfill {name!r} was done in {storage.shown!r}, and the version with its output is "
-        "not kept any more. The state has it; nothing is left to do."
-    )
-
-
-def _look_back(
-    storage: Storage, wanted: QueryBatch, accepts: Accepts, number: int, newest: Checkpoint
-) -> Standing:
-    """The batch is one that the state had at some time.
-
-    Goes from each version to the one that it went on from. (The one of the next lower number may
-    no longer count, since the state was rolled back to before it.)
-    """
-    version = newest
-    note = at = _note(newest)
-    while note is not None and note["query"] == wanted.query and note["batch"] >= wanted.batch:
-        if (note["batch"], note["digest"]) == (wanted.batch, wanted.digest):
-            return Standing(number, None, version)
-        before = _version(storage, note["base"])
-        if before is None:
-            break
-        version, note = before, _note(before)
-    assert at is not None
-    if not accepts.rollback:
-        raise StatefulOpError(
-            f"the state in {storage.shown!r} is at batch {at['batch']} of this query, and Spark "
-            f"runs batch {wanted.batch} with other rows than it had then. The query's checkpoint "
-            "was rolled back. Either bring back the checkpoint as it was; or pass "
-            'accept="rollback": then the state, too, goes back to before this batch. The sink has '
-            "been given later batches by then, and must be cleaned of them."
-        )
-    if note is not None and note["query"] == wanted.query and note["batch"] >= wanted.batch:
-        if note["base"] is None:  # it was the first one: before it there was nothing
-            return Standing(number, None, None, is_rollback=True)
-        raise StatefulOpError(
-            f"the state in {storage.shown!r} cannot go back to before batch {wanted.batch}: the "
-            f"oldest version that is kept is that of batch {note['batch']}. Start anew with "
-            "another path."
-        )
-    version.seen = number - 1
-    return Standing(number, version, None, is_rollback=True)
-
-
-def _version(storage: Storage, number: int | None) -> Checkpoint | None:
-    """A version; None if it is not kept any more, or there never was one."""
-    try:
-        return None if number is None else read_checkpoint(storage, number)
-    except NoCheckpointError:
-        return None
-
-
-def _gap(storage: Storage, wanted: QueryBatch, what: str) -> StatefulOpError:
-    return StatefulOpError(
-        f"Spark runs batch {wanted.batch}, and in {storage.shown!r} {what}. What the batches in "
-        "between had is in no state here. Was the path mistyped, or the state deleted? Or did the "
-        "query run without this op for a while? If the state is meant to begin, or to go on, "
-        'without those batches, pass accept="gap".'
-    )
-
-
-def _another_query(
-    storage: Storage, newest: Checkpoint, note: dict[str, Any], wanted: QueryBatch
-) -> StatefulOpError:
-    if wanted.query == BACKFILL:
-        return StatefulOpError(
-            f"the state in {storage.shown!r} is that of a running query, {note['query']}, which "
-            f"has come to batch {note['batch']}. A backfill comes before the first batch."
-        )
-    return StatefulOpError(
-        f"the state in {storage.shown!r} belongs to another query, {note['query']}, which has come "
-        f"to batch {note['batch']} (version {newest.number}); this is query {wanted.query}, batch "
-        f"{wanted.batch}. If that query is still in use, give this op a path of its own. If its "
-        "checkpoint was deleted, this query begins to read its sources anew, perhaps with records "
-        "that the state has already: see to where they start, and pass "
-        f"continue_from={note['query']!r} to go on with that state. Or choose another path."
-    )
 
 
 # ---- Computing
@@ -293,28 +137,31 @@ def run_batch(
     storage = open_storage(batch.place)
     with measured.phase("plan"):
         standing = find_standing(storage, wanted, accepts)
-    if standing.is_rollback and batch.output_path is not None:
-        raise StatefulOpError(
-            f"the state in {storage.shown!r} cannot be rolled back, since the output of later "
-            f"batches is in {batch.output_path!r} for ever, where others may have read it. Start "
-            "anew, with another path and output_path."
-        )
     if (version := standing.done) is None:
-        version = _make(df, wanted, batch, parallelism, standing, storage, ship, measured)
+        version = _make(df, wanted, batch, parallelism, standing, storage, schema, ship, measured)
         if version.number % _COLLECT_EVERY == 0:
             with measured.phase("collect"):
-                _collect_old(storage, keep)
-    note = _note(version)
+                _collect_old(storage, keep, batch.output_path, version.number)
+    note = note_of(version)
     assert note is not None
     files, output = note["files"], storage
     found = None
     with measured.phase("output"):
         if note["output_path"] is not None:  # where it was when the version was made
             output = open_storage(note["output_path"])
-            log_output(output, version.number, files, schema)
+        _log_output(version)
         if is_output_wanted:
             found = read_files(df.sparkSession, output, files, schema)
     return found, measured.progress(note, version.number, standing.done is not None)
+
+
+def _log_output(version: Checkpoint) -> None:
+    """Makes output count that is kept for ever."""
+    note = note_of(version)
+    if note is not None and note["output_path"] is not None:
+        # Under the number that it was written for: `version` may be an edit, or a regroup, of it.
+        number = note.get("version", version.number)
+        log_output(open_storage(note["output_path"]), number, note["files"])
 
 
 def _make(
@@ -324,12 +171,20 @@ def _make(
     parallelism: int,
     standing: Standing,
     storage: Storage,
+    schema: Any,
     ship: Any,
     measured: Measured,
 ) -> Checkpoint:
     base = standing.base
+    before = None if base is None else note_of(base)
     if base is not None:
         _check_geometry(storage, base, batch)
+        if before is not None and (before["query"], before["batch"] + 1) != wanted[:2]:
+            # Its driver may have died before it could; and nobody will run that batch again.
+            _log_output(base)
+    if batch.output_path is not None:
+        is_new = before is None or before["output_path"] != batch.output_path
+        prepare_output(open_storage(batch.output_path), standing.number, schema, is_new)
     subgroups = subgroups_of(base, batch.subgroups, batch.key_groups)
     if base is not None and subgroups != base.subgroups:
         _log.info(
@@ -338,7 +193,6 @@ def _make(
             wanted.batch, storage.shown, base.bytes, subgroups,
         )  # fmt: skip
     visit("spark.base")
-    before = None if base is None else _note(base)
     times = times_of(base, before, batch.key_groups)
     batch = replace(batch, base=base, number=standing.number, subgroups=subgroups, due=times)
     with measured.phase("compute"):
@@ -352,6 +206,7 @@ def _make(
         "query": wanted.query,
         "batch": wanted.batch,
         "digest": wanted.digest,
+        "version": standing.number,
         "base": None if base is None else base.number,
         "files": [one.file for one in outputs],
         "output_path": batch.output_path,
@@ -391,7 +246,7 @@ def _publish(
         storage,
         parts,
         number=number,
-        metadata={_METADATA: note},
+        metadata={METADATA: note},
         attachments=attachments_of(outputs),
     )
 
@@ -407,7 +262,7 @@ def _refused(
     names = {entry.name for entry in storage.list()}
     parts = {Part.from_json(one.part).file: one.host for one in reports}
     lost = {host for file, host in parts.items() if file not in names}
-    if lost and number not in _versions(storage):
+    if lost and number not in versions(storage):
         return StatefulOpError(
             f"the parts that were written on {', '.join(sorted(lost))} are not in "
             f"{storage.shown!r} as the driver sees it. The path of a StatefulOp must be on "
@@ -415,8 +270,8 @@ def _refused(
         )
     if isinstance(error, StorageError) and not isinstance(error, MissingFileError):
         return error
-    newest = _newest(storage, _versions(storage))
-    note = None if newest is None else _note(newest)
+    newest = newest_of(storage, versions(storage))
+    note = None if newest is None else note_of(newest)
     if newest is None or newest.number < number or note is None:
         return error
     return StatefulOpError(
@@ -446,9 +301,14 @@ def _check_geometry(storage: Storage, base: Checkpoint, batch: Batch) -> None:
         )
 
 
-def _collect_old(storage: Storage, keep: int) -> None:
-    """Removes old versions. If that fails, the batch is done nevertheless."""
+def _collect_old(storage: Storage, keep: int, output_path: str | None, number: int) -> None:
+    """Removes old versions, and what dead attempts have left. If that fails, the batch is done
+    nevertheless.
+    """
     try:
         collect(storage, keep)
+        if output_path is not None:
+            # Twice as far back as need be: a slow attempt may have written since.
+            collect_output(open_storage(output_path), number, 2 * _COLLECT_EVERY)
     except StateKitError as error:
         _log.warning("old versions of %r could not be removed: %s", storage.shown, error)

@@ -16,11 +16,12 @@ from statekit.format.compression import check_compression
 from statekit.provider.open import open as open_provider
 from statekit.spark import batches, forms
 from statekit.spark.cursor import Timers, check_states, declare
-from statekit.spark.output import schemas
+from statekit.spark.output import schemas, unreadable
 from statekit.spark.progress import Measured, Progress, tell
 from statekit.spark.query import QueryBatch, read_batch
 from statekit.spark.routing import check_event_time, plan_routing
 from statekit.spark.shipping import pack
+from statekit.spark.standing import BACKFILL, Accepts, BackfillGoneError
 from statekit.spark.task import Batch, Functions
 from statekit.storage import open_storage
 from statekit.storage.cached import CACHE_BYTES
@@ -48,8 +49,8 @@ class StatefulOp:
     state: the states by name: types, State(...) or Timers().
     path: where the state is kept: a directory or URL that the driver and all executors reach. Not
         needed where Spark keeps it: apply_in_pandas_with_state(), transform_with_state().
-    output_path: where the output is kept for ever, for read_output(). Unless given, output is kept
-        as long as the version of the state.
+    output_path: where the output is kept for ever, for read_output(): a directory of its own.
+        Unless given, output is kept as long as the version of the state.
     key_groups: a power of two. The parallelism can be at most that.
     subgroups: into how many leaves each key-group is cut, a power of two. Unless told, one, and
         more when the state has grown (geometry.py).
@@ -179,13 +180,18 @@ class StatefulOp:
         with. Returns the output.
 
         name: names this piece of work, such as "history 2025". A backfill that is there already is
-        not done again, so a job that failed can be repeated. Once a query has gone on from the
-        state, there is no backfill any more.
+        not done again, so a job that failed can be repeated; when the version that it made is kept
+        no longer, only reading its output is an error. Once a query has gone on from the state,
+        there is no other backfill any more.
         """
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"{shorten(name)} is no name of a backfill. Pass a str.")
-        wanted = QueryBatch(batches.BACKFILL, 0, name, None)
-        return self._process(df, wanted, parallelism, batches.Accepts(), Measured())[0]
+        wanted = QueryBatch(BACKFILL, 0, name, None)
+        try:
+            return self._process(df, wanted, parallelism, Accepts(), Measured())[0]
+        except BackfillGoneError as error:
+            spark = df.sparkSession
+            return unreadable(spark, schemas(spark, self.output)[0], str(error))
 
     # ---- Where Spark keeps the state
 
@@ -213,7 +219,7 @@ class StatefulOp:
         df: Any,
         wanted: QueryBatch,
         parallelism: Parallelism,
-        accepts: batches.Accepts,
+        accepts: Accepts,
         measured: Measured,
         is_output_wanted: bool = True,
     ) -> tuple[Any, Progress]:
@@ -284,7 +290,7 @@ class ForeachBatch:
     sink: Sink | None
     checkpoint: str
     parallelism: Parallelism
-    accepts: batches.Accepts
+    accepts: Accepts
     on_progress: OnProgress = None
 
     def __call__(self, df: Any, batch_id: int) -> None:
@@ -345,7 +351,7 @@ def _check_choice(name: str, given: Any, choices: Sequence[str]) -> None:
         raise ArgumentError(f"{name}={shorten(given)} is neither {' nor '.join(choices)}.")
 
 
-def _accepts(accept: str | Sequence[str], continue_from: str | None) -> batches.Accepts:
+def _accepts(accept: str | Sequence[str], continue_from: str | None) -> Accepts:
     given = (accept,) if isinstance(accept, str) else tuple(accept)
     for one in given:
         if one not in _ACCEPTED:
@@ -353,7 +359,7 @@ def _accepts(accept: str | Sequence[str], continue_from: str | None) -> batches.
                 f"accept={shorten(one)} is nothing that could be accepted. Pass "
                 f"{' or '.join(map(repr, _ACCEPTED))}."
             )
-    return batches.Accepts("gap" in given, "rollback" in given, continue_from)
+    return Accepts("gap" in given, "rollback" in given, continue_from)
 
 
 # ---- What travels

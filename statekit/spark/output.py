@@ -6,14 +6,18 @@ A task writes its rows as one Parquet file, named by its contents. The file is
     or output        in a directory of its own (output_path=), for ever. What counts is in its log:
                      the driver adds batch-<number>.json with the names of the files once the
                      version is published. A file that no log entry names is of an attempt that
-                     failed, and nobody reads it
+                     failed: nobody reads it, and it is removed some versions later
 
 So the same rows are read however often the sink is called, and no second job computes them.
+
+Nothing of it may be lost or wrong in silence. Pages have checksums, which whoever reads them
+verifies; files that are missing or damaged are errors also where Spark is configured to pass over
+them. A directory of output has that of one state only, in the columns that it began with. The log
+counts by the numbers of that state's versions, so a state that begins anew needs another one.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
@@ -22,13 +26,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statekit.checkpoint.parts import write_attachment
-from statekit.errors import ArgumentError, StatefulOpError, shorten
+from statekit.errors import (
+    ArgumentError,
+    DamagedError,
+    MissingFileError,
+    StatefulOpError,
+    shorten,
+)
 from statekit.format.description import Attachment
+from statekit.spark.query import literal
 from statekit.storage import Storage, open_storage
 
 _LOG_PREFIX = "batch-"
 _SCHEMA_FILE = "output-schema.json"
+_SUFFIX = ".parquet"
 _FILE_SCHEMA = "url string, file string"
+_STRICT = {
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+}
 
 
 class OutputFile(NamedTuple):
@@ -163,13 +180,13 @@ def write_output(
     if not table.num_rows:
         return None
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue().to_pybytes()
     if output_path is None:
         attached = write_attachment(place, f"output-{task}", data, number=number)
         return OutputFile(attached.name, attached.file, attached.size, table.num_rows)
     storage = open_storage(output_path)
-    file = f"{number:012d}-{hashlib.sha256(data).hexdigest()}.parquet"
+    file = f"{number:012d}-{hashlib.sha256(data).hexdigest()}{_SUFFIX}"
     with storage.writing():
         storage.write(file, [data])
         storage.sync()
@@ -189,15 +206,24 @@ def read_files(spark: Any, storage: Storage, files: Sequence[str], schema: Any) 
     if not files:
         return spark.createDataFrame([], schema)
     if storage.is_local:
-        return spark.read.schema(schema).parquet(*(local_url(storage, one) for one in files))
+        urls = (local_url(storage, one) for one in files)
+        return spark.read.options(**_STRICT).schema(schema).parquet(*urls)
     # Spark may lack the classes or the credentials of this storage; its Python workers have ours.
     listed = spark.createDataFrame([(storage.url, one) for one in files], _FILE_SCHEMA)
     return listed.repartition(len(files)).mapInArrow(_reader(), schema)
 
 
+def unreadable(spark: Any, schema: Any, why: str) -> Any:
+    """A DataFrame that is an error as soon as somebody wants its rows."""
+
+    def fail(_: Iterator[Any]) -> Iterator[Any]:
+        raise RuntimeError(why)
+
+    return spark.range(1).mapInArrow(fail, schema)
+
+
 def local_url(storage: Storage, file: str = "") -> str:
-    """A local path as Spark reads it, who would take some letters for a pattern."""
-    return re.sub(r"([\\\[\]{}*?])", r"\\\1", f"file://{storage.url}/{file}")
+    return literal(f"file://{storage.url}/{file}")
 
 
 def _reader() -> Any:
@@ -213,42 +239,144 @@ def read_listed(batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: the rows of the files that the batches name."""
     for batch in batches:
         for row in batch.to_pylist():
-            data = open_storage(row["url"]).read(row["file"])
+            storage = open_storage(row["url"])
+            data = storage.read(row["file"])
+            if hashlib.sha256(data).hexdigest() not in row["file"]:
+                name = storage.file(row["file"])
+                raise DamagedError(
+                    f"{name} is damaged: it does not have the contents that its name says.",
+                    file=name,
+                    offset=0,
+                )
             yield from pq.read_table(pa.BufferReader(data)).to_batches()
 
 
-def log_output(storage: Storage, number: int, files: Sequence[str], schema: Any) -> None:
+# ---- The log of a directory of output
+
+
+def _log_name(number: int) -> str:
+    return f"{_LOG_PREFIX}{number:012d}.json"
+
+
+def _found(storage: Storage, name: str) -> bytes | None:
+    """The contents of a file. (A listing would be slower with every batch.)"""
+    try:
+        return storage.read(name)
+    except MissingFileError:
+        return None
+
+
+def _logged(storage: Storage, name: str) -> list[str]:
+    """The files of an entry of the log."""
+    data = storage.read(name)
+    try:
+        files = json.loads(data)["files"]
+        if not isinstance(files, list) or not all(isinstance(one, str) for one in files):
+            raise ValueError("it names no files")
+    except (ValueError, KeyError, TypeError) as error:
+        file = storage.file(name)
+        raise DamagedError(f"{file} is damaged: {error}.", file=file, offset=0) from None
+    return files
+
+
+def prepare_output(storage: Storage, number: int, schema: Any, is_new: bool) -> None:
+    """Called before a version is computed. StatefulOpError if its output does not belong there.
+
+    is_new: the version before had its output elsewhere, or there is none.
+    """
+    known = _known_schema(storage)
+    is_other = known is not None and known.simpleString() != schema.simpleString()
+    numbers = [number] if _found(storage, _log_name(number)) is not None else []
+    if is_new or is_other:
+        numbers = [
+            int(entry.name[len(_LOG_PREFIX) :].partition(".")[0])
+            for entry in storage.list()
+            if entry.name.startswith(_LOG_PREFIX)
+        ]
+    if any(one >= number for one in numbers):
+        raise StatefulOpError(
+            f"{storage.shown!r} has output of version {max(numbers)} of a state already, and "
+            f"version {number} is to be made now: it is the output of another op, or of this one "
+            "before its state was deleted or brought back from a copy. One directory can have the "
+            "output of one state only. Give this op another output_path; or delete that one, if "
+            "its output is not needed any more."
+        )
+    if is_other and numbers:
+        assert known is not None
+        raise StatefulOpError(
+            f"{storage.shown!r} has output of the columns {known.simpleString()}, and this op puts "
+            f"out {schema.simpleString()}. Give it another output_path: what is in this one stays "
+            "readable."
+        )
+    if known is None or is_other:  # the other one is of an attempt that came to nothing
+        _write(storage, _SCHEMA_FILE, schema.json().encode())
+
+
+def _known_schema(storage: Storage) -> Any:
+    """The columns of a directory of output; None if there is none yet."""
+    from pyspark.sql.types import StructType
+
+    data = _found(storage, _SCHEMA_FILE)
+    if data is None:
+        return None
+    try:
+        return StructType.fromJson(json.loads(data))
+    except (ValueError, KeyError, TypeError) as error:
+        file = storage.file(_SCHEMA_FILE)
+        raise DamagedError(f"{file} is damaged: {error}.", file=file, offset=0) from None
+
+
+def _write(storage: Storage, name: str, data: bytes) -> None:
+    """All at once, so that a stream that reads the log never finds half an entry."""
+    with storage.writing():
+        storage.write(name, [data])
+        storage.sync()
+
+
+def log_output(storage: Storage, number: int, files: Sequence[str]) -> None:
     """Makes the files of a version count. May be repeated."""
-    names = {entry.name for entry in storage.list()}
-    if _SCHEMA_FILE not in names:
-        storage.create(_SCHEMA_FILE, schema.json().encode())
-    name = f"{_LOG_PREFIX}{number:012d}.json"
-    if name not in names:
+    name = _log_name(number)
+    if _found(storage, name) is None:
         line = json.dumps({"number": number, "files": list(files)}) + "\n"
-        storage.create(name, line.encode())
+        _write(storage, name, line.encode())
+    elif _logged(storage, name) != list(files):
+        raise StatefulOpError(
+            f"{storage.file(name)!r} names the output of another op, which has the same "
+            "output_path. Start this op anew, with a path and an output_path of its own."
+        )
+
+
+def collect_output(storage: Storage, number: int, count: int) -> None:
+    """Removes what dead attempts at the `count` versions before `number` have left. Nobody can
+    publish these any more, and nobody reads a file that the log does not name.
+    """
+    names = {entry.name for entry in storage.list()}
+    for one in range(max(1, number - count), number):
+        if _log_name(one) in names:
+            named = {*_logged(storage, _log_name(one))}
+            prefix = f"{one:012d}-"
+            ours = {name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)}
+            storage.delete(sorted(ours - named))
 
 
 def read_output(path: "str | PathLike[str]", *, stream: bool = False) -> Any:
-    """What ops with output_path=path have put out, each row once, as a DataFrame.
+    """What an op with output_path=path has put out, each row once, as a DataFrame.
 
     stream: as a streaming DataFrame, which gives the rows of each batch when it is published.
     """
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     spark = SparkSession.active()
     storage = open_storage(path)
-    if _SCHEMA_FILE not in {entry.name for entry in storage.list()}:
+    entries = [one.name for one in storage.list() if one.name.startswith(_LOG_PREFIX)]
+    schema = _known_schema(storage)
+    if schema is None or not entries:
         raise ArgumentError(
             f"there is no output in {storage.shown!r}. Pass the output_path of a StatefulOp; it is "
             "there once a first batch was published."
         )
-    schema = StructType.fromJson(json.loads(storage.read(_SCHEMA_FILE)))
     if not stream:
-        files: list[str] = []
-        for entry in storage.list():
-            if entry.name.startswith(_LOG_PREFIX):
-                files += json.loads(storage.read(entry.name))["files"]
+        files = [file for name in entries for file in _logged(storage, name)]
         return read_files(spark, storage, files, schema)
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -259,7 +387,7 @@ def read_output(path: "str | PathLike[str]", *, stream: bool = False) -> Any:
         )
     log = (
         spark.readStream.schema("number long, files array<string>")
-        .option("pathGlobFilter", f"{_LOG_PREFIX}*.json")
+        .options(**_STRICT, mode="FAILFAST", pathGlobFilter=f"{_LOG_PREFIX}*.json")
         .json(local_url(storage))
     )
     listed = log.select(F.lit(storage.url).alias("url"), F.explode("files").alias("file"))

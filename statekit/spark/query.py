@@ -10,14 +10,16 @@ checkpointLocation names:
 Spark runs a batch again, after a failure, from the same file, and never writes it anew. It has the
 time at which the batch was planned. So its digest identifies the batch: a batch of the same number
 and another digest was planned again, from a checkpoint that was rolled back, and may have other
-rows.
+rows. The file of the batch before is still there, and tells whether the state has that very batch.
 """
 
 import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from statekit.errors import StatefulOpError
 
@@ -31,16 +33,18 @@ class QueryBatch(NamedTuple):
     batch: int
     digest: str
     watermark: int | None  # event time in ms; None if the query has none yet
+    before: str | None = None  # the digest of the batch before; None: there is none, or no file
 
 
 def read_batch(spark: Any, checkpoint: str, batch: int) -> QueryBatch:
     """StatefulOpError if the directory is not that of the query, or cannot be read."""
     base = os.fspath(checkpoint).rstrip("/")
     metadata, offsets = f"{base}/metadata", f"{base}/offsets/{batch}"
-    found = _read(spark, [metadata, offsets])
+    before = [f"{base}/offsets/{batch - 1}"] if batch else []
+    found = _read(spark, [metadata, offsets], before)
     try:
-        query = str(json.loads(found[0])["id"])
-        lines = found[1].splitlines()
+        query = str(json.loads(found[metadata])["id"])
+        lines = found[offsets].splitlines()
         if not re.fullmatch(r"v\d+", lines[0]):
             raise ValueError(f"{offsets} begins with {lines[0]!r}")
         watermark = int(json.loads(lines[1]).get("batchWatermarkMs", 0))
@@ -49,30 +53,52 @@ def read_batch(spark: Any, checkpoint: str, batch: int) -> QueryBatch:
             f"{checkpoint!r} has no checkpoint of a query that can be understood ({error}). Pass "
             "as checkpoint= what .option('checkpointLocation', ...) is given."
         ) from None
-    digest = hashlib.sha256(found[1].encode()).hexdigest()
-    return QueryBatch(query, batch, digest, watermark or None)
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in found.items()}
+    last = digests.get(before[0]) if before else None
+    return QueryBatch(query, batch, digests[offsets], watermark or None, last)
 
 
-def _read(spark: Any, names: list[str]) -> list[str]:
-    scheme = _SCHEME.match(names[0])
-    if scheme is None or scheme[1].lower() == "file":
-        return [_read_local(name) for name in names]
+def _read(spark: Any, needed: list[str], others: list[str]) -> dict[str, str]:
+    """The contents of files, and of others if they are there."""
+    scheme = _SCHEME.match(needed[0])
+    if scheme is not None and scheme[1].lower() != "file":
+        from pyspark.errors import AnalysisException
+
+        try:
+            return _read_by_spark(spark, [*needed, *others])
+        except AnalysisException:
+            try:
+                return _read_by_spark(spark, needed)
+            except AnalysisException as error:
+                raise _missing(needed[0], str(error).splitlines()[0]) from None
+    found = {name: _read_local(name) for name in needed}
+    with suppress(StatefulOpError):
+        found.update({name: _read_local(name) for name in others})
+    return found
+
+
+def _read_by_spark(spark: Any, names: list[str]) -> dict[str, str]:
+    """Spark has the credentials of this place, and we may have none."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    # Spark has the credentials of this place, and we may have none.
     rows = (
-        spark.read.text(names, wholetext=True)
+        spark.read.text([literal(name) for name in names], wholetext=True)
         .select("value", F.input_file_name().alias("file"))
         .collect()
     )
-    found = []
+    found = {}
     for name in names:
-        end = name.rpartition("://")[2].partition("/")[2]
-        texts = [row["value"] for row in rows if row["file"].endswith(end)]
+        end = "/" + name.rpartition("://")[2].partition("/")[2]
+        texts = [row["value"] for row in rows if unquote(row["file"]).endswith(end)]
         if len(texts) != 1:
             raise _missing(name, "Spark does not find it")
-        found.append(texts[0])
+        found[name] = texts[0]
     return found
+
+
+def literal(path: str) -> str:
+    """A path as Spark reads it, who would take some letters for a pattern."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
 def _read_local(name: str) -> str:

@@ -8,6 +8,7 @@ names of those they speed up, and nothing else of their own.
 from typing import Any
 
 from statekit import _fast
+from statekit.codecs import ListShape
 from statekit.kinds import KINDS
 from statekit.state import containers, value, views
 from statekit.state.value import NO_DEFAULT
@@ -80,7 +81,16 @@ def _bind(state: Any) -> None:
 def _bind_container(state: Any) -> None:
     shape = state._shape
     _bind(state)
+    _give_views(shape)
     state._bind_containers(shape.codec.native, state._viewed, shape, state._root, shape.plan)
+
+
+def _give_views(shape: Any) -> None:
+    """Tells C what the containers in a container are given as, at every depth."""
+    below = shape.item if isinstance(shape, ListShape) else getattr(shape, "value", None)
+    if below is not None and below.letter:
+        shape.plan._give_views(views.class_of(below), below, below.plan, below.letter)
+        _give_views(below)
 
 
 views.use((ListView, MapView, SetView))

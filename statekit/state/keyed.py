@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
-from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statekit._fast import Keyed
@@ -328,6 +327,8 @@ class KeyedState(Keyed, InProcess, ABC, Generic[V]):
         return f"<{self._title()}, {entries} in memory {{{body}}}>"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = "".join(
             f"<tr><td>{escape(key)}</td><td>{escape(value)}</td></tr>"
             for key, value in self._sample()

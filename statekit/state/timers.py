@@ -10,7 +10,8 @@ from statekit.residence.residence import Residence
 from statekit.schema import StateSchema
 from statekit.state.keyed import KeyedState
 
-_LAST = 2**63 - 1
+_FIRST, _LAST = -(2**63), 2**63 - 1
+_LOOKS_MAX = 5  # for the next timer, at leaves that are still handed over
 
 
 class Timer(NamedTuple):
@@ -80,7 +81,7 @@ class TimersState(KeyedState[tuple[int, ...]]):
                 f"limit={shorten(limit)} is no number of timers{where(self.name)}. "
                 "Pass an int, 0 or more, or leave it out."
             )
-        self._residence.bring_timers()
+        self._residence.bring_timers(at)
         if limit is None:
             return [Timer(due, key) for due, key in self._raw.due(at)]
         taken: list[Timer] = []
@@ -102,8 +103,16 @@ class TimersState(KeyedState[tuple[int, ...]]):
     @property
     def next_due(self) -> int | None:
         """When the next timer is due; None if there is none."""
-        self._residence.bring_timers()
+        residence = self._residence
+        residence.bring_timers(_FIRST)  # those of which nothing is known
         due = self._raw.next_due
+        for look in range(_LOOKS_MAX):
+            elsewhere = residence.next_due_elsewhere
+            if elsewhere is None or (due is not None and due <= elsewhere):
+                break
+            # What is due elsewhere may be of other states: in the end, all leaves are looked into.
+            residence.bring_timers(elsewhere if look < _LOOKS_MAX - 1 else _LAST)
+            due = self._raw.next_due
         if due is None and self:  # by a scan: the store's count may include leaves handed over
             return _LAST  # due at the end of time, the number by which C says "none"
         return due

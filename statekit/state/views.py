@@ -216,7 +216,7 @@ class View(Place, InProcess):
         """The view of a container one step further."""
         levels = self._levels + _LETTERS[shape.letter]
         return new_view(
-            _VIEWS[shape.__class__],
+            class_of(shape),
             self._state, self._key, self._k, self._steps + step, shape, levels,
         )  # fmt: skip
 
@@ -902,6 +902,11 @@ _VIEWS: dict[type[Shape], type[Any]] = {
     MapShape: MapView,
     SetShape: SetView,
 }
+
+
+def class_of(shape: Shape) -> type[Any]:
+    """The class of the views of a container."""
+    return _VIEWS[shape.__class__]
 
 
 def use(faster: Iterable[type[View]]) -> None:

@@ -155,6 +155,22 @@ static void check_next(const world *w) {
         if (due < least) least = due;
     }
     CHECK_EQ(least, next);
+    /* Nobody is told a time that is too late. With the calls above, none is too early either. */
+    int64_t dues[LEAVES];
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++) dues[leaf] = INT64_MAX;
+    CHECK_EQ(sk_timers_dues(w->store, w->id, 0, LEAVES, dues), SK_OK);
+    for (uint32_t leaf = 0; leaf < LEAVES; leaf++) {
+        least = INT64_MAX;
+        for (uint32_t k = 0; k < KEYS; k++)
+            for (int d = 0; d < DUES; d++)
+                if (w->leaf[k] == leaf && w->is_set[k][d] && due_of(d) < least) least = due_of(d);
+        CHECK(dues[leaf] <= least);
+        CHECK_EQ(sk_timers_next_of(w->store, w->id, leaf, leaf + 1), least);
+        dues[leaf] = INT64_MAX;
+        CHECK_EQ(sk_timers_dues(w->store, w->id, leaf, leaf + 1, dues + leaf), SK_OK);
+        CHECK_EQ(dues[leaf], least);
+    }
+    CHECK_EQ(sk_timers_dues(w->store, w->id, 0, LEAVES + 1, dues), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_timers_next_of(w->store, w->id, 1, 1), INT64_MAX);
     CHECK_EQ(sk_timers_next_of(w->store, w->id, 0, LEAVES + 1), INT64_MIN);
     CHECK(sk_value_status() != SK_OK);
@@ -275,6 +291,8 @@ static void test_what_are_no_timers_is_refused(void) {
     CHECK_EQ(sk_timers_due(store, n, 0, 1, 1, 0, &buf), -SK_BAD_KIND);
     CHECK_EQ(sk_timers_due(store, 9, 0, 1, 1, 0, &buf), -SK_BAD_ARGUMENT);
     CHECK_EQ(sk_timers_due(store, id, 0, 2, 1, 0, &buf), -SK_BAD_ARGUMENT);
+    CHECK_EQ(sk_timers_dues(store, n, 0, 1, bad), SK_BAD_KIND);
+    CHECK_EQ(sk_timers_dues(store, 9, 0, 1, bad), SK_BAD_ARGUMENT);
     CHECK_EQ(sk_timers_next(store, n), INT64_MIN);
     CHECK_EQ(sk_value_status(), SK_BAD_KIND);
     CHECK_EQ(sk_state_add(store, "u", SK_TIMERS, "i", SK_TIMED, &x), SK_BAD_ARGUMENT);

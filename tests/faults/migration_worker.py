@@ -36,10 +36,12 @@ from grpc import _channel, _common, _server
 import statekit as sk
 from statekit.errors import MigrationError
 from statekit.keys import key_codec
+from statekit.migration import asking as asking_module
 from statekit.migration import fetch as fetch_module
 from statekit.migration import new_owner as new_owner_module
 from statekit.migration import peer as peer_module
 from statekit.migration import report as report_module
+from statekit.migration import returning as returning_module
 from statekit.migration import stream as stream_module
 from statekit.native.columns import route
 from statekit.protocol.calls import CHUNK_BYTES, Limits
@@ -231,7 +233,8 @@ class Worker:
     def set_patience(self, seconds: float) -> None:
         """Sets time-outs for what has none of its own: proposed fetches, closing, repeating."""
         peer_module.TIMEOUT_S = seconds
-        new_owner_module.CLOSE_SECONDS = seconds
+        for module in (asking_module, new_owner_module, returning_module):
+            module.CLOSE_SECONDS = seconds  # type: ignore[attr-defined]
         report_module.RETRY_SECONDS = stream_module.RETRY_SECONDS = seconds
 
     def break_on_purpose(self, what: str) -> None:

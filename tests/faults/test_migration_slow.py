@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from migration_cases import MIGRATIONS, TIMEOUT_S, Case, again, keys_of
+from migration_cases import KILLED, MIGRATIONS, TIMEOUT_S, Case, again, keys_of
 from migration_worker import KEY_GROUPS, SECONDS_MAX, Nursery, Process
 from proxy import Direction, Fault, Rule
 from relay import Relay, Way
@@ -52,7 +52,7 @@ def own_workers(nursery: Nursery) -> Iterator[Workers]:
 def run_at_random(workers: Workers, seed: int) -> str:
     """Faults while the migration is tried for a while; then none, and it must end well."""
     loss, doubles = LOSS_MAX * (seed % 7) / 6, DUPLICATES_MAX * (seed % 5) / 4
-    name = [*MIGRATIONS][seed % len(MIGRATIONS)]
+    name = [*KILLED][seed % len(KILLED)]
     with Case(*workers, seed, large=seed % 2 == 0, quiet=name == "on_demand") as case:
         for proxy in (case.to_source, case.to_target):
             rates = {
@@ -65,7 +65,7 @@ def run_at_random(workers: Workers, seed: int) -> str:
         try:
             case.patience = 6 * TIMEOUT_S
             with suppress(StateKitError, TimeoutError):
-                MIGRATIONS[name](case)
+                KILLED[name](case)
             for proxy in (case.to_source, case.to_target):
                 proxy.mix({}, 0.0)
             case.patience = SECONDS_MAX
@@ -128,6 +128,11 @@ STOPS: list[tuple[str, str, str, Direction]] = [
     ("target", "stream", "Stream", REPLY),
     ("target", "stream", "Installed", REPLY),
     ("target", "proposed", "Propose", REQUEST),
+    ("source", "seamless", "Shade", REPLY),
+    ("source", "seamless", "Copy", REPLY),
+    ("source", "seamless", "Begin", REPLY),
+    ("target", "seamless", "Copy", REPLY),
+    ("target", "seamless", "Begin", REPLY),
 ]
 
 
@@ -143,7 +148,7 @@ def test_a_process_that_stands_still_holds_up_nobody_else(
         proxy = case.to_target if method == "Propose" else case.to_source
         rule = proxy.arm(Rule(Fault.HOLD, 1, method, direction))
         with ThreadPoolExecutor(1) as pool:
-            migration = pool.submit(MIGRATIONS[name], case)
+            migration = pool.submit(KILLED[name], case)
             assert rule.wait_reached()
             stopped.process.stop()
             rule.release.set()
@@ -176,6 +181,19 @@ def test_a_slow_link_holds_up_only_what_goes_over_it(strategy: str, workers: Wor
     with Case(*workers) as case, Relay(case.source.address) as relay:
         relay.limit(10_000)
         move_slowly(case, relay, strategy)
+        case.finish()
+        case.check([0, 1])
+
+
+def test_a_copy_over_a_slow_link_holds_up_nobody(workers: Workers) -> None:
+    with Case(*workers) as case, Relay(case.source.address) as relay:
+        relay.limit(20_000)
+        case.hand_overs.update({0: 1, 1: 1})
+        with ThreadPoolExecutor(1) as pool:
+            moved = pool.submit(case.target, "seamless", relay.address, [0, 1], SECONDS_MAX)
+            case.writers.wait_more(case.source, OTHERS)
+            moved.result()
+        case.writers.wait_more(case.target, 10)
         case.finish()
         case.check([0, 1])
 

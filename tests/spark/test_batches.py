@@ -149,10 +149,28 @@ def test_a_rolled_back_checkpoint_is_refused_or_the_state_goes_back_too(job: Job
     job.plan(2)
     with pytest.raises(StatefulOpError, match="rolled back"):
         job.run(2, "ab")  # as it was before: that version no longer counts
+    job.plan(2, stamp=99)
     job.plan(3, stamp=100)
     job.run(3, "a")
     assert job.counts == Counter("ababbcda")
     assert job.sink.calls[-1] == (3, [("a", 3)])
+
+
+def test_a_batch_that_was_planned_anew_and_done_elsewhere_is_not_mixed_with_this_state(
+    job: Job,
+) -> None:
+    for batch in range(2):
+        job.plan(batch)
+        job.run(batch, "ab")
+    before = digest(job.state)
+    job.plan(1, stamp=9)  # from a copy of the checkpoint, with another path
+    job.plan(2, stamp=10)
+    with pytest.raises(StatefulOpError, match=r"has batch 1 of this query with other rows"):
+        job.run(2, "c")
+    assert digest(job.state) == before
+    (job.query.checkpoint / "offsets" / "1").unlink()  # it cannot be known then
+    job.run(2, "c")
+    assert job.counts == Counter("ababc")
 
 
 def test_a_rolled_back_checkpoint_whose_versions_are_gone_is_refused(job: Job) -> None:
@@ -284,6 +302,35 @@ def test_of_two_drivers_that_compute_one_batch_the_second_is_refused_at_publishi
     assert job.sink.calls[1:] == [(1, [("a", 3)])]
     job.run(1, "aa")  # a restart is not refused
     assert job.sink.calls[2:] == [(1, [("a", 3)])]
+
+
+def test_a_collector_that_never_rests_takes_nothing_from_batches_and_replays(
+    spark: Any, tmp_path: Path
+) -> None:
+    job, total = Job(spark, tmp_path, subgroups=4), Counter[str]()
+    stop, errors = threading.Event(), []
+
+    def collect() -> None:
+        try:
+            while not stop.is_set():
+                sk.collect(job.state, keep=1)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        for batch, users in enumerate(["aabc", "b", "cd"]):
+            job.plan(batch)
+            for tasks in (2, 5):  # the second time it is a replay
+                job.run(batch, users, tasks)
+            total.update(users)
+            assert job.sink.batches[batch] == sorted((user, total[user]) for user in {*users})
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+    assert job.counts == total
 
 
 # ---- Workers

@@ -38,7 +38,7 @@ def kill_driver(place: Path, point: str, master: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 

@@ -1,17 +1,14 @@
-"""Versions of a state: which are kept, what they say, what their output is, and the first ones."""
+"""Versions of a state: which are kept, what they say, and the first ones."""
 
 import json
 from collections import Counter
-from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import Job, run_all
+from streams import Job, Query
 
 import statekit as sk
-import statekit.spark as sks
-from statekit import failpoints
 from statekit.errors import StatefulOpError
 
 # ---- What is kept
@@ -31,70 +28,6 @@ def test_old_versions_are_removed_and_the_rest_stays_readable(spark: Any, tmp_pa
     assert job.counts == {"a": 11, "b": 10}
 
 
-def test_output_is_read_exactly_once_as_a_table_and_as_a_stream(spark: Any, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, output_path=tmp_path / "out", keep=2)
-    with pytest.raises(sk.StateKitError, match="no output in"):
-        sks.read_output(tmp_path / "out")
-    for batch, users in enumerate(["ab", "", "aac"]):
-        job.plan(batch)
-        if batch == 2:
-            failpoints.configure("spark.computed=error")
-            with pytest.raises(OSError, match=r"spark\.computed"):
-                job.run(batch, "aazz")  # its files lie in the directory, and do not count
-            failpoints.configure("spark.published=error")
-            with pytest.raises(OSError, match=r"spark\.published"):
-                job.run(batch, users)
-            failpoints.configure(None)
-        job.run(batch, users)
-        job.run(batch, users)
-    expected = [("a", 1), ("a", 3), ("b", 1), ("c", 1)]
-    assert sorted(map(tuple, sks.read_output(tmp_path / "out").collect())) == expected
-    assert job.sink.calls[-1] == (2, [("a", 3), ("c", 1)])
-    found: list[Any] = []
-    stream = sks.read_output(tmp_path / "out", stream=True)
-    for _ in range(2):
-        run_all(stream, lambda df, _: found.extend(map(tuple, df.collect())), tmp_path / "reader")
-    assert sorted(found) == expected
-    assert len([*(tmp_path / "out").glob("*.parquet")]) > len(expected) - 2
-
-
-def test_times_are_put_out_as_they_came_in(spark: Any, tmp_path: Path) -> None:
-    start = datetime(2026, 3, 29, 0, 59, 59, 123456, tzinfo=UTC)
-    rows = [("a", start + timedelta(hours=at), date(2026, 1, at + 1)) for at in range(3)]
-    op = sks.StatefulOp(
-        lambda key, rows, st: [(key, row.at, row.day) for row in rows],
-        key="user",
-        output="user string, at timestamp, day date",
-        state={"count": int},
-        path=tmp_path / "state",
-        output_path=tmp_path / "out",
-    )
-    frame = spark.createDataFrame(rows, "user string, at timestamp, day date")
-    expected = sorted((int(at.timestamp() * 1e6), day) for _, at, day in rows)
-    found: list[Any] = []
-
-    def plain(df: Any) -> list[Any]:
-        return [tuple(row) for row in df.selectExpr("unix_micros(at)", "day").collect()]
-
-    assert sorted(plain(op.backfill(frame, "all", parallelism=2))) == expected
-    assert sorted(plain(sks.read_output(tmp_path / "out"))) == expected
-    stream = sks.read_output(tmp_path / "out", stream=True)
-    run_all(stream, lambda df, _: found.extend(plain(df)), tmp_path / "reader")
-    assert sorted(found) == expected
-
-
-def test_a_version_is_replayed_from_where_its_output_was(spark: Any, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path)
-    job.plan(0)
-    job.run(0, "ab")
-    job.op.output_path = str(tmp_path / "out")  # the program was changed, and restarted
-    job.run(0, "ab")
-    job.plan(1)
-    job.run(1, "a")
-    assert job.sink.calls[1:] == [(0, [("a", 1), ("b", 1)]), (1, [("a", 2)])]
-    assert [*map(tuple, sks.read_output(tmp_path / "out").collect())] == [("a", 2)]
-
-
 # ---- The beginning
 
 
@@ -109,6 +42,56 @@ def test_a_query_goes_on_from_a_backfill_which_is_done_once(job: Job) -> None:
     assert job.counts == Counter("aaabzzab")
     with pytest.raises(StatefulOpError, match="A backfill comes before the first batch"):
         job.op.backfill(history, "late")
+
+
+def test_a_backfill_is_not_repeated_when_its_version_is_gone(spark: Any, tmp_path: Path) -> None:
+    """A job that calls it at each start goes on for ever; only its output cannot be had again."""
+    job = Job(spark, tmp_path, keep=2)
+    job.op.backfill(job.frame("za"), "history", parallelism=1)
+    job.plan(0)
+    job.run(0, "a", tasks=1)
+    job.plan(1)
+    job.run(1, "a", tasks=1)
+    sk.collect(job.state, keep=2)
+    again = job.op.backfill(job.frame("za"), "history", parallelism=1)
+    for act in (again.collect, again.count):
+        with pytest.raises(Exception, match=r"backfill 'history' was done .* not kept any more"):
+            act()
+    assert job.counts == Counter("zaaa")
+
+
+def test_an_initial_state_is_for_the_first_batch_of_a_query(job: Job) -> None:
+    """As where the state of a running query was deleted, and its job does the backfill again."""
+    job.op.backfill(job.frame("z"), "history", parallelism=1)
+    job.plan(7)
+    with pytest.raises(StatefulOpError, match=r"batch 7, and in .* of no batch of this query"):
+        job.run(7, "a")
+    job.run(7, "a", accept="gap")
+    job.query = Query(job.place / "cp2")
+    job.plan(3)
+    before = sk.checkpoints(job.state)[-1].metadata["spark"]["query"]
+    with pytest.raises(StatefulOpError, match=r"batch 3, and in .* of no batch of this query"):
+        job.run(3, "a", continue_from=before)
+    assert job.counts == Counter("za")
+
+
+def test_a_state_that_was_written_over_by_another_program_is_refused(job: Job) -> None:
+    """It does not say which batches it has; one of them would be counted twice."""
+    job.plan(0)
+    job.run(0, "a")  # and Spark has not recorded it
+    (version,) = sk.checkpoints(job.state)
+    with sk.restore(job.state) as kv:
+        kv.value("count", int)["z"] = 5
+        kv.checkpoint(job.state)
+        before = job.counts
+        with pytest.raises(StatefulOpError, match=r"version 2 in .* by another .* of batch 0 of"):
+            job.run(0, "a")
+        with pytest.raises(StatefulOpError, match="by another program"):
+            job.op.backfill(job.frame("z"), "history")
+        kv.checkpoint(job.state, metadata=version.metadata)
+    job.run(0, "a")
+    assert job.counts == before == {"a": 1, "z": 5}
+    assert job.sink.calls[-1] == (0, [("a", 1)])
 
 
 def test_a_query_goes_on_from_any_checkpoint(job: Job) -> None:

@@ -32,6 +32,7 @@ class DiskHome(Home):
     """Rows in a dict. Only rows that were flushed are safe."""
 
     places: ClassVar[dict[str, "DiskHome"]] = {}
+    is_locked = True  # one process is played
 
     def __init__(self, is_atomic: bool) -> None:
         self.is_atomic = is_atomic
@@ -193,6 +194,10 @@ class FaultyHome(Home):
     @property
     def is_atomic(self) -> bool:  # type: ignore[override]
         return self.inner.is_atomic
+
+    @property
+    def is_locked(self) -> bool:  # type: ignore[override]
+        return self.inner.is_locked
 
     def _call(self, name: str, *args: Any, half: Callable[[], None] | None = None) -> Any:
         faults = self.faults

@@ -20,6 +20,7 @@ import pytest
 from commit_model import DiskHome
 from interrupts import Run, each_point
 from remote_util import wait_until
+from servers import HOST, redis_server
 from test_residence import DictHome
 from test_residence import home as home  # a fixture
 from test_restore import Image, change, copied, declare, held
@@ -943,3 +944,43 @@ def test_ctrl_c_while_it_goes_on_costs_nothing(disks: None) -> None:
     files = [new_owner_module, recording, transfer, moving_in, ledger_module]
     runs = [*each_point(make, step, check, files=files, every=5)]
     assert sum(run.is_interrupted for run in runs) >= 10
+
+
+# ---- A home that several processes have open
+
+
+@pytest.fixture
+def shared(stack: ExitStack, tmp_path: Path) -> str:
+    server = stack.enter_context(redis_server(tmp_path))
+    return f"redis://{HOST}:{server.port}/0"
+
+
+def test_what_comes_to_another_process_of_the_home_is_not_taken_from_it(
+    stack: ExitStack, shared: str, old: Old
+) -> None:
+    """A hand-over that is under way looks like one whose new owner was killed."""
+    first = opened(stack, shared, owned=())
+    first.fetch_from(old.address, key_groups=LOW, strategy="on_demand")
+    second = opened(stack, shared, owned=())  # as another process
+    with pytest.raises(ArgumentError, match=r"key-groups 0-3 are on their way from .* open in"):
+        second.fetch_from(old.address)
+    assert (first.key_groups, second.key_groups) == ((LOW,), ())
+    second.fetch_from(old.address, key_groups=HIGH).wait(SECONDS_MAX)
+    assert held(declare(first)) == old.within(LOW)
+    assert held(declare(second)) == old.within(HIGH)
+
+
+def test_what_came_to_a_dead_process_of_the_home_is_fetched_by_its_key_groups(
+    stack: ExitStack, shared: str, old: Old
+) -> None:
+    first = opened(stack, shared, owned=())
+    first.fetch_from(old.address, key_groups=LOW, strategy="on_demand")
+    first._residence.load_leaves([0, 1, 2])
+    cut_off(first)
+    first._let_go()
+    second = opened(stack, shared, owned=())
+    with pytest.raises(ArgumentError, match="key-groups 0 are on their way"):
+        second.fetch_from(old.address)  # of the others nothing had come: they are there still
+    second.fetch_from(old.address, key_groups=[0]).wait(SECONDS_MAX)
+    second.fetch_from(old.address).wait(SECONDS_MAX)
+    assert held(declare(second)) == old.image

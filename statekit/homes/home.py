@@ -108,6 +108,9 @@ class Home(ABC):
     #: Whether it is a copy that is gone when it is closed.
     is_private_copy = False
 
+    #: Whether nobody else can open it while it is open, in any process.
+    is_locked = False
+
     #: Whether write_rows() is one step: after a crash all of it is there, or nothing.
     is_atomic = False
 

@@ -374,6 +374,7 @@ class _RocksdbHome(Home):
         self._write_batch(fill, self._unsynced)
 
     is_atomic = True
+    is_locked = True  # its directory is
 
     def write_rows(
         self, rows: Named, cleared: Iterable[tuple[int, int]] = (), durable: bool = False

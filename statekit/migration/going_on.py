@@ -99,6 +99,8 @@ class GoingOn(Shell):
                 continue
             self._check_one_owner(channel.address, common(entry.held, hello.owned))
             groups = subtract(entry.key_groups, hello.owned)  # which it has taken back
+            if asked is None and groups:
+                self._check_left(channel.address, groups)
             if asked is None or common(asked, groups) or not groups:
                 if asked is not None and groups and (others := subtract(asked, groups)):
                     raise ArgumentError(
@@ -110,6 +112,21 @@ class GoingOn(Shell):
                 if arrival is not None:
                     return arrival
         return None
+
+    def _check_left(self, address: str, groups: tuple[range, ...]) -> None:
+        """Whoever goes on with a hand-over owns what it brings: nobody else may be doing so.
+
+        Where several processes may have the home open, only the user can know that.
+        """
+        home = self._residence.home
+        if home is None or home.is_locked:
+            return
+        shown = show_groups(groups)
+        raise ArgumentError(
+            f"key-groups {shown} are on their way from {address} into this home, to a provider "
+            "that may be open in another process. If that one is gone for good, name these as "
+            "key_groups=, and fetch_from() goes on with them. If it lives, name others."
+        )
 
     def _go_on_with(
         self,

@@ -442,3 +442,30 @@ def test_what_was_handed_over_before_it_had_come_is_not_cut_off_from_its_checkpo
     assert dict(there.items()) == {key: KEYS.index(key) for key in of_group(a, 0)}
     arrival.wait(SECONDS_MAX)
     wait_until(lambda: a.loading is None)
+
+
+def test_a_batch_is_before_a_hand_over_that_begins_in_it(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked whether anything was on its way; then key-groups were taken over."""
+    a, b = opened(stack, owned=[1]), opened(stack, owned=[0])
+    for kv, group in ((a, 1), (b, 0)):
+        kv.value("n", int).put_many(of_group(kv, group), [5] * len(of_group(kv, group)))
+    address, numbers = a.serve().address, b.value("n", int)
+    as_it_was = type(numbers._raw).add_many
+
+    def slow(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        b.fetch_from(address, strategy="on_demand")
+        return as_it_was(*args, **options)
+
+    monkeypatch.setattr(type(numbers._raw), "add_many", slow)
+    with pytest.raises(NotOwnedError, match="just been taken over") as caught:
+        numbers.add_many(KEYS)
+    assert caught.value.statuses is not None
+    assert caught.value.record is not None
+    left = [key for key, status in zip(KEYS, caught.value.statuses, strict=True) if status]
+    assert left == of_group(a, 1)
+    assert left[0] == KEYS[caught.value.record]
+    numbers.add_many(left)
+    assert dict(numbers.items()) == dict.fromkeys(KEYS, 6)

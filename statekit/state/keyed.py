@@ -21,8 +21,10 @@ from statekit.errors import (
     ColumnError,
     CorruptBlockError,
     InProcess,
+    NotOwnedError,
     OverflowStateError,
     StateKitError,
+    UnknownEntryError,
     closed_error,
     package,
     shorten,
@@ -208,7 +210,11 @@ class KeyedState(Keyed, InProcess, ABC, Generic[V]):
                 if self._residence.loading is None or not (
                     needs_values or self._residence.awaits_peers
                 ):
-                    return [call(column, *columns)]
+                    try:
+                        return [call(column, *columns)]
+                    except UnknownEntryError as unknown:
+                        records, statuses = unknown.records, unknown.statuses
+                    raise self._came_meanwhile(records[0], statuses)
                 with self._residence.loaded(self._raw, column):
                     return [call(column, *columns)]
             results = []
@@ -222,6 +228,19 @@ class KeyedState(Keyed, InProcess, ABC, Generic[V]):
                     _shift_record(error, start, column.n)
                     raise
             return results
+
+    def _came_meanwhile(self, record: int, statuses: bytes | None) -> NotOwnedError:
+        """Key-groups were another's when a batch began, and are coming from there since.
+
+        Then the batch was first. (To find out before a batch would cost every batch a lock.)
+        """
+        error = NotOwnedError(
+            "the key was in a key-group of another provider when the batch began, which has just "
+            f"been taken over{where(self.name, record=record)}. Records that `statuses` has as 0 "
+            "are done; do the others again."
+        )
+        error.state, error.record, error.statuses = self.name, record, statuses
+        return error
 
     # ---- The current key
 

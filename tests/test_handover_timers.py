@@ -167,3 +167,25 @@ def test_mutant_that_tells_times_that_are_too_late_is_caught(
 
     with pytest.raises(AssertionError):
         all_seeds()
+
+
+def test_next_due_sees_a_leaf_that_comes_while_it_looks(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random lives found it: what was to come had come, after the look at what is here."""
+    old, new = pair(stack)
+    old.timers("t").set(KEYS[0], 44)
+    new.fetch_from(old.serve().address, strategy="on_demand")
+    theirs = new.timers("t")
+    other = next(key for key in KEYS if new.key_group_of(key) != new.key_group_of(KEYS[0]))
+    theirs.set(other, 49)
+    kind = type(new._residence)
+    asked = kind.next_due_elsewhere.fget
+    assert asked is not None
+
+    def come_first(residence: Any) -> int | None:
+        residence.bring_timers(LAST)
+        return asked(residence)
+
+    monkeypatch.setattr(kind, "next_due_elsewhere", property(come_first))
+    assert theirs.next_due == 44

@@ -105,13 +105,14 @@ class TimersState(KeyedState[tuple[int, ...]]):
         """When the next timer is due; None if there is none."""
         residence = self._residence
         residence.bring_timers(_FIRST)  # those of which nothing is known
-        due = self._raw.next_due
         for look in range(_LOOKS_MAX):
-            elsewhere = residence.next_due_elsewhere
+            elsewhere = residence.next_due_elsewhere  # first: a leaf may come between the two
+            due = self._raw.next_due
             if elsewhere is None or (due is not None and due <= elsewhere):
                 break
             # What is due elsewhere may be of other states: in the end, all leaves are looked into.
             residence.bring_timers(elsewhere if look < _LOOKS_MAX - 1 else _LAST)
+        else:
             due = self._raw.next_due
         if due is None and self:  # by a scan: the store's count may include leaves handed over
             return _LAST  # due at the end of time, the number by which C says "none"

@@ -162,8 +162,10 @@ def fill_while_changing(kit: Kit, prepared: Prepared) -> None:
     job = kv.checkpoint_async(url, metadata={"version": version})
     try:
         for state, keys in workloads.contents(workload, version).items():
-            for key in keys:
-                kv[state].discard(key)
+            for key in [*keys][::2]:
+                kv[state].discard(key)  # the entry is kept for the checkpoint
+        for state in workload.states:
+            kv[state].clear()  # the leaf is encoded for it
     finally:
         may_write.set()
         job.wait(SECONDS_MAX)
